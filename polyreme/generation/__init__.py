@@ -1,8 +1,21 @@
-"""Writing with a decoder: sampling, generation over a cache of keys and values, tokenizers, LLM."""
+"""Writing with a decoder: sampling, generation over a cache, many requests at once, tokenizers, LLM."""
 
-from polyreme.generation.generator import Completion, TextGenerator
+from polyreme.generation.choosing import Completion
+from polyreme.generation.engine import EngineStatistics, StepOutput, TextEngine
+from polyreme.generation.generator import TextGenerator
 from polyreme.generation.llm import LLM, RequestOutput
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 
-__all__ = ["LLM", "AutoTokenizer", "Completion", "RequestOutput", "SamplingParams", "TextGenerator", "TextTokenizer"]
+__all__ = [
+    "LLM",
+    "AutoTokenizer",
+    "Completion",
+    "EngineStatistics",
+    "RequestOutput",
+    "SamplingParams",
+    "StepOutput",
+    "TextEngine",
+    "TextGenerator",
+    "TextTokenizer",
+]

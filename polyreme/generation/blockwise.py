@@ -14,7 +14,7 @@ import numpy as np
 from polyreme.core.state import TensorState
 from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
-from polyreme.models.cache import KVCache
+from polyreme.models.cache import CacheRows
 from polyreme.nn import Layer, ParamAttr
 from polyreme.ops.gather_scatter import take_along_axis
 
@@ -28,7 +28,7 @@ class BlockwiseSteps:
     is_first: the cache is empty when it is called.
     """
 
-    def __init__(self, model: Any, cache: KVCache, *, is_first: bool) -> None:
+    def __init__(self, model: Any, cache: CacheRows, *, is_first: bool) -> None:
         self.model, self.cache, self.is_first = model, cache, is_first
         self._embed, self._finish = to_static(self._embedded), to_static(self._finished)
         # of each block, the first one that is like it
@@ -41,15 +41,18 @@ class BlockwiseSteps:
                 self._runs[number] = to_static(self._block_of(number))
         self._twins: dict[tuple[int, int], tuple[CapturedProgram, CapturedProgram]] = {}
 
-    def __call__(self, tokens: Any, counts: Any) -> Any:
-        """Logits [batch, vocab], float32, after tokens [batch, s] of which the first counts [batch] are of each row."""
+    def __call__(self, tokens: Any, counts: Any, *, finish: bool = True) -> Any:
+        """Logits [batch, vocab], float32, after tokens [batch, s] of which the first counts [batch] are of each row.
+
+        Without finish None: the tokens are in the cache, whose lengths are as they were.
+        """
         self.cache.is_empty = self.is_first
         parts = self._embed(tokens)
         for number, first in enumerate(self._firsts):
             run = self._runs[first]
             parts = run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
         self.cache.is_empty = False
-        return self._finish(counts, *parts)
+        return self._finish(counts, *parts) if finish else None
 
     def _twin(self, number: int, first: int, program: CapturedProgram) -> CapturedProgram:
         """The program of the block `first`, over the block `number`."""

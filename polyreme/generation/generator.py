@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from polyreme.eager.mode import no_grad
-from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation.blockwise import BlockwiseSteps
-from polyreme.generation.sampling import Choice, SamplingParams, likeliest, marked, next_tokens, penalized
-from polyreme.jit import to_static
+from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser
+from polyreme.generation.sampling import SamplingParams
 from polyreme.models.cache import KVCache
-from polyreme.ops import creation
 
 _LEAST_ROOM = 64
 """Tokens of the smallest cache and prompt that programs are compiled for."""
-
-
-@dataclass
-class Completion:
-    """New tokens of one text; finish_reason: "stop" (an end token or a stop string) or "length".
-
-    logprobs: of each token; top_logprobs: of the likeliest ones at each place, {id: log-probability}; as asked for.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[dict[int, float]] = field(default_factory=list)
 
 
 class TextGenerator:
@@ -92,151 +76,66 @@ class TextGenerator:
         room: int,
         on_token: Callable[[int, int], bool] | None,
     ) -> list[Completion]:
-        choice: Choice = max((s.choice for s in settings), key=("greedy", "draw", "filter").index)
-        counted = [s.logprobs for s in settings if s.logprobs is not None]
-        penalty = any(s.repetition_penalty != 1 for s in settings)
-        ends = any(s.min_tokens for s in settings)
         key = (len(prompts), room)
         if key not in self._programs:
             self._programs[key] = _Programs(self, *key)
         programs = self._programs[key]
-        programs.choose_by(_ChoiceKind(choice, max(counted, default=None), penalty, ends and bool(self.end)))
         texts = [Completion() for _ in prompts]
         limits = [min(s.max_tokens, room + 1 - len(p)) for p, s in zip(prompts, settings, strict=True)]
-        tokens = programs.start(prompts, settings, longest)
+        chosen = programs.start(prompts, settings, longest)
         while True:
-            self._take(texts, settings, limits, tokens, on_token)
+            self._take(texts, settings, limits, chosen, on_token)
             if all(completion.finish_reason for completion in texts):
                 return texts
-            tokens = programs.step()
+            chosen = programs.step(chosen.token_ids)
 
     def _take(
         self,
         texts: list[Completion],
         settings: list[SamplingParams],
         limits: list[int],
-        tokens: tuple[np.ndarray, ...],
+        chosen: ChosenTokens,
         on_token: Callable[[int, int], bool] | None,
     ) -> None:
-        """Put a token into each text that has not ended. tokens: ids; with logprobs also theirs, the likeliest, ids."""
-        ids, *logs = tokens
-        for row, (completion, params, token) in enumerate(zip(texts, settings, ids.tolist(), strict=True)):
+        """Put a token into each text that has not ended."""
+        for row, (completion, params) in enumerate(zip(texts, settings, strict=True)):
             if completion.finish_reason:
                 continue
-            if token < 0:
+            if chosen.token_ids[row] < 0:
                 raise NumericsError(
                     f"generate: logits of row {row} are not finite at token {len(completion.token_ids)}; the "
                     "parameters have overflowed, or the dtype is too narrow"
                 )
-            is_end = (token in self.end and not params.ignore_eos) or token in params.stop_token_ids
-            if is_end and len(completion.token_ids) >= params.min_tokens:
+            was_added = completion.take(chosen, row, params, self.end, limits[row])
+            if was_added and on_token is not None and on_token(row, completion.token_ids[-1]):
                 completion.finish_reason = "stop"
-                continue
-            completion.token_ids.append(token)
-            if params.logprobs is not None:
-                chosen, top, top_ids = (part[row] for part in logs)
-                completion.logprobs.append(float(chosen))
-                pairs = zip(top_ids[: params.logprobs].tolist(), top[: params.logprobs].tolist(), strict=True)
-                completion.top_logprobs.append(dict(pairs))
-            if on_token is not None and on_token(row, token):
-                completion.finish_reason = "stop"
-            elif len(completion.token_ids) == limits[row]:
-                completion.finish_reason = "length"
-
-
-class _ChoiceKind(NamedTuple):
-    """What choosing a token of each row takes: how many of the likeliest are told, whether tokens that were seen are
-    penalized, and whether texts have a least length."""
-
-    choice: Choice
-    logprobs: int | None
-    penalty: bool
-    least: bool
 
 
 class _Programs:
     """Of a number of rows and a room: the cache, and what fills it, continues it and makes tokens."""
 
     def __init__(self, generator: TextGenerator, rows: int, room: int) -> None:
-        self.generator = generator
         self.cache = KVCache(generator.model, rows, room)
-        self.seen = creation.zeros([rows, generator.model.config.vocab_size], "bool")
+        vocab = generator.model.config.vocab_size
+        self.chooser = TokenChooser(rows, vocab, generator.num_known, generator.end)
         self._prefill = BlockwiseSteps(generator.model, self.cache, is_first=True)
         self._decode = BlockwiseSteps(generator.model, self.cache, is_first=False)
         self._one_each = to_tensor(np.ones(rows, np.int32))
-        self._choices: dict[_ChoiceKind, Callable[..., tuple[Any, ...]]] = {}
 
-    def choose_by(self, kind: _ChoiceKind) -> None:
-        """Make tokens in this way from now on."""
-        if kind not in self._choices:
-            self._choices[kind] = to_static(functools.partial(self._choose, kind))
-        self._kind, self._chosen = kind, self._choices[kind]
-
-    def start(
-        self, prompts: Sequence[Sequence[int]], settings: Sequence[SamplingParams], longest: int
-    ) -> tuple[np.ndarray, ...]:
-        """Take in the prompts -> the first token of each row, and what belongs to it."""
+    def start(self, prompts: Sequence[Sequence[int]], settings: Sequence[SamplingParams], longest: int) -> ChosenTokens:
+        """Take in the prompts -> the first token of each row."""
         padded = np.zeros((len(prompts), longest), np.int64)
-        for row, prompt in zip(padded, prompts, strict=True):
-            row[: len(prompt)] = prompt
+        for row, (prompt, params) in enumerate(zip(prompts, settings, strict=True)):
+            padded[row, : len(prompt)] = prompt
+            self.chooser.begin(row, params, prompt, len(prompt))
         counts = np.array([len(prompt) for prompt in prompts], np.int32)
-        self._settings = [
-            to_tensor(np.array(column, dtype))
-            for column, dtype in (
-                ([s.seed for s in settings], np.int64),
-                ([s.temperature for s in settings], np.float32),
-                ([s.top_k for s in settings], np.int32),
-                ([s.top_p for s in settings], np.float32),
-                ([s.min_p for s in settings], np.float32),
-                ([s.repetition_penalty for s in settings], np.float32),
-                ([len(p) + s.min_tokens for p, s in zip(prompts, settings, strict=True)], np.int32),
-            )
-        ]
         self.cache.lengths.zero_()
-        if self._kind.penalty:
-            self.seen.zero_()
-            marked(self.seen, to_tensor(np.where(np.arange(longest) < counts[:, None], padded, -1)), out=self.seen)
-        return self._read(self._prefill(to_tensor(padded), to_tensor(counts)))
+        return self.chooser(self._prefill(to_tensor(padded), to_tensor(counts)), self.cache.lengths)
 
-    def step(self) -> tuple[np.ndarray, ...]:
-        """The next token of each row, and what belongs to it."""
-        return self._read(self._decode(self._tokens.unsqueeze(1).astype("int64"), self._one_each))
-
-    def _read(self, logits: Tensor) -> tuple[np.ndarray, ...]:
-        results = self._chosen(logits, *self._settings)
-        self._tokens = results[0]
-        return tuple(result.numpy() for result in results)
-
-    # what is captured
-
-    def _choose(
-        self,
-        kind: _ChoiceKind,
-        logits: Any,
-        seeds: Any,
-        temperature: Any,
-        top_k: Any,
-        top_p: Any,
-        min_p: Any,
-        penalty: Any,
-        least: Any,
-    ) -> tuple[Any, ...]:
-        generator, lengths = self.generator, self.cache.lengths
-        scores = penalized(logits, self.seen, penalty) if kind.penalty else logits
-        hidden = creation.arange(logits.shape[-1], dtype="int32").unsqueeze(0) >= generator.num_known
-        if kind.least:
-            ids = creation.arange(logits.shape[-1], dtype="int32")
-            is_end = sum((ids == end).astype("int32") for end in generator.end).astype("bool").unsqueeze(0)
-            hidden = hidden | (is_end & (lengths < least).unsqueeze(1))
-        scores = scores.masked_fill(hidden, -np.inf)
-        places = lengths.astype("int64")
-        tokens = next_tokens(scores, seeds, places, temperature, top_k, top_p, min_p, choice=kind.choice)
-        tokens = tokens.masked_fill(~logits.isfinite().all(-1), -1)
-        if kind.penalty:
-            marked(self.seen, tokens.unsqueeze(1), out=self.seen)
-        if kind.logprobs is None:
-            return (tokens,)
-        return tokens, *likeliest(logits, tokens.clip(min=0), max(1, kind.logprobs))
+    def step(self, tokens: np.ndarray) -> ChosenTokens:
+        """The next token of each row, after these."""
+        tokens = np.maximum(tokens, 0).astype(np.int64)[:, None]
+        return self.chooser(self._decode(to_tensor(tokens), self._one_each), self.cache.lengths)
 
 
 def _room(wanted: int, most: int) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.generation.generator import Completion, TextGenerator
+from polyreme.generation.choosing import Completion
+from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer

@@ -95,10 +95,24 @@ _RANGES = {
 
 
 @op(method=False)
+def gumbel_noise(seeds: Array, places: Array, count: int) -> Array:
+    """What is added to scores so that the largest is drawn with its probability, float32 [batch, count].
+
+    seeds, places: int64 [batch], by which alone a row's noise is drawn.
+    """
+
+    def noise(seed: Array, place: Array) -> Array:
+        return jax.random.gumbel(
+            jax.random.fold_in(jax.random.key(seed), place.astype(jnp.uint32)), (count,), jnp.float32
+        )
+
+    return jax.vmap(noise)(seeds, places)
+
+
+@op(method=False)
 def next_tokens(
     logits: Array,
-    seeds: Array,
-    places: Array,
+    noise: Array | None,
     temperature: Array,
     top_k: Array,
     top_p: Array,
@@ -107,22 +121,17 @@ def next_tokens(
 ) -> Array:
     """The token chosen in each row of logits [batch, vocab] -> int32 [batch].
 
-    seeds, places: int64 [batch], by which alone a row's draw is texts. choice: one of Choice, at least what the rows
-    need. Drawn by the Gumbel-max trick: no sum over the vocabulary decides.
+    noise: gumbel_noise of each row, None if choice is "greedy". choice: one of Choice, at least what the rows need; a
+    row gets the same token by any that is enough. Drawn by the Gumbel-max trick: no sum over the vocabulary decides.
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     best = jnp.argmax(logits, -1).astype(jnp.int32)
-    if choice == "greedy":
+    if choice == "greedy" or noise is None:
         return best
     scaled = logits / jnp.where(temperature > 0, temperature, 1)[:, None].astype(logits.dtype)
     if choice == "filter":
         scaled = _filtered(scaled, top_k, top_p, min_p)
-
-    def noise(seed: Array, place: Array) -> Array:
-        key = jax.random.fold_in(jax.random.key(seed), place.astype(jnp.uint32))
-        return jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
-
-    drawn = jnp.argmax(scaled + jax.vmap(noise)(seeds, places), -1).astype(jnp.int32)
+    drawn = jnp.argmax(scaled + noise, -1).astype(jnp.int32)
     return jnp.where(temperature > 0, drawn, best)
 
 
@@ -136,6 +145,7 @@ def _filtered(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     weights = jnp.exp(scaled - scaled.max(-1, keepdims=True))
     wanted = top_p.astype(weights.dtype) * weights.sum(-1)
     least = _last(lambda least: jnp.where(numbers >= least[:, None], weights, 0).sum(-1) >= wanted)
+    least = jnp.where(top_p < 1, least, 0)  # the sum may be whole without the smallest
     among = (numbers >= least[:, None]) & (weights >= min_p[:, None].astype(weights.dtype))
     return jnp.where(among, scaled, -jnp.inf)
 
@@ -173,9 +183,8 @@ def marked(seen: Array, tokens: Array) -> Array:
 
 
 @op(method=False)
-def likeliest(logits: Array, tokens: Array, count: int) -> tuple[Array, Array, Array]:
-    """Log-probabilities by logits [batch, vocab]: of tokens [batch], and of the `count` likeliest with their ids."""
-    logs = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), -1)
+def likeliest(logs: Array, tokens: Array, count: int) -> tuple[Array, Array, Array]:
+    """Of log-probabilities [batch, vocab]: those of tokens [batch], and the `count` largest with their ids."""
     chosen = jnp.take_along_axis(logs, tokens[:, None].astype(jnp.int32), 1)[:, 0]
     top, ids = jax.lax.top_k(logs, count)
     return chosen, top, ids.astype(jnp.int32)

@@ -8,14 +8,14 @@ from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.ops import creation
-from polyreme.ops.caches import attend_cached, tokens_cached
+from polyreme.ops.caches import attend_blocks, attend_cached, blocks_written, tokens_cached
 from polyreme.ops.layout import constrain
 
 
 class LayerCache:
-    """What one block has of a KVCache."""
+    """What one block of a Decoder has of a KVCache."""
 
-    def __init__(self, owner: KVCache, keys: Any, values: Any) -> None:
+    def __init__(self, owner: Any, keys: Any, values: Any) -> None:
         self.owner, self.keys, self.values = owner, keys, values
 
     def attend(self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None) -> Any:
@@ -36,7 +36,35 @@ class LayerCache:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, training=False, scale=scale)
 
 
-class KVCache:
+class PagedLayerCache(LayerCache):
+    """What one block of a Decoder has of the rows of a PagedCache."""
+
+    def attend(self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None) -> Any:
+        """As of LayerCache; tokens past the blocks that a row's table names are left out."""
+        start, tables, (batch, seq) = self.owner.lengths, self.owner.block_tables, q.shape[:2]
+        sequence, place = self.owner.places_of(seq)
+        keys = blocks_written(self.keys, k.reshape([batch * seq, *k.shape[2:]]), tables, sequence, place, out=self.keys)
+        values = v.reshape([batch * seq, *v.shape[2:]])
+        values = blocks_written(self.values, values, tables, sequence, place, out=self.values)
+        return attend_blocks(q, keys, values, tables, start, window, scale)
+
+
+class CacheRows:
+    """Rows of a cache that a Decoder extends: lengths, int32 [batch], are the tokens of each that are in; `places`, how
+    many can be; `layers`, what each block has of it."""
+
+    lengths: Any
+    places: int
+    layers: list[LayerCache]
+    is_empty: bool
+
+    def positions(self, count: int) -> Any:
+        """The places of `count` tokens that come next, int32 [batch, count]; past the last place, the last."""
+        places = self.lengths.unsqueeze(1) + creation.arange(count, dtype="int32")
+        return places.clip(max=self.places - 1)
+
+
+class KVCache(CacheRows):
     """Keys and values of `batch` sequences, at most `places` tokens of each, for a Decoder's blocks.
 
     lengths: int32 [batch], tokens that are in. is_empty: whether none is, for code that is captured with this cache; a
@@ -51,22 +79,63 @@ class KVCache:
                 f"{model.config.seq_len} places, as the model has positions"
             )
         self.batch, self.places = batch, places
-        heads, key_width, value_width = model.cache_dims
-        dtype = model.output_weight.dtype if dtype is None else dtypes.as_dtype(dtype)
-
-        def zeros(width: int) -> Any:
-            return constrain(creation.zeros([batch, heads, places, width], dtype), "batch", "kv_heads", None, None)
-
         self.lengths = creation.zeros([batch], "int32")
         self.is_empty = True
-        self.layers = [LayerCache(self, zeros(key_width), zeros(value_width)) for _ in model.blocks]
-
-    def positions(self, count: int) -> Any:
-        """The places of `count` tokens that come next, int32 [batch, count]; past the last place, the last."""
-        places = self.lengths.unsqueeze(1) + creation.arange(count, dtype="int32")
-        return places.clip(max=self.places - 1)
+        self.layers = [LayerCache(self, *pair) for pair in _empty_pairs(model, batch, places, "batch", dtype)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
         return sum(t.size * t.element_size() for layer in self.layers for t in (layer.keys, layer.values))
+
+
+class PagedCache:
+    """Keys and values in `num_blocks` blocks of block_size tokens, which sequences are given as they grow.
+
+    rows() are what a Decoder extends: any number of them read and write the same blocks.
+    """
+
+    def __init__(self, model: Any, num_blocks: int, block_size: int, dtype: Any = None) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.pairs = _empty_pairs(model, num_blocks, block_size, None, dtype)
+
+    def rows(self, batch: int, places: int) -> PagedRows:
+        """Rows for `batch` sequences of at most so many places."""
+        return PagedRows(self, batch, places)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(t.size * t.element_size() for pair in self.pairs for t in pair)
+
+
+class PagedRows(CacheRows):
+    """Sequences whose keys and values are in blocks of a PagedCache.
+
+    block_tables: int32 [batch, count]; a row keeps its places block_size * j on in block block_tables[:, j], -1 where
+    it has none. Both they and lengths are set from outside.
+    """
+
+    def __init__(self, cache: PagedCache, batch: int, places: int) -> None:
+        self.places, self.is_empty = places, False
+        self.lengths = creation.zeros([batch], "int32")
+        self.block_tables = creation.full([batch, -(-places // cache.block_size)], -1, "int32")
+        self.layers = [PagedLayerCache(self, *pair) for pair in cache.pairs]
+
+    def places_of(self, count: int) -> tuple[Any, Any]:
+        """The row and the place of `count` tokens of each row that come next, int32 [batch * count] both."""
+        next_ones = creation.arange(count, dtype="int32")
+        places = self.lengths.unsqueeze(1) + next_ones
+        rows = creation.arange(places.shape[0], dtype="int32").unsqueeze(1) + next_ones * 0
+        return rows.reshape([-1]), places.reshape([-1])
+
+
+def _empty_pairs(model: Any, rows: int, places: int, dim: str | None, dtype: Any) -> list[tuple[Any, Any]]:
+    """Of each block of a Decoder, keys [rows, heads, places, width] and values. dim: what the rows are."""
+    heads, *widths = model.cache_dims
+    dtype = model.output_weight.dtype if dtype is None else dtypes.as_dtype(dtype)
+
+    def zeros(width: int) -> Any:
+        return constrain(creation.zeros([rows, heads, places, width], dtype), dim, "kv_heads", None, None)
+
+    return [(zeros(widths[0]), zeros(widths[1])) for _ in model.blocks]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme.eager.tensor import to_tensor
-from polyreme.generation.sampling import marked, next_tokens, penalized
+from polyreme.generation.sampling import gumbel_noise, marked, next_tokens, penalized
 
 VOCAB, ROWS = 12, 4096
 
@@ -16,9 +16,9 @@ def draw(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, choice="filter"
     columns = [(temperature, np.float32), (top_k, np.int32), (top_p, np.float32), (min_p, np.float32)]
     settings = [to_tensor(np.full(rows, value, dtype)) for value, dtype in columns]
     seeds = to_tensor(np.arange(rows, dtype=np.int64))
-    return next_tokens(
-        to_tensor(np.broadcast_to(logits, (rows, VOCAB)).astype(np.float32)), seeds, seeds * 0 + 3, *settings, choice
-    ).numpy()
+    noise = gumbel_noise(seeds, seeds * 0 + 3, VOCAB)
+    logits = to_tensor(np.broadcast_to(logits, (rows, VOCAB)).astype(np.float32))
+    return next_tokens(logits, noise, *settings, choice).numpy()
 
 
 def among(logits, temperature, top_k, top_p, min_p):

@@ -12,6 +12,7 @@ ENDS = np.array([0, 2, 5], "int32")
 TABLES = np.array([[3, 0], [1, -1]], "int32")
 SEQUENCE, PLACE = np.array([0, 0, 1, 1, 2], "int32"), np.array([1, 2, 0, 3, 0], "int32")
 ONES = np.ones((1, 1, 1, 2), "float32")
+CACHED = "a loop of as many rounds as the data say; texts that are written are not trained on"
 WHERE = "places and masks have no gradient"
 
 
@@ -62,6 +63,10 @@ def from_blocks(cache, tables):
     return np.stack([np.concatenate([cache[max(t, 0)].swapaxes(0, 1) for t in row]) for row in tables])
 
 
+def attend_in_blocks(query, keys, values, tables, start, window=0, scale=None):
+    return attend(query, *(from_blocks(x, tables).swapaxes(1, 2) for x in (keys, values)), start, window, scale)
+
+
 def angles(rope, sequence, place, adjacent=True):
     rows = np.stack([rope[:, min(b, rope.shape[1] - 1), p, 0] for b, p in zip(sequence, place, strict=True)], 1)
     full = np.repeat(rows, 2, -1) if adjacent else np.concatenate([rows, rows], -1)
@@ -80,6 +85,8 @@ CASES = [
     Case("token_places", lambda rng: (ENDS, START, 6), lambda ends, start, n: (np.array([0, 0, 1, 1, 1, 2]), np.array([1, 2, 3, 4, 5, 3])), no_grad=WHERE),
     Case("blocks_written", then(floats((4, 1, 2, 3), (5, 1, 3)), TABLES, SEQUENCE, PLACE), into_blocks),
     Case("blocks_gathered", then(floats((4, 1, 2, 3)), TABLES), from_blocks),
+    Case("attend_blocks", then(floats((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2)), TABLES, START - 1), attend_in_blocks, terms=24, no_grad=CACHED, bad=((ONES, ONES, ONES, TABLES, START), ShapeError, r"start \[2\]; needs")),
+    Case("attend_blocks", then(floats((2, 2, 2, 3), (4, 2, 1, 3), (4, 2, 1, 3)), np.array([[3, 0, 1, -1, -1], [0, 1, 2, 3, 3]], "int32"), START, 2, 0.5), attend_in_blocks, terms=24, no_grad=CACHED, tag="window"),
     Case("block_angles", then(floats((2, 1, 4, 1, 2)), SEQUENCE, PLACE), angles, bad=((ONES, SEQUENCE, PLACE), ShapeError, r"rope_emb \[1, 1, 1, 2\]")),
     Case("block_angles", then(floats((2, 3, 4, 1, 2)), SEQUENCE, PLACE, False), angles, tag="halves"),
     Case("stage_mask", then(lambda rng: (np.array([[2], [0]], "int32"), (3, 4)), *floats((2, 1, 2, 5), (2, 1, 1, 3))(np.random.default_rng(0))), lambda new, _, m, n: np.stack([np.pad(m[0], [(0, 0), (0, 1), (0, 0)])[..., :4], np.pad(np.repeat(n[1], 3, 1), [(0, 0), (0, 0), (0, 1)])])),

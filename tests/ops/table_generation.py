@@ -1,7 +1,6 @@
 """Contract rows of generation/sampling.py; what filters leave is drawn in tests/generation/test_sampling.py."""
 
 import numpy as np
-import scipy.special as sp
 
 import polyreme.generation.sampling  # noqa: F401
 from tests.ops.contract import Case
@@ -9,6 +8,7 @@ from tests.ops.table_attention import floats, then
 
 SEEN = np.array([[True, False, True], [False, True, True]])
 SEEDS, PLACES = np.arange(2, dtype="int64"), np.arange(2, dtype="int64")
+NOISE = np.linspace(-1, 1, 10, dtype="float32").reshape(2, 5)
 ONES, NONE = np.ones(2, "float32"), np.zeros(2, "float32")
 ID = "ids have no gradient"
 
@@ -17,8 +17,18 @@ def largest(logits, *_):
     return logits.argmax(-1).astype("int32")
 
 
-def settings(temperature, top_k, top_p):
-    return SEEDS, PLACES, temperature, np.full(2, top_k, "int32"), top_p * ONES, NONE
+def drawn(logits, noise, temperature, *_):
+    return (logits / temperature[:, None] + noise).argmax(-1).astype("int32")
+
+
+def has_the_moments(noise, *_):
+    """Mean, the Euler-Mascheroni constant, and standard deviation, pi / sqrt(6); 4 errors of 2 * 4096 draws."""
+    np.testing.assert_allclose(noise.mean(), 0.5772, atol=4 * 1.2825 / 8192**0.5)
+    np.testing.assert_allclose(noise.std(), 1.2825, atol=4 * 1.2825 * (4.4 / 4 / 8192) ** 0.5)
+
+
+def settings(temperature, top_k, top_p, noise=NOISE):
+    return noise, temperature, np.full(2, top_k, "int32"), top_p * ONES, NONE
 
 
 def penalize(logits, seen, penalty):
@@ -34,14 +44,15 @@ def mark(seen, tokens):
     return out
 
 
-def most(logits, tokens, count):
-    logs = sp.log_softmax(logits.astype("float64"), -1)
+def most(logs, tokens, count):
     ids = np.argsort(-logs, -1)[:, :count]
     return np.take_along_axis(logs, tokens[:, None], 1)[:, 0], np.take_along_axis(logs, ids, 1), ids.astype("int32")
 
 
 CASES = [
-    Case("next_tokens", then(floats((2, 5)), *settings(ONES, 0, 1.0)), largest, no_grad=ID),
+    Case("gumbel_noise", lambda rng: (SEEDS, PLACES, 4096), check=has_the_moments, no_grad="random"),
+    Case("next_tokens", then(floats((2, 5)), *settings(ONES, 0, 1.0, None)), largest, no_grad=ID),
+    Case("next_tokens", then(floats((2, 5)), *settings(ONES, 0, 1.0), "draw"), drawn, no_grad=ID, tag="warm"),
     Case("next_tokens", then(floats((2, 5)), *settings(NONE, 0, 1.0), "draw"), largest, no_grad=ID, tag="cold"),
     Case("next_tokens", then(floats((2, 5)), *settings(ONES, 1, 1.0), "filter"), largest, no_grad=ID, tag="top-1"),
     Case("penalized", then(floats((2, 3)), SEEN, np.array([1.5, 0.8], "float32")), penalize),

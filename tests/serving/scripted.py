@@ -56,7 +56,7 @@ class Script:
 
 @dataclass
 class ScriptedEngine:
-    """Has the interface of generation.engine.Engine. A text repeats its prompt; the end token in it ends it."""
+    """Has the interface of generation.TextEngine. A text repeats its prompt; the end token in it ends it."""
 
     tokenizer: TextTokenizer
     seconds: float = 0.0

@@ -1,0 +1,171 @@
+"""Choosing the next token of each row of a batch: settings of rows that come and go, and the compiled programs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.generation.sampling import (
+    Choice,
+    SamplingParams,
+    gumbel_noise,
+    likeliest,
+    marked,
+    next_tokens,
+    penalized,
+)
+from polyreme.jit import to_static
+from polyreme.nn import functional as F
+from polyreme.ops import creation
+
+_COLUMNS: dict[str, tuple[type, float]] = {
+    "seed": (np.int64, 0),
+    "temperature": (np.float32, 0),
+    "top_k": (np.int32, 0),
+    "top_p": (np.float32, 1),
+    "min_p": (np.float32, 0),
+    "repetition_penalty": (np.float32, 1),
+    "least": (np.int32, 0),
+}
+"""Settings of rows, as arrays: dtype, and what a row without a request has."""
+
+
+@dataclass
+class Completion:
+    """New tokens of one text; finish_reason: "stop" (an end token or a stop string) or "length".
+
+    logprobs: of each token; top_logprobs: of the likeliest ones at each place, {id: log-probability}; as asked for.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+
+    def take(self, chosen: ChosenTokens, row: int, params: SamplingParams, end: Sequence[int], limit: int) -> bool:
+        """Add the token of a row, or end with it: at one of `end`, or at `limit` tokens -> whether it was added."""
+        token = int(chosen.token_ids[row])
+        is_end = (token in end and not params.ignore_eos) or token in params.stop_token_ids
+        if is_end and len(self.token_ids) >= params.min_tokens:
+            self.finish_reason = "stop"
+            return False
+        self.token_ids.append(token)
+        if params.logprobs is not None and chosen.logprobs is not None:
+            self.logprobs.append(float(chosen.logprobs[row]))
+            top, ids = (part[row, : params.logprobs].tolist() for part in (chosen.top, chosen.top_ids))
+            self.top_logprobs.append(dict(zip(ids, top, strict=True)))
+        if len(self.token_ids) >= limit:
+            self.finish_reason = "length"
+        return True
+
+
+class ChosenTokens(NamedTuple):
+    """A token of each row, int32 [rows], -1 where the logits are not finite; where a row asked for them also its
+    log-probability [rows], and the likeliest ones [rows, count] with their ids."""
+
+    token_ids: np.ndarray
+    logprobs: Any = None
+    top: Any = None
+    top_ids: Any = None
+
+
+class _ChoiceKind(NamedTuple):
+    """What choosing a token of each row takes: whether tokens that were seen are penalized, and whether texts have a
+    least length."""
+
+    choice: Choice
+    penalty: bool
+    least: bool
+
+
+class TokenChooser:
+    """Chooses a token of each of `rows` rows by the settings of each.
+
+    A row's token and log-probabilities are the same bits whatever the settings of the others: noise and
+    log-probabilities are made by programs of their own, which all kinds of settings share. end, num_known: as of
+    TextGenerator.
+    """
+
+    def __init__(self, rows: int, vocab_size: int, num_known: int, end: Sequence[int]) -> None:
+        self.vocab_size, self.num_known, self.end = vocab_size, num_known, tuple(end)
+        self._seen = creation.zeros([rows, vocab_size], "bool")
+        self._params: list[SamplingParams | None] = [None] * rows
+        self._columns = {name: np.full(rows, default, dtype) for name, (dtype, default) in _COLUMNS.items()}
+        self._settings: list[Tensor] | None = None
+        self._choices: dict[_ChoiceKind, Callable[..., tuple[Any, ...]]] = {}
+        self._noise = to_static(functools.partial(gumbel_noise, count=vocab_size))
+        self._logs = to_static(functools.partial(F.log_softmax, axis=-1))
+        self._tops: dict[int, Callable[..., tuple[Any, ...]]] = {}
+
+    def begin(self, row: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> None:
+        """Choose for a row by these settings from now on; tokens: the prompt, and what of the text is there already."""
+        self._params[row], self._settings = params, None
+        for name, column in self._columns.items():
+            column[row] = prompt_length + params.min_tokens if name == "least" else getattr(params, name)
+        if params.repetition_penalty != 1:
+            seen = np.zeros(self.vocab_size, bool)
+            seen[np.asarray(tokens)] = True
+            self._seen[row] = to_tensor(seen)
+
+    def leave(self, row: int) -> None:
+        """Choose nothing for a row from now on."""
+        self._params[row], self._settings = None, None
+        for name, (_, default) in _COLUMNS.items():
+            self._columns[name][row] = default
+
+    def __call__(self, logits: Any, lengths: Any) -> ChosenTokens:
+        """A token of each row by logits [rows, vocab]; lengths: int32 [rows], of the texts that they follow."""
+        known = [params for params in self._params if params is not None]
+        kind = _ChoiceKind(
+            max((p.choice for p in known), key=("greedy", "draw", "filter").index, default="greedy"),
+            any(p.repetition_penalty != 1 for p in known),
+            bool(self.end) and any(p.min_tokens for p in known),
+        )
+        if kind not in self._choices:
+            self._choices[kind] = to_static(functools.partial(self._choose, kind))
+        if self._settings is None:
+            self._settings = [to_tensor(column) for column in self._columns.values()]
+        seeds, *rest = self._settings
+        noise = None if kind.choice == "greedy" else self._noise(seeds, lengths.astype("int64"))
+        tokens = self._choices[kind](logits, lengths, noise, *rest)
+        counts = [p.logprobs for p in known if p.logprobs is not None]
+        if not counts:
+            return ChosenTokens(tokens.numpy())
+        count = min(max(1, *counts), self.vocab_size)
+        if count not in self._tops:
+            self._tops[count] = to_static(functools.partial(likeliest, count=count))
+        tops = self._tops[count](self._logs(logits), tokens.clip(min=0))
+        return ChosenTokens(tokens.numpy(), *(part.numpy() for part in tops))
+
+    # what is captured
+
+    def _choose(
+        self,
+        kind: _ChoiceKind,
+        logits: Any,
+        lengths: Any,
+        noise: Any,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        min_p: Any,
+        penalty: Any,
+        least: Any,
+    ) -> Any:
+        scores = penalized(logits, self._seen, penalty) if kind.penalty else logits
+        hidden = creation.arange(logits.shape[-1], dtype="int32").unsqueeze(0) >= self.num_known
+        if kind.least:
+            ids = creation.arange(logits.shape[-1], dtype="int32")
+            is_end = sum((ids == end).astype("int32") for end in self.end).astype("bool").unsqueeze(0)
+            hidden = hidden | (is_end & (lengths < least).unsqueeze(1))
+        scores = scores.masked_fill(hidden, -np.inf)
+        tokens = next_tokens(scores, noise, temperature, top_k, top_p, min_p, choice=kind.choice)
+        tokens = tokens.masked_fill(~logits.isfinite().all(-1), -1)
+        if kind.penalty:
+            marked(self._seen, tokens.unsqueeze(1), out=self._seen)
+        return tokens

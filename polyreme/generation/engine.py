@@ -1,0 +1,400 @@
+"""Continuous batching: requests join and leave between steps, and share the blocks of one cache."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polyreme.eager.mode import no_grad
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError
+from polyreme.generation.block_pool import BlockPool, block_keys
+from polyreme.generation.blockwise import BlockwiseSteps
+from polyreme.generation.choosing import Completion, TokenChooser
+from polyreme.generation.sampling import SamplingParams
+from polyreme.jit import to_static
+from polyreme.models.cache import PagedCache, PagedRows
+from polyreme.ops import creation
+
+_ROOM_A_SEQUENCE = 2048
+"""Tokens of each sequence that the cache has blocks for where num_blocks does not say; fewer if they cannot be more."""
+
+
+@dataclass
+class StepOutput:
+    """What a step gave a request: new tokens, and of each what its settings ask for, as of Completion.
+
+    finish_reason: None while it goes on; "stop", "length", or "error" where logits were not finite. num_cached: tokens
+    of the prompt that were known from another.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_cached: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStatistics:
+    """Counts at one moment: requests that run and wait, blocks in use; and since the beginning: tokens of prompts
+    looked for among known ones and found, preemptions, tokens, and requests by how they ended, "abort" among them."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks_used: int
+    num_blocks: int
+    prefix_tokens_queried: int
+    prefix_tokens_hit: int
+    num_preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    finished: dict[str, int]
+
+
+@dataclass
+class _Sequence:
+    """A request on its way. known: keys of its prompt's blocks. num_in: its tokens that are in the cache."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    limit: int
+    arrival: int
+    keys: list[bytes]
+    completion: Completion = field(default_factory=Completion)
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    num_in: int = 0
+    num_cached: int = 0
+    was_started: bool = False
+    is_choosing: bool = False
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_in < len(self.prompt)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.completion.token_ids)
+
+    @property
+    def next_token(self) -> int:
+        """The token after those that are in the cache, of a prompt that is in."""
+        return self.completion.token_ids[self.num_in - len(self.prompt)]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What a step computes: a token of each sequence that decodes, and a part of one prompt."""
+
+    decoding: list[_Sequence]
+    prefilling: _Sequence | None
+    count: int = 0
+
+
+class TextEngine:
+    """Writes for many requests at once with a Decoder, which is put into evaluation mode.
+
+    A step takes in a part of one prompt and makes a token of every request that runs. Prompts are taken in by chunks of
+    prefill_chunk tokens, always at the same places, and all max_num_seqs rows are decoded by one program whether they
+    are in use or not, so that the tokens and log-probabilities of a request are the same bits alone, in any batch,
+    after a prefix that was known, and after a preemption.
+
+    Keys and values are in num_blocks blocks of block_size tokens. Full chunks of prompts are kept while no other needs
+    the blocks, for prompts that begin the same (enable_prefix_caching). Where blocks run out the request that came last
+    gives its own back, and is taken in again later: its prompt by chunks, its text by the decoding program, as before.
+
+    max_model_len: tokens of a prompt and its text at most, the model's positions if None. num_blocks: if None, enough
+    for 2,048 tokens of each row and for one text of max_model_len. end, num_known: as of TextGenerator. One thread at a
+    time. Raises ConfigError for sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        end: Sequence[int] = (),
+        num_known: int | None = None,
+        *,
+        max_num_seqs: int = 8,
+        max_model_len: int | None = None,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        prefill_chunk: int = 128,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        positions = model.config.seq_len
+        self.max_model_len = positions if max_model_len is None else max_model_len
+        if not 1 < self.max_model_len <= positions:
+            raise ConfigError(
+                f"TextEngine: max_model_len={max_model_len}; the model has positions for 2 to {positions}"
+            )
+        if max_num_seqs < 1 or block_size < 1 or prefill_chunk < 1 or prefill_chunk % block_size:
+            raise ConfigError(
+                f"TextEngine: max_num_seqs={max_num_seqs}, block_size={block_size}, prefill_chunk={prefill_chunk}; "
+                "give at least 1 of each, and whole blocks to a chunk"
+            )
+        longest = -(-self.max_model_len // block_size)
+        if num_blocks is None:
+            num_blocks = max(longest, max_num_seqs * min(longest, -(-_ROOM_A_SEQUENCE // block_size)))
+        if num_blocks < 1:
+            raise ConfigError(f"TextEngine: num_blocks={num_blocks}; give at least 1, {longest} for the longest text")
+        model.eval()
+        vocab = model.config.vocab_size
+        self.block_size, self.prefill_chunk = block_size, prefill_chunk
+        self.max_num_seqs, self.enable_prefix_caching = max_num_seqs, enable_prefix_caching
+        self._vocab, self._end = vocab, tuple(end)
+        self._pool = BlockPool(num_blocks)
+        cache = PagedCache(model, num_blocks, block_size)
+        self._rows = cache.rows(max_num_seqs, self.max_model_len)
+        self._prompt_row = cache.rows(1, self.max_model_len)
+        self._decode = BlockwiseSteps(model, self._rows, is_first=False)
+        self._prefill = BlockwiseSteps(model, self._prompt_row, is_first=False)
+        # the rest of a prompt, most of which are short, has a smaller program
+        self._chunks = sorted({max(1, prefill_chunk // 4), prefill_chunk})
+        num_known = vocab if num_known is None else min(num_known, vocab)
+        self._chooser = TokenChooser(max_num_seqs, vocab, num_known, self._end)
+        self._blank = creation.zeros([max_num_seqs, vocab], "float32")
+        self._one_each = to_tensor(np.ones(max_num_seqs, np.int32))
+        self._join = to_static(_joined)
+        self._slots: list[_Sequence | None] = [None] * max_num_seqs
+        self._waiting: deque[_Sequence] = deque()
+        self._sequences: dict[str, _Sequence] = {}
+        self._arrivals = 0
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+
+    # requests
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Write after a prompt, token ids, from the next step on; n and stop strings are not read.
+
+        Raises ConfigError for an id in use, and for a prompt that is empty, too long, or not of the vocabulary.
+        """
+        tokens = [int(token) for token in prompt]
+        if request_id in self._sequences:
+            raise ConfigError(f"request {request_id!r} is on its way already; give each an id of its own")
+        if not tokens:
+            raise ConfigError(f"request {request_id!r}: the prompt has no tokens; give at least one")
+        outside = next((token for token in tokens if not 0 <= token < self._vocab), None)
+        if outside is not None:
+            raise ConfigError(
+                f"request {request_id!r}: token {outside} is not of the vocabulary, 0 to {self._vocab - 1}"
+            )
+        if len(tokens) >= self.max_model_len:
+            raise ConfigError(
+                f"request {request_id!r}: the prompt has {len(tokens)} tokens, and there are places for "
+                f"{self.max_model_len}, the text included; shorten it"
+            )
+        limit = min(params.max_tokens, self.max_model_len + 1 - len(tokens))  # the last token needs no place
+        num_blocks = self._blocks_of(len(tokens) + limit - 1)
+        if num_blocks > self._pool.num_blocks:
+            raise ConfigError(
+                f"request {request_id!r}: {len(tokens)} tokens and {limit} new ones need {num_blocks} blocks of "
+                f"{self.block_size}, and there are {self._pool.num_blocks}; ask for fewer, or give more num_blocks"
+            )
+        keys = block_keys(tokens, self.block_size) if self.enable_prefix_caching else []
+        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys)
+        self._arrivals += 1
+        self._counts["prompt_tokens"] += len(tokens)
+        self._sequences[request_id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; its row and blocks are free. Nothing if there is none of this id."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._end_of(sequence, "abort")
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request runs or waits."""
+        return bool(self._sequences)
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """What there is to count."""
+        names = ("prefix_tokens_queried", "prefix_tokens_hit", "num_preemptions", "prompt_tokens", "generated_tokens")
+        return EngineStatistics(
+            num_running=len(self._sequences) - len(self._waiting),
+            num_waiting=len(self._waiting),
+            num_blocks_used=self._pool.num_used,
+            num_blocks=self._pool.num_blocks,
+            finished=dict(self._finished),
+            **{name: self._counts[name] for name in names},
+        )
+
+    # a step
+
+    def step(self) -> list[StepOutput]:
+        """Let requests in, take in a part of one prompt, and make a token of each that runs -> what is new."""
+        self._admit()
+        work = self._scheduled()
+        with no_grad():
+            logits = self._decoded(work.decoding) if work.decoding else self._blank
+            choosing = [s for s in work.decoding if s.num_in == s.num_tokens]
+            prompt = work.prefilling
+            if prompt is not None:
+                after_prompt = self._prefilled(prompt, work.count)
+                if after_prompt is not None:
+                    logits = self._join(logits, after_prompt, to_tensor(np.int32(prompt.slot)))
+                    choosing.append(prompt)
+            return self._chosen(choosing, logits) if choosing else []
+
+    def _admit(self) -> None:
+        """Give rows to requests, the first that came first, while blocks for what they have are there."""
+        while self._waiting and None in self._slots:
+            running = len(self._sequences) - len(self._waiting)
+            sequence = self._waiting[0]
+            if running and self._pool.num_available < self._blocks_of(sequence.num_tokens) + running:
+                return
+            self._waiting.popleft()
+            sequence.slot = self._slots.index(None)
+            self._slots[sequence.slot] = sequence
+
+    def _scheduled(self) -> _Round:
+        """What is computed next; its blocks are there. Requests that came first have them first."""
+        decoding, prefilling, count = [], None, 0
+        for sequence in sorted((s for s in self._slots if s is not None), key=lambda s: s.arrival):
+            if sequence.slot < 0:
+                continue  # preempted for one before it
+            if not sequence.is_prefilling:
+                if self._has_blocks(sequence, sequence.num_in + 1):
+                    decoding.append(sequence)
+            elif prefilling is None:
+                self._share(sequence)
+                count = min(self.prefill_chunk, len(sequence.prompt) - sequence.num_in)
+                if self._has_blocks(sequence, sequence.num_in + count):
+                    prefilling = sequence
+        return _Round(decoding, prefilling, count)
+
+    def _share(self, sequence: _Sequence) -> None:
+        """Use the blocks of chunks that are known already, but for the last token, whose logits are needed."""
+        chunk, size = self.prefill_chunk, self.block_size
+        is_first, sequence.was_started = not sequence.was_started, True
+        if is_first and sequence.keys:
+            self._counts["prefix_tokens_queried"] += len(sequence.prompt)
+        while sequence.num_in + chunk < len(sequence.prompt):
+            start = sequence.num_in // size
+            blocks = self._pool.share(sequence.keys[start : start + chunk // size]) if sequence.keys else None
+            if blocks is None:
+                break
+            sequence.blocks += blocks
+            sequence.num_in += chunk
+            if is_first:
+                sequence.num_cached += chunk
+                self._counts["prefix_tokens_hit"] += chunk
+
+    def _has_blocks(self, sequence: _Sequence, num_tokens: int) -> bool:
+        """Whether a sequence has the blocks of so many tokens: others that came later give up theirs."""
+        wanted = self._blocks_of(num_tokens) - len(sequence.blocks)
+        while self._pool.num_available < wanted:
+            later = [s for s in self._slots if s is not None and s.blocks and s.arrival >= sequence.arrival]
+            victim = max(later, key=lambda s: s.arrival, default=None)
+            if victim is None:
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += [self._pool.take() for _ in range(wanted)]
+        return True
+
+    def _preempt(self, sequence: _Sequence) -> None:
+        self._counts["num_preemptions"] += 1
+        self._leave(sequence)
+        self._waiting.appendleft(sequence)
+
+    def _leave(self, sequence: _Sequence) -> None:
+        """Free the row and the blocks."""
+        self._pool.give_back(sequence.blocks)
+        self._chooser.leave(sequence.slot)
+        self._slots[sequence.slot] = None
+        sequence.slot, sequence.blocks, sequence.num_in, sequence.is_choosing = -1, [], 0, False
+
+    def _end_of(self, sequence: _Sequence, reason: str) -> None:
+        if sequence.slot >= 0:
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+        del self._sequences[sequence.request_id]
+        self._finished[reason] += 1
+
+    def _blocks_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    # what is computed
+
+    def _decoded(self, sequences: list[_Sequence]) -> Any:
+        """Logits [max_num_seqs, vocab] after the next token of each; rows of others are of nothing."""
+        tokens = np.zeros((self.max_num_seqs, 1), np.int64)
+        for sequence in sequences:
+            tokens[sequence.slot] = sequence.next_token
+        self._place(self._rows, [(s.slot, s) for s in sequences])
+        for sequence in sequences:
+            sequence.num_in += 1
+        return self._decode(to_tensor(tokens), self._one_each)
+
+    def _prefilled(self, sequence: _Sequence, count: int) -> Any:
+        """Take in `count` tokens of a prompt -> logits [1, vocab] if a token of the text is to be chosen by them."""
+        start = sequence.num_in
+        tokens = np.zeros((1, next(size for size in self._chunks if size >= count)), np.int64)
+        tokens[0, :count] = sequence.prompt[start : start + count]
+        self._place(self._prompt_row, [(0, sequence)])
+        sequence.num_in += count
+        needs_logits = sequence.num_in == sequence.num_tokens
+        counts = to_tensor(np.array([count], np.int32))
+        logits = self._prefill(to_tensor(tokens), counts, finish=needs_logits)
+        if count == self.prefill_chunk and sequence.keys:
+            for number in range(start // self.block_size, sequence.num_in // self.block_size):
+                self._pool.name(sequence.blocks[number], sequence.keys[number])
+        return logits
+
+    def _place(self, rows: PagedRows, sequences: list[tuple[int, _Sequence]]) -> None:
+        """Say where sequences are, by row; a row without one has no blocks, so that nothing is written."""
+        lengths = np.zeros(rows.lengths.shape, np.int32)
+        tables = np.full(rows.block_tables.shape, -1, np.int32)
+        for row, sequence in sequences:
+            lengths[row] = sequence.num_in
+            tables[row, : len(sequence.blocks)] = sequence.blocks
+        rows.lengths.set_value(lengths)
+        rows.block_tables.set_value(tables)
+
+    def _chosen(self, sequences: list[_Sequence], logits: Any) -> list[StepOutput]:
+        """Choose a token of each by the logits of its row -> what is new."""
+        lengths = np.zeros(self.max_num_seqs, np.int32)
+        for sequence in sequences:
+            lengths[sequence.slot] = sequence.num_in
+            if not sequence.is_choosing:
+                tokens = sequence.prompt + sequence.completion.token_ids
+                self._chooser.begin(sequence.slot, sequence.params, tokens, len(sequence.prompt))
+                sequence.is_choosing = True
+        chosen = self._chooser(logits, to_tensor(lengths))
+        return list(self._taken(sequences, chosen))
+
+    def _taken(self, sequences: list[_Sequence], chosen: Any) -> Iterator[StepOutput]:
+        for sequence in sequences:
+            completion, output = (
+                sequence.completion,
+                StepOutput(sequence.request_id, [], num_cached=sequence.num_cached),
+            )
+            if chosen.token_ids[sequence.slot] < 0:
+                completion.finish_reason = "error"
+            elif completion.take(chosen, sequence.slot, sequence.params, self._end, sequence.limit):
+                self._counts["generated_tokens"] += 1
+                output.token_ids = completion.token_ids[-1:]
+                output.logprobs, output.top_logprobs = completion.logprobs[-1:], completion.top_logprobs[-1:]
+            output.finish_reason = completion.finish_reason
+            if completion.finish_reason is not None:
+                self._end_of(sequence, completion.finish_reason)
+            yield output
+
+
+def _joined(logits: Any, of_one: Any, row: Any) -> Any:
+    """logits [rows, vocab] with of_one [1, vocab] as a row."""
+    is_row = creation.arange(logits.shape[0], dtype="int32").unsqueeze(1) == row
+    return is_row.where(of_one, logits)

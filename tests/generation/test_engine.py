@@ -1,0 +1,288 @@
+"""Continuous batching: the same bits in any company, no block lost, requests that come, go and are refused."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyreme.core import rng
+from polyreme.distributed.placement import clear_plan
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError
+from polyreme.generation import SamplingParams, TextEngine, TextGenerator
+from polyreme.generation.block_pool import BlockPool, block_keys
+from polyreme.mesh import Plan
+from polyreme.models import AutoModelForCausalLM
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.ops.caches import attend_blocks
+from tests.models import parity
+
+END = (11, 30)
+SHARED = [7, 3, 9, 1, 5, 5, 2, 8, 40, 41, 12, 13, 14, 15, 16, 17]
+"""Two chunks, with which several prompts begin."""
+REQUESTS = [
+    ([*SHARED, 4], SamplingParams(temperature=0, max_tokens=9, logprobs=0)),
+    ([*SHARED, 6, 20, 21], SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=3, stop_token_ids=[2])),
+    (SHARED, SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=1, max_tokens=5, logprobs=1)),
+    ([*SHARED[:8], 33], SamplingParams(temperature=1.0, min_p=0.05, seed=5, max_tokens=14, logprobs=0, min_tokens=4)),
+    ([9], SamplingParams(temperature=0, repetition_penalty=1.4, max_tokens=20, logprobs=2, ignore_eos=True)),
+    ([22, 9], SamplingParams(repetition_penalty=0.8, seed=9, max_tokens=7, logprobs=0)),
+    (list(range(30)), SamplingParams(temperature=0, max_tokens=100, logprobs=0, ignore_eos=True)),
+    ([8, 8, 8], SamplingParams(temperature=0, max_tokens=1)),
+]
+SIZES = {"max_num_seqs": 3, "block_size": 4, "prefill_chunk": 8}
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng.seed(5)
+    return Llama(LlamaConfig.nano(vocab_size=48, seq_len=48))
+
+
+@pytest.fixture(scope="module")
+def engines(model):
+    """One with a block for everybody, and one where they run out."""
+    return TextEngine(model, END, **SIZES), TextEngine(model, END, num_blocks=16, **SIZES)
+
+
+@pytest.fixture
+def _one_device_afterwards():
+    yield
+    clear_plan()
+
+
+class Texts(dict):
+    """What each request was given so far: ids, log-probabilities, likeliest ones, how it ended."""
+
+    def collect(self, outputs):
+        for output in outputs:
+            ids, logs, tops, _ = self.get(output.request_id, ([], [], [], None))
+            self[output.request_id] = (
+                ids + output.token_ids,
+                logs + output.logprobs,
+                tops + output.top_logprobs,
+                output.finish_reason,
+            )
+
+    def finish(self, engine):
+        while engine.has_unfinished:
+            self.collect(engine.step())
+        return self
+
+
+def write(engine, *requests):
+    """Texts of requests that come together, by their numbers."""
+    for number, request in enumerate(requests):
+        engine.add(str(number), *request)
+    texts = Texts().finish(engine)
+    return [texts[str(number)] for number in range(len(requests))]
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Each request by itself, nothing known."""
+    engine = TextEngine(model, END, enable_prefix_caching=False, **SIZES)
+    return [write(engine, request)[0] for request in REQUESTS]
+
+
+def test_requests_get_what_a_generator_writes(model, alone):
+    generator = TextGenerator(model, END)
+    for (prompt, params), (ids, logs, tops, reason) in zip(REQUESTS, alone, strict=True):
+        (want,) = generator.generate([prompt], params)
+        assert (ids, reason) == (want.token_ids, want.finish_reason)
+        np.testing.assert_allclose(logs, want.logprobs, rtol=0, atol=1e-5)
+        assert [list(top) for top in tops] == [list(top) for top in want.top_logprobs]
+    assert {reason for *_, reason in alone} == {"stop", "length"}
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, len(REQUESTS) - 1)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("abort"), st.integers(0, 12)),
+    ),
+    max_size=24,
+)
+
+
+@settings(max_examples=30)
+@given(EVENTS, st.booleans())
+def test_any_company_leaves_the_bits_of_a_request_and_no_block_in_use(engines, alone, events, is_tight):
+    """Also after prefixes that were known, blocks that were taken away, and neighbours that left."""
+    engine, texts, added, aborted = engines[is_tight], Texts(), [], set()
+    for what, number in events:
+        if what == "add":
+            engine.add(str(len(added)), *REQUESTS[number])
+            added.append(number)
+        elif what == "abort":
+            engine.abort(str(number))
+            aborted.add(str(number))
+        else:
+            for _ in range(number):
+                texts.collect(engine.step())
+    texts.finish(engine)
+    for name, number in ((str(place), number) for place, number in enumerate(added)):
+        if name in texts and texts[name][-1] is not None:
+            assert texts[name] == alone[number]
+        else:
+            assert name in aborted
+    counts = engine.statistics
+    assert (counts.num_blocks_used, counts.num_running, counts.num_waiting) == (0, 0, 0)
+
+
+def test_requests_give_way_when_blocks_run_out(engines, alone):
+    engine = engines[1]
+    before = engine.statistics
+    assert write(engine, *REQUESTS) == alone
+    after = engine.statistics
+    assert after.num_preemptions > before.num_preemptions
+    assert after.generated_tokens - before.generated_tokens == sum(len(text[0]) for text in alone)
+    assert sum(after.finished.values()) - sum(before.finished.values()) == len(REQUESTS)
+
+
+def test_known_chunks_are_not_computed_again(model, alone):
+    engine = TextEngine(model, END, **SIZES)
+    cached = []
+    for number in (0, 0, 1, 3, 2):
+        engine.add("a", *REQUESTS[number])
+        texts, outputs = Texts(), []
+        while engine.has_unfinished:
+            outputs += engine.step()
+        texts.collect(outputs)
+        assert texts["a"] == alone[number]
+        cached.append({output.num_cached for output in outputs})
+    # the last token of a prompt is computed, and with it its chunk
+    assert cached == [{0}, {16}, {16}, {8}, {8}]
+    counts = engine.statistics
+    assert (counts.prefix_tokens_hit, counts.prefix_tokens_queried) == (48, 17 + 17 + 19 + 9 + 16)
+
+
+def test_an_aborted_request_frees_its_row_and_blocks_at_once(engines):
+    engine = engines[0]
+    for name in "abcd":
+        engine.add(name, *REQUESTS[6])
+    engine.step()
+    assert (engine.statistics.num_running, engine.statistics.num_waiting) == (3, 1)
+    for name in "abcd":
+        engine.abort(name)
+    assert (engine.statistics.num_blocks_used, engine.has_unfinished, engine.step()) == (0, False, [])
+    assert engine.statistics.finished["abort"] >= 4
+    engine.abort("nobody")
+
+
+def test_numbers_that_are_not_finite_end_their_request():
+    broken = Llama(LlamaConfig.nano(vocab_size=48, seq_len=48))
+    broken.norm.weight.set_value(np.full(32, np.inf, np.float32))
+    ((ids, *_, reason),) = write(TextEngine(broken, **SIZES), REQUESTS[0])
+    assert (ids, reason) == ([], "error")
+
+
+def test_what_others_left_in_a_block_is_not_read():
+    rows = np.random.default_rng(0)
+    keys, values = rows.standard_normal((2, 3, 1, 4, 2)).astype(np.float32)
+    query, table = rows.standard_normal((1, 1, 2, 2)).astype(np.float32), np.array([[2, 1, -1]], np.int32)
+
+    def attend():
+        return attend_blocks(*map(to_tensor, (query, keys, values, table, np.array([5], np.int32)))).numpy()
+
+    clean = attend()
+    for cache in (keys, values):
+        cache[0], cache[1, :, 2:] = np.nan, np.inf
+    np.testing.assert_array_equal(attend(), clean)
+
+
+@pytest.mark.usefixtures("_one_device_afterwards")
+def test_a_plan_that_splits_heads_writes_the_same():
+    folder = parity.FIXTURES / "folders" / "llama_llama3"
+    requests = [
+        ([5, 6, 7], SamplingParams(temperature=0, max_tokens=4)),
+        ([9] * 10, SamplingParams(seed=1, max_tokens=5)),
+    ]
+    want = write(TextEngine(AutoModelForCausalLM.from_pretrained(folder), **SIZES), *requests)
+    model = AutoModelForCausalLM.from_pretrained(folder, plan=Plan.from_degrees(mp=2), devices=jax.devices()[:2])
+    engine = TextEngine(model, **SIZES)
+    assert write(engine, *requests) == want
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(["take", "name", "share", "give"]), st.integers(0, 5)), max_size=40))
+def test_a_pool_counts_its_blocks(actions):
+    """What users hold and what is available are all blocks; a shared block holds what its key says."""
+    pool, users, contents = BlockPool(4), [], {}
+    for what, number in actions:
+        if what == "take" and pool.num_available:
+            block = pool.take()
+            assert all(block not in blocks for blocks in users)
+            contents.pop(block, None)
+            users.append([block])
+        elif what == "name" and users:
+            block = users[number % len(users)][0]
+            if block not in contents and number not in contents.values():
+                contents[block] = number
+                pool.name(block, bytes([number]))
+        elif what == "share":
+            blocks = pool.share([bytes([number])])
+            assert (blocks is None) == (number not in contents.values())
+            if blocks is not None:
+                assert contents[blocks[0]] == number
+                users.append(blocks)
+        elif what == "give" and users:
+            pool.give_back(users.pop(number % len(users)))
+        assert pool.num_used == len({block for blocks in users for block in blocks})
+
+
+def test_the_block_that_was_used_longest_ago_goes_first():
+    pool = BlockPool(3)
+    blocks = [pool.take() for _ in range(3)]
+    for block, key in zip(blocks, b"abc", strict=True):
+        pool.name(block, bytes([key]))
+    pool.give_back(blocks)
+    assert pool.share([b"c"]) == blocks[2:]  # the tail would have gone first
+    pool.give_back(blocks[2:])
+    assert [pool.take(), pool.take()] == blocks[1::-1]
+    assert pool.share([b"a"]) is None
+    assert pool.share([b"c"]) == blocks[2:]
+
+
+def test_keys_depend_on_all_tokens_before():
+    assert block_keys([1, 2, 3, 4], 2)[1] != block_keys([5, 2, 3, 4], 2)[1]
+    assert block_keys([1, 2, 3, 4], 2)[:1] == block_keys([1, 2, 9], 2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "message"),
+    [
+        ([], {}, "request 'a': the prompt has no tokens"),
+        ([1, 48], {}, "token 48 is not of the vocabulary, 0 to 47"),
+        ([1, -1], {}, "token -1 is not of the vocabulary"),
+        ([1] * 48, {}, "the prompt has 48 tokens, and there are places for 48, the text included"),
+        ([1] * 40, {"max_tokens": 9}, "40 tokens and 9 new ones need 12 blocks of 4, and there are 11"),
+    ],
+)
+def test_prompts_that_cannot_be_written_after_are_refused(model, prompt, changes, message):
+    engine = TextEngine(model, num_blocks=11, **SIZES)
+    with pytest.raises(ConfigError, match=message):
+        engine.add("a", prompt, SamplingParams(**changes))
+    assert not engine.has_unfinished
+
+
+def test_an_id_is_of_one_request(engines):
+    engines[0].add("a", [1], SamplingParams())
+    with pytest.raises(ConfigError, match="request 'a' is on its way already"):
+        engines[0].add("a", [1], SamplingParams())
+    engines[0].abort("a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 49}, "max_model_len=49; the model has positions for 2 to 48"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"prefill_chunk": 10}, "prefill_chunk=10; give at least 1 of each, and whole blocks to a chunk"),
+        ({"num_blocks": 0}, "num_blocks=0; give at least 1, 12 for the longest text"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(model, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        TextEngine(model, **{**SIZES, **changes})
