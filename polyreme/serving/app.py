@@ -10,6 +10,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.generation.sampling import SamplingParams
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer
+from polyreme.serving.metrics import CONTENT_TYPE
 from polyreme.serving.refusals import HttpRefusal
 from polyreme.serving.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
 from polyreme.serving.service import TextPiece, TextService
@@ -35,6 +36,7 @@ class Endpoints:
         routes = [
             Route("/health", self.health),
             Route("/version", self.version),
+            Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
@@ -58,6 +60,10 @@ class Endpoints:
     async def version(self, request: Request) -> Response:
         """Of polyreme."""
         return _json({"version": full_version})
+
+    async def metrics(self, request: Request) -> Response:
+        """Counts and times, as Prometheus reads them."""
+        return Response(self.service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def models(self, request: Request) -> Response:
         """The names that this model is served under."""

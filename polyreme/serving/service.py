@@ -15,6 +15,7 @@ from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.serving.engine_thread import EngineRequest, EngineThread
+from polyreme.serving.metrics import ServerMetrics, TextClock
 from polyreme.serving.refusals import HttpRefusal
 
 State = Literal["loading", "ready", "draining"]
@@ -82,14 +83,15 @@ class TextService:
         self.names, self.limits, self.created = tuple(names), limits or ServiceLimits(), int(time.time())
         self.state: State = "loading"
         self.num_texts = 0
-        self.statistics: Any = None
+        self.metrics = ServerMetrics(self.names[0])
         self._model: ServedModel | None = None
         self._thread: EngineThread | None = None
 
     def start(self, model: ServedModel) -> None:
         """Take requests for this model from now on; called in the event loop."""
         self._model = model
-        self._thread = EngineThread(model.engine, asyncio.get_running_loop(), self._note)
+        self.metrics.note(model.engine.statistics)
+        self._thread = EngineThread(model.engine, asyncio.get_running_loop(), self.metrics.note)
         if self.state == "loading":
             self.state = "ready"
 
@@ -158,6 +160,7 @@ class TextService:
         request_id = uuid.uuid4().hex
         requests = [EngineRequest(f"{request_id}-{number}", *row) for number, row in enumerate(rows)]
         outputs: asyncio.Queue[Any] = asyncio.Queue()
+        clocks = {request.request_id: self.metrics.clock() for request in requests}
         seconds = self.limits.request_seconds
         late = HttpRefusal(504, f"not done within {seconds:g} seconds; ask for less", code="timeout")
         deadline = asyncio.get_running_loop().call_later(seconds, outputs.put_nowait, late)
@@ -166,10 +169,12 @@ class TextService:
                 await thread.add(requests, outputs.put_nowait)
             except ConfigError as error:
                 raise HttpRefusal(400, str(error), code="invalid_value") from None
-            yield self._pieces(model.tokenizer, thread, requests, outputs)
+            yield self._pieces(model.tokenizer, thread, requests, outputs, clocks)
         finally:
             deadline.cancel()
             self.num_texts -= len(rows)
+            for clock in clocks.values():
+                clock.end("abort")
             thread.abort([request.request_id for request in requests])
 
     async def _pieces(
@@ -178,6 +183,7 @@ class TextService:
         thread: EngineThread,
         requests: Sequence[EngineRequest],
         outputs: asyncio.Queue[Any],
+        clocks: dict[str, TextClock],
     ) -> AsyncIterator[TextPiece]:
         streams = {
             request.request_id: (number, TextStream(tokenizer, request.params.stop, request.params.min_tokens))
@@ -192,7 +198,10 @@ class TextService:
                 continue  # a token that was chosen before its abort came
             number, stream = streams[output.request_id]
             reason = output.finish_reason
+            if output.token_ids:
+                clocks[output.request_id].token(len(output.token_ids))
             if reason == "error":
+                clocks.pop(output.request_id).end("error")
                 raise HttpRefusal(500, "the model's logits are not finite for this request", code="numerics")
             text = stream.add(output.token_ids)
             if stream.stopped:
@@ -203,6 +212,7 @@ class TextService:
                 reason = "stop" if stream.stopped else reason
             if reason is not None:
                 del streams[output.request_id]
+                clocks.pop(output.request_id).end(reason)
             yield TextPiece(
                 number,
                 text,
@@ -220,6 +230,7 @@ class TextService:
                 400, f"n: {count} texts in one request are over the {most} that the server holds", param="n"
             )
         if self.num_texts + count > most:
+            self.metrics.reject()
             raise HttpRefusal(
                 429,
                 f"{self.num_texts} texts are being written or wait, and {most} may; try again",
@@ -227,9 +238,6 @@ class TextService:
                 headers={"Retry-After": "1"},
             )
         self.num_texts += count
-
-    def _note(self, statistics: Any) -> None:
-        self.statistics = statistics
 
 
 def _as_refusal(error: Exception) -> HttpRefusal:

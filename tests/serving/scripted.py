@@ -43,6 +43,13 @@ class ScriptedStatistics:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_blocks_used: int = 1
+    num_blocks: int = 4
+    prefix_tokens_queried: int = 40
+    prefix_tokens_hit: int = 30
+    num_preemptions: int = 2
+    prompt_tokens: int = 50
+    generated_tokens: int = 60
 
 
 @dataclass
