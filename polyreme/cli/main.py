@@ -24,6 +24,7 @@ from polyreme.cli.models import convert, models_app
 from polyreme.cli.plan import plan
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
+from polyreme.cli.serve import serve
 from polyreme.errors import EXIT_INTERNAL, ConfigError, did_you_mean
 
 app = typer.Typer(
@@ -159,6 +160,7 @@ app.command()(calibrate)
 app.command()(export)
 app.command()(infer)
 app.command()(convert)
+app.command()(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

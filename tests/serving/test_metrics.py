@@ -14,9 +14,9 @@ def metrics_of(served):
     """{name and labels other than the model's: value}."""
     answer = httpx.get(f"{served.url}/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
-    samples = [s for family in parser.text_string_to_metric_families(answer.text) for s in family.samples]
-    assert all(sample.labels.pop("model_name") == "nano" for sample in samples)
-    return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    listed = [s for family in parser.text_string_to_metric_families(answer.text) for s in family.samples]
+    assert all(sample.labels.pop("model_name") == "nano" for sample in listed)
+    return {(sample.name, *sample.labels.values()): sample.value for sample in listed}
 
 
 def test_what_is_counted_and_timed():
@@ -31,20 +31,20 @@ def test_what_is_counted_and_timed():
         assert ask(stop="be") == 200
         assert ask(n=5) == 400
         assert ask(prompt="poison") == 500
-        found = metrics_of(served)
-    assert found["polyreme:num_requests_running",] == found["polyreme:num_requests_waiting",] == 0
-    assert found["polyreme:kv_cache_usage_perc",] == 0.25
-    assert found["polyreme:prefix_cache_hits_total",] / found["polyreme:prefix_cache_queries_total",] == 0.75
-    assert found["polyreme:prompt_tokens_total",] == 50
-    assert found["polyreme:generation_tokens_total",] == 60
-    assert found["polyreme:num_preemptions_total",] == 2
-    assert found["polyreme:request_success_total", "length"] == 2
-    assert found["polyreme:request_success_total", "stop"] == 1
-    assert found["polyreme:corrupted_requests_total",] == 1
-    assert found["polyreme:time_to_first_token_seconds_count",] == 3
-    assert found["polyreme:e2e_request_latency_seconds_count",] == 3
+        samples = metrics_of(served)
+    assert samples["polyreme:num_requests_running",] == samples["polyreme:num_requests_waiting",] == 0
+    assert samples["polyreme:kv_cache_usage_perc",] == 0.25
+    assert samples["polyreme:prefix_cache_hits_total",] / samples["polyreme:prefix_cache_queries_total",] == 0.75
+    assert samples["polyreme:prompt_tokens_total",] == 50
+    assert samples["polyreme:generation_tokens_total",] == 60
+    assert samples["polyreme:num_preemptions_total",] == 2
+    assert samples["polyreme:request_success_total", "length"] == 2
+    assert samples["polyreme:request_success_total", "stop"] == 1
+    assert samples["polyreme:corrupted_requests_total",] == 1
+    assert samples["polyreme:time_to_first_token_seconds_count",] == 3
+    assert samples["polyreme:e2e_request_latency_seconds_count",] == 3
     # two texts of five tokens, and what came before the stop string
-    assert found["polyreme:inter_token_latency_seconds_count",] >= 8
+    assert samples["polyreme:inter_token_latency_seconds_count",] >= 8
 
 
 def test_what_was_given_up_and_refused_is_counted():
@@ -56,6 +56,6 @@ def test_what_was_given_up_and_refused_is_counted():
             next(lines)
             assert httpx.post(f"{served.url}/v1/completions", json={"prompt": "a"}).status_code == 429
             list(lines)
-        found = metrics_of(served)
-    assert found["polyreme:admission_rejections_total",] == 1
-    assert found["polyreme:request_success_total", "abort"] == 2
+        samples = metrics_of(served)
+    assert samples["polyreme:admission_rejections_total",] == 1
+    assert samples["polyreme:request_success_total", "abort"] == 2

@@ -1,0 +1,86 @@
+"""A model from disk, ready to be served: published weights or a run, with its tokenizer, in an engine that is warm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.generation import AutoTokenizer, SamplingParams, TextEngine, TextTokenizer
+from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.models.tokenizer import END_OF_TEXT
+from polyreme.recipes.sampling import TOKENIZER
+from polyreme.recipes.trained import load_decoder
+from polyreme.serving.service import ServedModel
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Sizes of the engine, as of TextEngine; dtype of published weights, float32 if None."""
+
+    dtype: str | None = None
+    max_num_seqs: int = 8
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    prefill_chunk: int = 128
+    enable_prefix_caching: bool = True
+
+
+def load_served(path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None) -> ServedModel:
+    """What lies at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served.
+
+    Its programs are compiled, so that the first request waits no longer than others. Raises as reading weights does,
+    CheckpointError for a model without a tokenizer.
+    """
+    is_run = (path / "checkpoints").is_dir()
+    if is_run and options.dtype is not None:
+        raise ConfigError(
+            f"{path}: a run is served as it was trained, without --dtype; polyreme convert rounds weights"
+        )
+    model, tokenizer = _of_run(path) if is_run else _of_weights(path, options.dtype)
+    engine = TextEngine(
+        model,
+        tokenizer.end,
+        tokenizer.vocab_size,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        num_blocks=options.num_blocks,
+        prefill_chunk=options.prefill_chunk,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+    say("compiling")
+    warm(engine)
+    return ServedModel(engine, tokenizer, engine.max_model_len)
+
+
+def warm(engine: TextEngine) -> None:
+    """Compile what most requests need: both sizes of a prompt's parts, the likeliest token, one drawn among some."""
+    longest = min(engine.prefill_chunk, engine.max_model_len - 2)
+    greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    drawn = SamplingParams(temperature=1, top_p=0.9, max_tokens=2, ignore_eos=True)
+    plain = SamplingParams(temperature=1, max_tokens=2, ignore_eos=True)
+    for number, (length, params) in enumerate(((1, greedy), (longest, drawn), (1, plain))):
+        engine.add(f"warm-{number}", [0] * length, params)
+        while engine.has_unfinished:
+            engine.step()
+
+
+def _of_weights(path: Path, dtype: str | None) -> tuple[Any, TextTokenizer]:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return model, AutoTokenizer.from_pretrained(path)
+
+
+def _of_run(folder: Path) -> tuple[Any, TextTokenizer]:
+    file = folder / TOKENIZER
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no {TOKENIZER} in it, so its tokens have no text; serve a run on text")
+    model, _ = load_decoder(folder)
+    tokenizer = Tokenizer.from_file(str(file))
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    return model, TextTokenizer(tokenizer, [] if end is None else [end])

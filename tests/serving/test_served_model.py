@@ -1,0 +1,149 @@
+"""A model from disk behind the server: texts are what the LLM writes, alone and beside others; runs and folders."""
+
+import asyncio
+import json
+import random
+
+import pytest
+
+pytest.importorskip("starlette")
+httpx = pytest.importorskip("httpx")
+
+from polyreme.core import rng  # noqa: E402
+from polyreme.errors import CheckpointError, ConfigError  # noqa: E402
+from polyreme.generation import LLM, SamplingParams  # noqa: E402
+from polyreme.models.bert import Bert, BertConfig  # noqa: E402
+from polyreme.models.llama import Llama, LlamaConfig  # noqa: E402
+from polyreme.serving import loading  # noqa: E402
+from polyreme.serving.service import ServiceLimits  # noqa: E402
+from tests.serving.scripted import ServedThread, tokenizer_of  # noqa: E402
+
+OPTIONS = loading.EngineOptions(max_num_seqs=4, block_size=4, prefill_chunk=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tokenizer_of()
+    tokenizer.save_pretrained(folder)
+    rng.seed(3)
+    Llama(LlamaConfig.nano(vocab_size=tokenizer.vocab_size + 2, seq_len=64)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    model = loading.load_served(folder, OPTIONS)
+    with ServedThread(model, ServiceLimits(max_num_seqs=4, max_waiting=1000)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(folder)
+
+
+def test_a_text_is_what_the_llm_writes(served, llm):
+    for params in (SamplingParams(temperature=0, max_tokens=12), SamplingParams(seed=5, top_p=0.9, max_tokens=12, n=2)):
+        (output,) = llm.generate("to be", params)
+        body = {"prompt": "to be", "temperature": params.temperature, "top_p": params.top_p, "n": params.n}
+        body |= {"seed": params.seed, "max_tokens": 12, "logprobs": 2, "return_token_ids": True}
+        answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+        assert [c["text"] for c in answer["choices"]] == [text.text for text in output.outputs]
+        assert [c["token_ids"] for c in answer["choices"]] == [text.token_ids for text in output.outputs]
+        assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == len(output.outputs[0].token_ids)
+
+
+def bodies(count, seed=0):
+    """Requests of random lengths and settings, some of which stop early, and some that are bad."""
+    draw = random.Random(seed)
+    words = ["to", " be", " or", "né", " \U0001f600", "question", "\ufffd"]
+    for number in range(count):
+        body = {
+            "prompt": "".join(draw.choices(words, k=draw.randint(1, 8))),
+            "max_tokens": draw.randint(1, 20),
+            "seed": number,
+            "temperature": draw.choice([0, 0.7, 2]),
+            "top_p": draw.choice([1, 0.9]),
+            "stream": draw.random() < 0.6,
+            "return_token_ids": True,
+            "stop": draw.choice([[], ["t"], ["be", "question"]]),
+            "n": draw.choice([1, 1, 2]),
+        }
+        if draw.random() < 0.15:
+            body |= draw.choice([{"n": -1}, {"foo": 1}, {"prompt": ""}, {"max_tokens": 10**9}, {"temperature": None}])
+        yield body, draw.random() < 0.2
+
+
+async def ask(client, body, leaves):
+    """(status, texts by choice, token ids by choice), or None of what was left before its end."""
+    texts, ids = {}, {}
+
+    def take(choice):
+        index = choice["index"]
+        texts[index] = texts.get(index, "") + choice["text"]
+        ids.setdefault(index, []).extend(choice["token_ids"])
+
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200 or not body["stream"]:
+            data = json.loads(await response.aread())
+            for choice in data.get("choices", ()):
+                take(choice)
+            return response.status_code, texts, ids
+        async for line in response.aiter_lines():
+            if leaves:
+                return None
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    take(choice)
+    return 200, texts, ids
+
+
+async def soak(served, count):
+    async with httpx.AsyncClient(base_url=served.url, timeout=300, limits=httpx.Limits(max_connections=24)) as client:
+        return await asyncio.gather(*(ask(client, body, leaves) for body, leaves in bodies(count)))
+
+
+def check_soak(served, llm, count):
+    """Every text is the one of the same request alone; nothing is left behind."""
+    answers = asyncio.run(soak(served, count))
+    statuses = [answer[0] for answer in answers if answer]
+    assert set(statuses) <= {200, 400}
+    assert statuses.count(200) > count / 2
+    for (body, _), answer in zip(bodies(count), answers, strict=True):
+        if answer is None or answer[0] != 200:
+            continue
+        for index, text in answer[1].items():
+            whole = llm.tokenizer.decode(answer[2][index])
+            ends = [(whole.index(stop) + len(stop), whole.index(stop)) for stop in body["stop"] if stop in whole]
+            assert text == (whole[: min(ends)[1]] if ends else whole)
+    engine = served.model.engine
+    for _ in range(200):
+        if not engine.has_unfinished and not served.service.num_texts:
+            break
+        asyncio.run(asyncio.sleep(0.02))
+    assert not engine.has_unfinished
+    assert served.service.num_texts == 0
+    assert engine.statistics.num_blocks_used == 0
+    # and texts are still the same
+    assert asyncio.run(soak(served, 3))[:3] == [None if a is None else a for a in answers[:3]]
+
+
+def test_many_clients_of_all_kinds_leave_nothing_behind(served, llm):
+    check_soak(served, llm, 40)
+
+
+@pytest.mark.slow
+def test_two_thousand_clients_leave_nothing_behind(served, llm):
+    check_soak(served, llm, 2000)
+
+
+def test_a_run_without_text_and_a_model_that_writes_none_are_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="serve a run on text"):
+        loading.load_served(tmp_path, OPTIONS)
+    with pytest.raises(ConfigError, match="without --dtype"):
+        loading.load_served(tmp_path, loading.EngineOptions(dtype="bfloat16"))
+    Bert(BertConfig.nano()).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ConfigError, match="BertModel"):
+        loading.load_served(tmp_path / "bert", OPTIONS)
