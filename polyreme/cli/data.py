@@ -92,6 +92,19 @@ def check(prefix: Prefix) -> None:
 
 
 @data_app.command()
+def blend(config: ConfigPath, overrides: Overrides = None) -> None:
+    """How the sources of data.train are mixed: share, samples, and how often a run reads each.
+
+    Example: polyreme data blend run.yaml train.steps=1000
+    """
+    from polyreme.recipes import config_file, token_data
+
+    loaded = config_file.load(config, overrides or [])
+    for line in token_data.blend_lines(loaded.config, loaded.folder):
+        typer.echo(line)
+
+
+@data_app.command()
 def preview(
     config: ConfigPath,
     overrides: Overrides = None,

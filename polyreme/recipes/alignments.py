@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from polyreme.errors import DataError
+from polyreme.io.sampler import RandomSampler
 from polyreme.models.families import DISTANCE_BINS, LETTERS
 from polyreme.recipes.batches import Batch
 from polyreme.recipes.config import ModelConfig, PretrainConfig
@@ -74,6 +75,7 @@ class Alignments:
     """The data of a run: both splits, the digest a resumed run compares, and what it says of itself."""
 
     tokenizer = None
+    sampler = RandomSampler
 
     def __init__(self, config: PretrainConfig) -> None:
         data, model, batch = config.data, config.model, config.train.global_batch

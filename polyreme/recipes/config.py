@@ -45,6 +45,10 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _as_source(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
 def _as_offload(value: Any) -> Any:
     """A list of what goes to the host, or a mapping of that to a tier, as the plan writes it."""
     offload = Offload(_as_list(value))
@@ -247,10 +251,25 @@ class ModelConfig(DeepseekSettings, EvoformerSettings):
                 )
 
 
+class DataSource(Section):
+    """A pair of token files, path.bin and path.idx, and the share of the samples that are of it."""
+
+    path: Text
+    weight: Positive | None = None
+
+
+Sources = Annotated[list[Annotated[DataSource, BeforeValidator(_as_source)]], BeforeValidator(_as_list)]
+
+
 class DataConfig(Section):
     """Where the samples come from. text is one path or several (.txt, .gz), or the word synthetic. alignments: how many
     are made up for a family that is trained on those. What a family's samples have no use for is refused if it differs
     from its default.
+
+    train: instead of text, pairs of token files (polyreme data prepare) as [{path: a, weight: 0.7}, {path: b, weight:
+    0.3}]; without weights each has as many samples as it holds. validation: pairs as well; if left out, the last
+    validation_fraction of each of train. packing: how documents of pairs become samples of model.seq_len tokens;
+    concat: windows over all of them, one after another.
 
     worker_timeout: seconds that one of num_workers may take for a batch before the run ends, naming the worker and the
     sample; 0 waits for ever. skip_bad: lines of text that may be left out, each with a line in the log, because they
@@ -258,6 +277,9 @@ class DataConfig(Section):
     """
 
     text: Paths = ["synthetic"]
+    train: Sources = []
+    validation: Sources = []
+    packing: Literal["concat"] = "concat"
     tokenizer_vocab_size: Count | None = None
     validation_fraction: Annotated[Fraction, Field(gt=0)] = 0.02
     num_workers: Whole = 0
@@ -272,6 +294,22 @@ class DataConfig(Section):
     def is_synthetic(self) -> bool:
         """Whether the tokens are made up rather than read."""
         return self.text == ["synthetic"]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        unused = ("text", "tokenizer_vocab_size", "synthetic_tokens", "skip_bad", "cache") if self.train else (
+            "validation", "packing")  # fmt: skip
+        unused += ("validation_fraction",) if self.validation else ()
+        for name in unused:
+            if getattr(self, name) != DataConfig.model_fields[name].default:
+                other = "data.train" if self.train and name != "validation_fraction" else "data.validation"
+                why = f"with {other}, which says the data" if self.train else "without data.train"
+                raise ValueError(f"{name}={getattr(self, name)} has no use {why}; leave one out")
+        for name in ("train", "validation"):
+            weights = [source.weight for source in getattr(self, name)]
+            if None in weights and any(weights):
+                raise ValueError(f"{name}: weights are {weights}; give each source one, or none")
+        return self
 
 
 class TrainConfig(Section):

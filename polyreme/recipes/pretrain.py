@@ -20,7 +20,7 @@ from polyreme.distributed.checkpoint.parts import everyone_says
 from polyreme.distributed.job import watchdog
 from polyreme.distributed.parallel import init_parallel_env
 from polyreme.errors import ConfigError, DataError, NumericsError
-from polyreme.io import BatchSampler, DataLoader, RandomSampler
+from polyreme.io import BatchSampler, DataLoader
 from polyreme.kernels import select
 from polyreme.recipes import estimate, resume
 from polyreme.recipes.batches import Batch, Numbered, gather, ids_text
@@ -92,7 +92,7 @@ def _load_data(config: PretrainConfig, base: Path) -> Any:
         if digest != answers[0][1]:
             raise DataError(
                 f"rank {rank} reads other data (digest {digest[:12]}) than rank 0 ({answers[0][1][:12]}); give "
-                "data.text the same files on every machine"
+                "the configuration the same files on every machine"
             )
     return data
 
@@ -118,7 +118,7 @@ class _PretrainRun:
         if self.trainer.optimizer.files is not None:
             self.notes.append(str(self.trainer.optimizer.files))
         self.data, self.validation = Numbered(corpus.train), Numbered(corpus.validation)
-        sampler = RandomSampler(self.data, generator=config.data.seed)
+        sampler = corpus.sampler(self.data, generator=config.data.seed)
         batches = BatchSampler(sampler=sampler, batch_size=config.train.global_batch, drop_last=True)
         workers = config.data.num_workers
         self.loader = DataLoader(

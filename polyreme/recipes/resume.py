@@ -7,10 +7,11 @@ from polyreme.errors import ConfigError, DataError
 from polyreme.recipes.config import PretrainConfig, flatten
 
 # These change where and how the same numbers are computed, kept or shown, not which; or what is done with steps that
-# have none. data.text, and what skip_bad leaves of it, is compared by content.
+# have none. Data are compared by content.
 _MAY_CHANGE = {
     "train.steps", "train.accumulation", "train.non_finite", "train.max_skipped", "train.replica_interval",
-    "data.text", "data.skip_bad", "data.cache", "data.num_workers", "data.worker_timeout", "output", "device",
+    "data.text", "data.train", "data.validation",
+    "data.skip_bad", "data.cache", "data.num_workers", "data.worker_timeout", "output", "device",
 }  # fmt: skip
 _SECTIONS_THAT_MAY_CHANGE = ("log.", "checkpoint.", "plan.")
 
@@ -59,7 +60,7 @@ def check_data(saved_digest: str, digest: str) -> None:
     if saved_digest != digest:
         raise DataError(
             f"cannot resume: the training data has changed (digest {digest[:12]}, was {saved_digest[:12]}); "
-            "give data.text the text the run began with, or start anew with --resume never and another output"
+            "give the run the data it began with, or start anew with --resume never and another output"
         )
 
 

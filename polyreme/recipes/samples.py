@@ -21,7 +21,8 @@ class Input(NamedTuple):
 
 Loader = Callable[..., Any]
 """(PretrainConfig, folder that relative paths are looked for in) -> the data: train and validation, which have a length
-and give a sample's arrays by its number (what the model takes, then its labels); digest, which a resumed run compares;
+and give a sample's arrays by its number (what the model takes, then its labels); sampler, which makes the order they
+are read in; digest, which a resumed run compares;
 summary, how much it is; shown(number), a training sample as text; tokenizer, or None."""
 
 Drawer = Callable[..., tuple]
@@ -57,7 +58,16 @@ def labels_of(arrays: Sequence[Any]) -> Any:
 
 TOKENS = SampleKind(
     name="tokens",
-    settings=("text", "tokenizer_vocab_size", "synthetic_tokens", "skip_bad", "cache"),
+    settings=(
+        "text",
+        "train",
+        "validation",
+        "packing",
+        "tokenizer_vocab_size",
+        "synthetic_tokens",
+        "skip_bad",
+        "cache",
+    ),
     tokens=lambda model: model.seq_len,
     arrays=lambda model, rows: (Input((rows, model.seq_len), "int64"),) * 2,
     load=Reference("polyreme.recipes.text_data", "load_corpus"),

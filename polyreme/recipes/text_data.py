@@ -3,7 +3,6 @@
 digest of everything it came from, written aside and renamed, so that any number of runs may share it.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -11,8 +10,6 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,67 +19,18 @@ from tokenizers import Tokenizer
 
 from polyreme.data.text_files import BadLines, read_chunks
 from polyreme.data.token_file import TokenFile
+from polyreme.data.windows import TokenDataset
 from polyreme.errors import ConfigError, DataError
 from polyreme.models.families import BYTE_LEVEL, FAMILIES, TokenizerTrainer
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import DataConfig, PretrainConfig
+from polyreme.recipes.corpus import Corpus
+from polyreme.recipes.pair_data import load_pairs
+from polyreme.recipes.paths import resolve
 from polyreme.registry import Reference
 
 _FORMAT = 2  # raised when the files below change meaning, so that old folders are not read
 _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a process that died
-_REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-class TokenDataset:
-    """Windows of seq_len tokens with the token that follows each: map-style, deterministic, cheap to send to a worker.
-
-    Item i is (tokens, labels), both int32 `[seq_len]`; labels are the tokens one place on. Windows do not overlap, what
-    is left at the end is dropped.
-    """
-
-    def __init__(self, tokens: TokenFile, start: int, stop: int, seq_len: int):
-        self.tokens, self.start, self.stop, self.seq_len = tokens, start, stop, seq_len
-
-    def __len__(self) -> int:
-        return max(0, (self.stop - self.start - 1) // self.seq_len)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        length = len(self)
-        if not -length <= index < length:
-            raise IndexError(f"sample {index} of a data set of {length}")
-        begin = self.start + (index % length) * self.seq_len
-        window = self.tokens.window(begin, self.seq_len + 1)
-        return window[:-1], window[1:]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Prepared data: both splits, the digest a resumed run compares, and the folder it lies in."""
-
-    train: TokenDataset
-    validation: TokenDataset
-    digest: str
-    num_tokens: int
-    vocab_size: int
-    folder: Path
-
-    @property
-    def summary(self) -> str:
-        """How much it is, in words."""
-        return f"{self.num_tokens:,} tokens of a vocabulary of {self.vocab_size:,}"
-
-    def shown(self, index: int) -> str:
-        """A training sample as the model sees it, decoded again."""
-        tokens, labels = self.train[index]
-        row = tokens.tolist()
-        text = str(row) if self.tokenizer is None else self.tokenizer.decode(row, skip_special_tokens=False)
-        return f"{len(tokens)} tokens, {len(labels)} counted in the loss\n{text}"
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer trained on this text, or None for synthetic tokens."""
-        path = self.folder / "tokenizer.json"
-        return Tokenizer.from_file(str(path)) if path.exists() else None
 
 
 def random_rows(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -93,10 +41,13 @@ def random_rows(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, np
 
 
 def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:
-    """Prepare the data of a run, kept under data.cache or else in OUTPUT/data; see prepare.
+    """Prepare the data of a run, kept under data.cache or else in OUTPUT/data; see prepare. Pairs of token files, which
+    data.train names, are read as they are.
 
     Raises DataError also if a split does not fill one batch, so that no run ends well having trained on nothing.
     """
+    if config.data.train:
+        return load_pairs(config, base)
     cache = Path(config.data.cache or Path(config.output) / "data")
     size, seq_len, batch = config.tokenizer_vocab_size, config.model.seq_len, config.train.global_batch
     tokenizer = FAMILIES[config.model.family].tokenizer
@@ -137,20 +88,6 @@ def prepare(
     if facts is None:
         facts = _build(folder, data, paths, vocab_size, tokenizer)
     return _split(data, folder, facts, seq_len)
-
-
-def resolve(text: str, base: Path | None) -> Path:
-    """The file a path in a configuration means. Raises DataError listing where it was looked for."""
-    path = Path(text).expanduser()
-    folders = (
-        [Path()] if path.is_absolute() else [folder for folder in (base, Path(), _REPOSITORY) if folder is not None]
-    )
-    for folder in folders:
-        with contextlib.suppress(OSError):  # a name too long, a folder that may not be read
-            if (folder / path).is_file():
-                return folder / path
-    looked = ", ".join(dict.fromkeys(str((folder / path).absolute()) for folder in folders))
-    raise DataError(f"data.text: no file {text!r}; looked for {looked}")
 
 
 def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:

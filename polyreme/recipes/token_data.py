@@ -14,6 +14,8 @@ from polyreme.errors import ConfigError, DataError
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes import published
+from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.pair_data import load_pairs
 
 _ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 """Tokens that close a text, where nothing says which one does."""
@@ -93,3 +95,23 @@ def check_lines(prefix: Path) -> Iterator[str]:
         )
     path = beside(pair.prefix, ".tokenizer.json")
     yield f"digests as prepared{'' if path.is_file() else f'; {path.name}, which generation needs, is missing'}"
+
+
+def blend_lines(config: PretrainConfig, base: Path | None) -> Iterator[str]:
+    """Of each source of data.train its share, its samples and how many a run takes of it.
+
+    Raises ConfigError for a configuration without data.train, and what opening the pairs raises.
+    """
+    if not config.data.train:
+        raise ConfigError("the configuration has no data.train, whose sources could be mixed; data.text is one source")
+    mixture = load_pairs(config, base).train
+    blend, taken = mixture.blend, config.train.steps * config.train.global_batch
+    steps = f"{config.train.steps:,} steps of {config.train.global_batch}"
+    yield f"{taken:,} samples: {steps}, {config.model.seq_len} tokens each"
+    rows = zip(config.data.train, blend.shares, mixture.lengths, blend.counts(taken), strict=True)
+    for source, share, length, count in rows:
+        yield (
+            f"  {source.path}: {100 * share / sum(blend.shares):.4g}% of samples, {count:,} of {length:,}: "
+            f"{count / length:.2f} passes"
+        )
+    yield f"after any number of samples a source is off its share by {blend.bound:.2f} samples at most"

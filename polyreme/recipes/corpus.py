@@ -1,0 +1,48 @@
+"""What a run of token samples reads: both splits and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from polyreme.io.sampler import RandomSampler
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Prepared data: both splits, the digest a resumed run compares, and the folder it lies in.
+
+    sampler: makes the order in which a run reads the samples, of (data set, generator).
+    """
+
+    train: Any
+    validation: Any
+    digest: str
+    num_tokens: int
+    vocab_size: int
+    folder: Path
+    sampler: Callable[..., Any] = RandomSampler
+    tokenizer_file: str = "tokenizer.json"
+
+    @property
+    def summary(self) -> str:
+        """How much it is, in words."""
+        return f"{self.num_tokens:,} tokens of a vocabulary of {self.vocab_size:,}"
+
+    def shown(self, index: int) -> str:
+        """A training sample as the model sees it, decoded again."""
+        tokens, labels = self.train[index]
+        row = tokens.tolist()
+        text = str(row) if self.tokenizer is None else self.tokenizer.decode(row, skip_special_tokens=False)
+        return f"{len(tokens)} tokens, {len(labels)} counted in the loss\n{text}"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the tokens, or None where none is known, as for synthetic ones."""
+        path = self.folder / self.tokenizer_file
+        return Tokenizer.from_file(str(path)) if path.exists() else None
