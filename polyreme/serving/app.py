@@ -11,6 +11,7 @@ from polyreme.errors import ConfigError
 from polyreme.generation.sampling import SamplingParams
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer
 from polyreme.serving.metrics import CONTENT_TYPE
+from polyreme.serving.page_files import page_file
 from polyreme.serving.refusals import HttpRefusal
 from polyreme.serving.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
 from polyreme.serving.service import TextPiece, TextService
@@ -34,6 +35,8 @@ class Endpoints:
     def app(self) -> Starlette:
         """The ASGI application."""
         routes = [
+            Route("/", self.page),
+            Route("/page/{name}", self.page),
             Route("/health", self.health),
             Route("/version", self.version),
             Route("/metrics", self.metrics),
@@ -51,6 +54,10 @@ class Endpoints:
             Exception: _failed,
         }
         return Starlette(routes=routes, exception_handlers=handlers)
+
+    async def page(self, request: Request) -> Response:
+        """The chat page, and what it is made of."""
+        return page_file(request.path_params.get("name", "index.html"))
 
     async def health(self, request: Request) -> Response:
         """200 when requests are taken, 503 before and after."""
@@ -220,13 +227,15 @@ class Endpoints:
         return self._texts
 
     def _described(self, name: str) -> dict[str, Any]:
+        is_ready = self.service.state == "ready"
         return {
             "id": name,
             "object": "model",
             "created": self.service.created,
             "owned_by": "polyreme",
             "root": self.service.names[0],
-            "max_model_len": self.service.model.max_model_len if self.service.state == "ready" else None,
+            "max_model_len": self.service.model.max_model_len if is_ready else None,
+            "has_chat_template": self.service.model.tokenizer.template is not None if is_ready else None,
         }
 
 

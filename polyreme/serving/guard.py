@@ -126,7 +126,7 @@ class Guard:
         if sum(hmac.compare_digest(digest, key) for key in self._access.keys):
             return
         # a browser asks its user for the key of a page
-        scheme = 'Basic realm="polyreme", charset="UTF-8"' if path == "/" else "Bearer"
+        scheme = 'Basic realm="polyreme", charset="UTF-8"' if path == "/" or path.startswith("/page/") else "Bearer"
         raise HttpRefusal(
             401,
             "a key is needed that the server knows: Authorization: Bearer KEY",

@@ -164,6 +164,13 @@ class ServedThread:
             self.listener.close()
 
 
+def wait_until(is_so, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_so()
+
+
 def scripted_model(seconds=0.0, max_model_len=64, max_num_seqs=8, **options):
     tokenizer = tokenizer_of(**options)
     return ServedModel(ScriptedEngine(tokenizer, seconds, max_num_seqs), tokenizer, max_model_len)

@@ -1,7 +1,6 @@
 """Completions, whole and streamed, by OpenAI's own client where it is installed; an engine that repeats its prompt."""
 
 import json
-import time
 
 import pytest
 
@@ -10,7 +9,7 @@ httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
 from polyreme.serving.service import ServiceLimits  # noqa: E402
-from tests.serving.scripted import ServedThread, scripted_model  # noqa: E402
+from tests.serving.scripted import ServedThread, scripted_model, wait_until  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +91,6 @@ def test_a_stop_string_ends_a_text_and_its_engine_request(served, stream):
     assert "".join(choice["text"] for choice in choices) == "to be or "
     assert choices[-1]["finish_reason"] == "stop"
     assert wait_until(lambda: not served.model.engine.live)
-
-
-def wait_until(is_so, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return is_so()
 
 
 def test_token_ids_and_logprobs_come_with_the_text(served):
