@@ -43,7 +43,7 @@ FLOORS = {
     "polyreme.nn": [
         "attention clip functional hooks parameter second_names initializer",
         "layer lazy",
-        "layers summary",
+        "layers summary alike",
         "flops reweighted utils",
     ],
     "polyreme.distributed": [

@@ -40,6 +40,22 @@ class TensorState:
             watch.active.created(self)
 
 
+class Elsewhere:
+    """Stands as the array of a Tensor whose value is not in the devices' memory, such as a parameter on a disk.
+
+    It tells shape, dtype and layout; `read` gives the value. state.read and the modes that run ops call it, and
+    state.write replaces the value with `fill`.
+    """
+
+    def read(self) -> Any:
+        """The value as an array, in the devices' memory."""
+        raise NotImplementedError
+
+    def fill(self, array: Any) -> None:
+        """Replace the value."""
+        raise NotImplementedError
+
+
 class Watcher(Protocol):
     """What watches the Tensors and Layers of a thread while its code is captured or recorded.
 
@@ -168,13 +184,16 @@ def read(tensor: TensorState) -> Any:
     """The tensor's array, telling the capture in progress that it is read."""
     if watch.active is not None:
         return watch.active.read(tensor)
-    return tensor._array
+    array = tensor._array
+    return array.read() if isinstance(array, Elsewhere) else array
 
 
 def write(tensor: TensorState, array: Any) -> None:
     """Replace the tensor's array, telling the capture in progress."""
     if watch.active is not None:
         watch.active.write(tensor, array)
+    elif isinstance(tensor._array, Elsewhere) and array is not tensor._array:
+        tensor._array.fill(array)
     else:
         tensor._array = array
 

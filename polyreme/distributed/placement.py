@@ -21,25 +21,32 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import Parameter, is_made
-from polyreme.optimizer.on_disk import DiskTier
+from polyreme.nn.parameter import Parameter, Unmade, is_made
+from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles
 
 KINDS = ("param", "use", "grad", "state")
 
 
 def apply_plan(
-    plan: Plan, model: Layer, devices: Sequence[Device] | None = None, chunks: Sequence[Layer] | None = None
+    plan: Plan,
+    model: Layer,
+    devices: Sequence[Device] | None = None,
+    chunks: Sequence[Layer] | None = None,
+    *,
+    streams: bool = False,
 ) -> Layout:
     """Put plan in force: move model's parameters and buffers onto the mesh and tell them where gradients and optimizer
     state go. Call it before the optimizer's first step. -> the layout, which `shard_batch` takes.
 
     chunks: under a pipeline (plan.mesh.pp > 1), the parts of the model in the order that data flows through them; what
-    several parts share is at home on the stage of the first. Parameters without values (nn.LazyGuard) stay without, and
-    know where theirs go. If the mesh spans processes, each calls this, and
-    parameters, buffers and the random key start as rank 0 has them. Raises PlacementError for a mesh that does not fit
-    the devices, a dim that does not divide, or a model that a pipeline is asked of and that has no such parts.
+    several parts share is at home on the stage of the first. streams: the caller's step brings parameters that the plan
+    offloads (distributed.pipeline.streamed); those without values (nn.LazyGuard) get them here, one after another.
+    Under other plans parameters without values stay without, and know where theirs go. If the mesh spans processes,
+    each calls this, and parameters, buffers and the random key start as rank 0 has them. Raises PlacementError for a
+    mesh that does not fit the devices, a dim that does not divide, or a model that a pipeline is asked of and that has
+    no such parts.
     """
-    _check_offload(plan)
+    _check_offload(plan, streams)
     layout = Layout(plan, devices)
     home = _homes(layout, model, chunks)
     placed = []
@@ -53,8 +60,10 @@ def apply_plan(
         replicas.agree([*(p for p, _ in placed if is_made(p)), *model.buffers(), holder])
     for p, shardings in placed:
         set_layouts(p, plan, shardings)
-        if is_made(p) or mode.on:
+        if (is_made(p) or mode.on) and "param" not in plan.offload:
             state.write(p, put(p._array, shardings["param"]))
+    if "param" in plan.offload:
+        _move_values(plan, [p for p, _ in placed])
     _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():
         state.write(buffer, put(buffer._array, home[id(buffer)].replicated()))
@@ -98,12 +107,57 @@ def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
         p.state_tier = None
 
 
-def _check_offload(plan: Plan) -> None:
-    refused = [kind for kind in plan.offload if kind in ("param", "grad")]
-    if refused:
+def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
+    """Give parameters their values in the order in which they were made, each moved to its tier before the next."""
+    moved = [p for p in parameters if not p.is_statistic]
+    files = StateFiles(DiskTier(plan.offload_path or "", plan.offload_buffers), "parameters")
+    entries = []
+    for p in moved:
+        like = jax.ShapeDtypeStruct(tuple(p.shape), p.dtype, sharding=p.layouts["param"])
+        entries.append((p, {"param": StateEntry(p.name, like, None)}))
+    files.add(entries)
+    for p in sorted(parameters, key=_order_made):
+        p.initialize()
+        if p.is_statistic:
+            state.write(p, put(p._array, p.layouts["param"]))
+            continue
+        stored = files.tensor(p, "param").stored
+        stored.fill(state.read(p))
+        stored.keeper = files
+        p._array = stored
+
+
+def _order_made(p: Parameter) -> int:
+    return p._array.number if isinstance(p._array, Unmade) else -1
+
+
+def _check_offload(plan: Plan, streams: bool) -> None:
+    if "grad" in plan.offload:
         raise PlacementError(
-            f"plan: offload {refused} is not available: parameters and gradients stay on the devices; keep 'state' and "
-            "'act' in offload, and use sharding stage 3 to hold fewer parameters on each device"
+            "plan: offload 'grad' is not available by itself: gradients go where 'param' goes; offload 'param', or "
+            "leave 'grad' out and use sharding stage 2 to hold fewer gradients on each device"
+        )
+    if "param" not in plan.offload:
+        return
+    if not streams:
+        raise PlacementError(
+            "plan: offload 'param' needs a step that brings the weights of one chunk of the model after another: "
+            "polyreme pretrain, or PlannedStep; use one of those, or sharding stage 3 to hold fewer parameters on each "
+            "device"
+        )
+    if plan.offload["param"] == "host":
+        raise PlacementError(
+            "plan: offload 'param' to host is not available; offload {param: disk, state: disk}, or leave 'param' out"
+        )
+    if plan.mesh.pp > 1:
+        raise PlacementError(
+            f"plan: offload 'param' on mesh {plan.mesh}: stages of a pipeline hold their parameters; set pp to 1, or "
+            "leave 'param' out"
+        )
+    if jax.process_count() > 1:
+        raise PlacementError(
+            f"plan: offload 'param' in {jax.process_count()} processes is not available; use one process, or leave "
+            "'param' out"
         )
 
 

@@ -14,10 +14,11 @@ from polyreme.core import state
 from polyreme.core.abstract import mode
 from polyreme.core.backend import Device
 from polyreme.distributed.communication import replicas
-from polyreme.distributed.pipeline.chunks import in_chunks
+from polyreme.distributed.pipeline.chunks import in_chunks, in_small_chunks
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.step import PipelineStep
+from polyreme.distributed.pipeline.streamed import StreamedPipeline
 from polyreme.distributed.placement import apply_plan
 from polyreme.distributed.whole_step import WholeStep
 from polyreme.eager.tensor import Tensor
@@ -27,6 +28,7 @@ from polyreme.mesh import Plan
 from polyreme.mesh.strategy import BRANCHES
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
+from polyreme.optimizer.on_disk import StateFiles
 from polyreme.training import Microbatch, StepPolicy, StepResult, TrainingStep, cut
 
 
@@ -50,16 +52,21 @@ class PlannedStep:
         loss: Callable[[Any, Any, Any], Tensor] | None = None,
     ) -> None:
         self.model, self.plan, self.policy = model, plan, policy
-        self.layers: PipelineLayer | None = in_chunks(model, plan) if plan.mesh.pp > 1 else None
+        streams = "param" in plan.offload
+        check_offload(plan, policy)
+        self.layers: PipelineLayer | None = None
+        if plan.mesh.pp > 1 or streams:
+            self.layers = in_small_chunks(model) if streams else in_chunks(model, plan)
         chunks = self.layers and self.layers.get_model_chunks()
-        self.layout = apply_plan(plan, model, devices, chunks)
+        self.layout = apply_plan(plan, model, devices, None if streams else chunks, streams=streams)
         self.optimizer = optimizer(model)
         policy.precision.decorate(model, self.optimizer)
         self.optimizer.create_state()
         _check_state_goes(plan, self.optimizer)
         self.step: Any
         if chunks is not None:
-            pipeline = Pipeline(chunks, [pipeline_loss(model)], self.layout, getattr(model, "pipeline_output", None))
+            parts = (chunks, [pipeline_loss(model)], self.layout, getattr(model, "pipeline_output", None))
+            pipeline = StreamedPipeline(*parts, model.parameters()) if streams else Pipeline(*parts)
             self.step = PipelineStep(pipeline, policy, self.optimizer)
         else:
             objective = loss or loss_of
@@ -76,8 +83,15 @@ class PlannedStep:
 
     @property
     def is_staged(self) -> bool:
-        """True if the step is a program for each task of pipeline stages, not one."""
+        """True if the step is a program for each task of pipeline stages, or chunks, not one."""
         return self.layers is not None
+
+    @property
+    def files(self) -> list[StateFiles]:
+        """What lies on disk; str() of each tells how much, where, and how fast a trial of that disk was."""
+        pipeline = self.step.pipeline if self.is_staged else None
+        streamed = pipeline.files if isinstance(pipeline, StreamedPipeline) else []
+        return [*streamed, *([self.optimizer.files] if self.optimizer.files is not None else [])]
 
     def __call__(self, inputs: Any, labels: Any) -> StepResult:
         """One optimizer step on a global batch, cut into the plan's microbatches."""
@@ -112,6 +126,27 @@ class PlannedStep:
     def cut(self, inputs: Any, labels: Any) -> list[Microbatch]:
         """A global batch on the host in the plan's number of microbatches."""
         return cut([inputs, labels], self.plan.num_microbatches, None)
+
+
+def check_offload(plan: Plan, policy: StepPolicy) -> None:
+    """Raises ConfigError for a policy under which the plan's offload does not work."""
+    if "param" not in plan.offload:
+        return
+    if policy.precision.level == "O2":
+        raise ConfigError(
+            "plan: offload of param with amp level O2, whose 16-bit parameters and float32 master weights are not "
+            "moved; use level O1, or leave param out and offload state"
+        )
+    if policy.spikes is not None and policy.spikes.action != "skip":
+        raise ConfigError(
+            f"plan: offload of param with spikes={policy.spikes.action!r}, which would bring every gradient into "
+            "memory at once; use 'skip'"
+        )
+    if policy.precision.is_on and policy.precision.scaler is not None:
+        raise ConfigError(
+            "plan: offload of param with a loss scaler, which would bring every gradient into memory at once; use "
+            "bfloat16, which needs none"
+        )
 
 
 def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:

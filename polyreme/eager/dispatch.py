@@ -188,6 +188,9 @@ class Eager:
         try:
             result = tape.apply(kernel, tuple(arrays), tuple(edges))
         except ValueError as error:
+            if any(isinstance(a, state.Elsewhere) for a in arrays):
+                values = tuple(a.read() if isinstance(a, state.Elsewhere) else a for a in arrays)
+                return tape.apply(kernel, values, tuple(edges))
             unmade = next((a for a in arrays if hasattr(type(a), "refuse")), None)
             raise _device_error(op, error) if unmade is None else unmade.refuse() from error
         except NotImplementedError as error:

@@ -57,7 +57,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
         array = (
             data
-            if isinstance(data, (jax.Array, Symbol, Abstract)) and dtype is None and place is None
+            if isinstance(data, (jax.Array, Symbol, Abstract, state.Elsewhere)) and dtype is None and place is None
             else as_array(data, dtype, place)
         )
         super().__init__(array, stop_gradient)

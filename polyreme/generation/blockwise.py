@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from polyreme.core.state import TensorState
 from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
 from polyreme.models.cache import CacheRows
-from polyreme.nn import Layer, ParamAttr
+from polyreme.nn.alike import are_alike, tensors_of
 from polyreme.ops.gather_scatter import take_along_axis
-
-_IDENTITY = frozenset({"_full_name", "_parameters", "_buffers", "_sub_layers", "_made"})
-"""Attributes of a Layer that say which one it is, or that are compared by themselves."""
 
 
 class BlockwiseSteps:
@@ -66,7 +61,7 @@ class BlockwiseSteps:
     def _pairs(self, first: int, number: int) -> list[tuple[TensorState, TensorState]]:
         """Tensors of the one block and its cache, each with that of the other."""
         mine, other = (
-            [*_tensors(self.model.blocks[n]), self.cache.layers[n].keys, self.cache.layers[n].values]
+            [*tensors_of(self.model.blocks[n]), self.cache.layers[n].keys, self.cache.layers[n].values]
             for n in (first, number)
         )
         return list(zip(mine, other, strict=True))
@@ -90,47 +85,6 @@ class BlockwiseSteps:
             last = (counts - 1).clip(min=0).astype("int64").reshape([-1, 1, 1]).expand([-1, 1, x_bse.shape[-1]])
             x_bse = take_along_axis(x_bse, last, 1)
         return self.model.project(x_bse)[:, 0].astype("float32")
-
-
-def are_alike(one: Layer, other: Layer) -> bool:
-    """Whether two layers do the same but for the values of their parameters and buffers, as far as can be told.
-
-    >>> from polyreme.nn import Linear
-    >>> are_alike(Linear(2, 3), Linear(2, 3)), are_alike(Linear(2, 3), Linear(3, 3))
-    (True, False)
-    """
-    if type(one) is not type(other) or one._sub_layers.keys() != other._sub_layers.keys():
-        return False
-    mine, others = (
-        {name: value for name, value in vars(layer).items() if name not in _IDENTITY} for layer in (one, other)
-    )
-    if mine.keys() != others.keys() or any(not _same(mine[name], others[name]) for name in mine):
-        return False
-    tables = ((one._parameters, other._parameters), (one._buffers, other._buffers))
-    if any(_forms(table) != _forms(of_other) for table, of_other in tables):
-        return False
-    pairs = zip(one._sub_layers.values(), other._sub_layers.values(), strict=True)
-    return all(a is b or (a is not None and b is not None and are_alike(a, b)) for a, b in pairs)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two attributes are the same object, equal plain values, or say how parameters begin."""
-    if one is other or (isinstance(one, ParamAttr) and isinstance(other, ParamAttr)):
-        return True
-    if type(one) is not type(other) or not isinstance(one, (bool, int, float, str, tuple, list, dict, set, np.dtype)):
-        return False
-    return repr(one) == repr(other)
-
-
-def _forms(tensors: Any) -> list[tuple]:
-    return [
-        (name, t if t is None else (tuple(t.shape), t.dtype, t.stop_gradient, repr(getattr(t, "dims", None))))
-        for name, t in tensors.items()
-    ]
-
-
-def _tensors(layer: Layer) -> list[TensorState]:
-    return [*layer.parameters(), *layer.buffers()]
 
 
 def _parts(x: Any) -> tuple[Any, ...]:

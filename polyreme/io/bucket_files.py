@@ -92,11 +92,12 @@ class BucketFile:
                 _write(fd, array, offset)
                 offset += array.nbytes
 
-    def read_part(self, at: int) -> np.ndarray:
-        """One array, by its place, in memory of its own."""
+    def read_part(self, at: int, out: np.ndarray | None = None) -> np.ndarray:
+        """One array, by its place: a view of out (uint8, as many bytes), or in memory of its own."""
         part = self.parts[at]
-        out = aligned_buffer(part.nbytes)
-        with self._named("read"):
+        out = aligned_buffer(part.nbytes) if out is None else out
+        with self._lock, self._named("read"):  # not while write_part makes the file anew
+            fault_point("offload.part")
             _read(self._fd, out, part.offset)
         return out.view(part.dtype).reshape(part.shape)
 

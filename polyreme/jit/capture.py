@@ -156,6 +156,9 @@ class Capture:
         """The tensor's array, noting state."""
         self.touch(tensor)
         array = tensor._array
+        if isinstance(array, state.Elsewhere):
+            with jax.ensure_compile_time_eval():
+                return array.read()
         if self.detach and tensor.stop_gradient and isinstance(array, Tracer) and dtypes.is_inexact(array.dtype):
             return jax.lax.stop_gradient(array)
         return array

@@ -295,7 +295,7 @@ class CapturedProgram:
             # something else looks at this buffer (a detach(), a tape, a state_dict): give the program a copy
             donated.append(array if sys.getrefcount(array) <= _SOLE_OWNER else jnp.copy(array))
         array = None
-        read = [t._array for t in tensors[count:]]
+        read = [state.read(t) for t in tensors[count:]]
         free = [arguments[i]._array for i in self._free]
         if not self._compiled:
             self._compile(donated, read, *free)
@@ -354,7 +354,7 @@ class CapturedProgram:
     def _run_taped(self, arguments: list[TensorState]) -> Any:
         tensors = self._current()
         every = [*tensors, *(arguments[i] for i in self._free)]
-        results = tape.apply(self._kernel, tuple(t._array for t in every), tuple(tape.edge_of(t) for t in every))
+        results = tape.apply(self._kernel, tuple(map(state.read, every)), tuple(tape.edge_of(t) for t in every))
         extra = len(self.found.new_grads) + len(self.found.args_graded) + len(self.found.args_written)
         split = len(results) - self._num_written - extra
         outs, written, rest = (

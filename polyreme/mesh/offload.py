@@ -13,7 +13,7 @@ OFFLOAD = ("param", "grad", "state", "act")
 TIERS = ("host", "disk")
 """Where to: the host's memory, or files of the disk that Plan.offload_path names."""
 
-_TO_DISK = ("state",)
+_TO_DISK = ("param", "state")
 
 BUFFERS = 3
 """Buckets that are on their way at once where a plan does not say: one read, one updated, one written."""
@@ -81,6 +81,13 @@ def check_settings(offload: Offload, path: object, ratio: object, buffers: objec
             f"offload_buffers={buffers} in plan, and nothing goes to disk; leave it out, or set offload to "
             "{state: disk}"
         )
+    if offload.get("param") == "disk" and offload.get("state") != "disk":
+        raise ConfigError(
+            f"offload {offload.plain()} in plan: param to disk with the optimizer's state, which is larger, in memory; "
+            "set offload to {param: disk, state: disk}"
+        )
+    if "param" in offload and ratio != 1:
+        raise ConfigError(f"offload_ratio={ratio} in plan, and param is offloaded whole; leave the ratio out, or param")
     if "state" not in offload and ratio != 1:
         raise ConfigError(f"offload_ratio={ratio} in plan, and offload has no state; leave it out, or offload state")
 

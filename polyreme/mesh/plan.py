@@ -59,7 +59,7 @@ class Plan:
     mapping of its fields.
     offload: what goes to the host's memory, or a mapping of that to "host" or "disk" (Offload). offload_path: the
     folder of what goes to disk. offload_ratio: the part of the optimizer's state that goes, in bytes; the first
-    parameters' state stays. offload_buffers: buckets of state on disk that are on their way at once.
+    parameters' state stays. offload_buffers: buckets on disk that are on their way at once; 1 reads nothing ahead.
 
     Raises ConfigError for a value out of range and for an axis of degree > 1 that the strategy never uses: its devices
     would all do the same work.

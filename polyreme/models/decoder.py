@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -180,7 +179,7 @@ class Decoder(Pretrained, Layer):
         Of a family cut at "layers" each block is one, the first with the embedding before it, the last with the norm.
         """
         embedding, norm = Part(self.embed, **self.embedding_layers()), Part(self.normed, **self.output_layers())
-        blocks: list[Layer] = [Part(functools.partial(self.run_block, block), block=block) for block in self.blocks]
+        blocks: list[Layer] = [BlockPart(self.run_block, block) for block in self.blocks]
         if self.family.cut == "items":
             return [embedding, *blocks, norm]
         blocks[0] = Sequential(embedding, blocks[0])
@@ -242,3 +241,20 @@ class Part(Layer):
 
     def forward(self, x: Any) -> Any:
         return self.call(x)
+
+
+class BlockPart(Part):
+    """A block of a model as a Part: parts of blocks that are alike are alike (nn.alike).
+
+    run: a method of the model that takes a block and what it is run on.
+
+    >>> from polyreme.nn import Linear
+    >>> BlockPart(lambda block, x: block(x), Linear(2, 3)).parameters()[0].shape
+    paddle.Size([2, 3])
+    """
+
+    def __init__(self, run: Callable[[Layer, Any], Any], block: Layer) -> None:
+        super().__init__(run, block=block)  # type: ignore[arg-type]  # called with the block
+
+    def forward(self, x: Any) -> Any:
+        return self.call(self._sub_layers["block"], x)  # type: ignore[call-arg]

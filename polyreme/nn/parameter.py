@@ -18,6 +18,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
 
 _names = itertools.count()
+_order = itertools.count()
 
 
 class _Making(threading.local):
@@ -31,10 +32,17 @@ making = _Making()
 
 
 class Unmade(Symbol):
-    """Stands for the array of a parameter made under LazyGuard, which has no memory yet."""
+    """Stands for the array of a parameter made under LazyGuard, which has no memory yet.
 
-    __slots__ = ("initializer",)
+    number: its place among all that were made, which is the order in which values would have been drawn.
+    """
+
+    __slots__ = ("initializer", "number")
     initializer: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.number = next(_order)
 
     def refuse(self) -> ConfigError:
         """What is raised where its value is needed."""

@@ -1,14 +1,17 @@
-"""Optimizer state that lies in files: Tensors whose values are read when asked for, in buckets of whole parameters."""
+"""Parameters, gradients and optimizer state that lie in files: values are read when asked for, in buckets of whole
+parameters.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from polyreme.core.state import TensorState, Tracer
+from polyreme.core.state import Elsewhere, TensorState, Tracer
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError
 from polyreme.io.bucket_files import BucketFile, BucketStream, DiskSpeed, FilePart, free_bytes, measure
@@ -40,19 +43,59 @@ class DiskTier:
 
 @dataclass(frozen=True)
 class StateEntry:
-    """An array of state that is to be stored: its name, and its values as they are now."""
+    """An array that is to be stored: its name, its shape, dtype and layout, and what makes its first values; zeros if
+    that is None."""
 
     name: str
-    array: jax.Array
+    like: jax.ShapeDtypeStruct
+    make: Callable[[], jax.Array] | None
 
 
-class StoredArray:
+class StoredArray(Elsewhere):
     """Stands for a jax array whose bytes lie in a bucket's file: one part of the file for each box of it that devices
-    of this process hold, by where the box starts."""
+    of this process hold, by where the box starts.
 
-    def __init__(self, like: jax.Array, file: BucketFile, places: Mapping[Start, int]) -> None:
-        self.shape, self.dtype, self.sharding = tuple(like.shape), like.dtype, like.sharding
+    It may stand in the place of a Tensor's array. Anything but shape, dtype and layout that is asked of it is asked of
+    the array, which is read from the file for it.
+    """
+
+    committed = True
+
+    def __init__(self, like: Any, file: BucketFile, places: Mapping[Start, int]) -> None:
+        self.shape, self.dtype, self.sharding = tuple(like.shape), np.dtype(like.dtype), like.sharding
         self.file, self.places = file, dict(places)
+        # what deletes the file once nothing stands in it any longer
+        self.keeper: Any = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        return self.sharding.is_fully_addressable
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.read(), dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.read()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "places" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.read(), name)
+
+    def __deepcopy__(self, memo: dict) -> jax.Array:
+        return self.read()
 
     def read(self) -> jax.Array:
         """The array, in the devices' memory."""
@@ -92,11 +135,11 @@ class StoredTensor(Tensor):
     stored: StoredArray
 
     @classmethod
-    def of(cls, stored: StoredArray, array: jax.Array) -> StoredTensor:
-        """One with these values."""
+    def of(cls, stored: StoredArray) -> StoredTensor:
+        """The one whose value is there."""
         tensor = cls.__new__(cls)
         tensor.stored = stored
-        TensorState.__init__(tensor, array)
+        TensorState.__init__(tensor, stored)
         return tensor
 
     @property
@@ -134,27 +177,87 @@ class Bucket:
             for key, tensor in self.tensors.items()
         }
 
-    def result(self, old: Sequence[np.ndarray], new: Mapping[tuple[int, str], jax.Array]) -> list[np.ndarray]:
-        """The arrays of the file after an update that gave these; waits for it."""
+    def result(
+        self,
+        old: Sequence[np.ndarray],
+        new: Mapping[tuple[int, str], jax.Array],
+        others: Sequence[tuple[StoredArray, jax.Array]] = (),
+    ) -> list[np.ndarray]:
+        """The arrays of the file after an update that gave these, then the boxes of what others become; waits for
+        it."""
         # on every device: one that holds a copy of a box may still read the buffer that is filled again next
-        jax.block_until_ready(new)
+        jax.block_until_ready((new, [array for _, array in others]))
         arrays = list(old)
         for key, array in new.items():
             for start, values in boxes_of(array).items():
                 arrays[self.tensors[key].stored.places[start]] = np.asarray(values)
+        for stored_array, array in others:
+            boxes = boxes_of(array)
+            arrays += [np.asarray(boxes[start]) for start in stored_array.places]
         return arrays
 
 
-class StateFiles:
-    """An optimizer's state on disk: a folder of its own below the tier's path, which goes when the process does.
+class UpdateFile:
+    """What the update of a bucket reads and writes as if it were one file: the bucket's state, then arrays of its
+    parameters that lie elsewhere on the disk.
 
-    Buckets are added as parameters get their state. What a process that was killed left there is taken away by the next
-    that uses the path. Raises ConfigError, before anything is written, for a path that cannot be written or that has no
-    room.
+    written: of those arrays, how many of the first are written back.
     """
 
-    def __init__(self, tier: DiskTier) -> None:
-        self.tier = tier
+    def __init__(self, file: BucketFile, others: Sequence[StoredArray], written: int) -> None:
+        self.file, self.others, self.written = file, others, written
+        self._count = len(file.parts)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes that are read."""
+        return self.file.data_bytes + sum(_aligned(part.nbytes) for part in self._parts()) + _ALIGNMENT
+
+    def read(self, buffer: np.ndarray) -> list[np.ndarray]:
+        """All arrays, as views of the buffer: those of the file, then each box of the others."""
+        arrays, offset = self.file.read(buffer), _aligned(self.file.data_bytes)
+        for other in self.others:
+            for at in other.places.values():
+                part = other.file.parts[at]
+                arrays.append(other.file.read_part(at, buffer[offset : offset + part.nbytes]))
+                offset += _aligned(part.nbytes)
+        return arrays
+
+    def write(self, arrays: Sequence[np.ndarray]) -> None:
+        """Replace the arrays of the file, then those of the others that are written."""
+        self.file.write(arrays[: self._count])
+        values = iter(arrays[self._count :])
+        for other in self.others[: self.written]:
+            for at in other.places.values():
+                other.file.write_part(at, next(values))
+
+    def assemble_others(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
+        """The other arrays, of what read gave."""
+        values = iter(arrays[self._count :])
+        return [other.assemble({start: next(values) for start in other.places}) for other in self.others]
+
+    def _parts(self) -> list[FilePart]:
+        return [other.file.parts[at] for other in self.others for at in other.places.values()]
+
+
+_ALIGNMENT = 64  # bytes; the CPU backend uses arrays that begin at a multiple of it as they are
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class StateFiles:
+    """Arrays of parameters on disk, such as an optimizer's state: a folder of its own below the tier's path, which goes
+    when the process does.
+
+    what: the arrays, for messages. Buckets are added as parameters get their state. What a process that was killed left
+    there is taken away by the next that uses the path. Raises ConfigError, before anything is written, for a path that
+    cannot be written or that has no room.
+    """
+
+    def __init__(self, tier: DiskTier, what: str = "optimizer state") -> None:
+        self.tier, self.what = tier, what
         self.stream = BucketStream(tier.buffers)
         self.buckets: list[Bucket] = []
         self.speed: DiskSpeed | None = None
@@ -163,7 +266,7 @@ class StateFiles:
         self._home: dict[int, Bucket] = {}
 
     def __deepcopy__(self, memo: dict) -> StateFiles:
-        return StateFiles(self.tier)  # copies of Tensors in its files lie in memory
+        return StateFiles(self.tier, self.what)  # copies of Tensors in its files lie in memory
 
     def has(self, p: Any) -> bool:
         """Whether a parameter's state is here."""
@@ -171,12 +274,12 @@ class StateFiles:
 
     def add(self, entries: Sequence[tuple[Any, Mapping[str, StateEntry]]]) -> None:
         """Store the state of parameters, all on the same devices: slot or "master" -> its entry, by parameter."""
-        nbytes = sum(_local_bytes(entry.array) for _, slots in entries for entry in slots.values())
+        nbytes = sum(_local_bytes(entry.like) for _, slots in entries for entry in slots.values())
         folder = self._claim(nbytes)
         filling: list[tuple[Any, Mapping[str, StateEntry]]] = []
         size = 0
         for p, slots in entries:
-            more = sum(_local_bytes(entry.array) for entry in slots.values())
+            more = sum(_local_bytes(entry.like) for entry in slots.values())
             if filling and size + more > BUCKET_BYTES:
                 self._add_bucket(folder, filling)
                 filling, size = [], 0
@@ -200,20 +303,23 @@ class StateFiles:
 
     def _add_bucket(self, folder: Path, entries: Sequence[tuple[Any, Mapping[str, StateEntry]]]) -> None:
         listed: list[tuple[str, np.dtype, tuple[int, ...]]] = []
-        placed: list[tuple[Any, str, jax.Array, dict[Start, int]]] = []
+        placed: list[tuple[Any, str, StateEntry, dict[Start, int]]] = []
         for p, slots in entries:
             for slot, entry in slots.items():
                 places = {}
-                for start, shape in _boxes(entry.array.sharding, entry.array.shape).items():
+                for start, shape in _boxes(entry.like.sharding, entry.like.shape).items():
                     places[start] = len(listed)
                     at = f"@{','.join(map(str, start))}" if any(start) else ""
-                    listed.append((f"{entry.name}{at}", entry.array.dtype, shape))
-                placed.append((p, slot, entry.array, places))
+                    listed.append((f"{entry.name}{at}", np.dtype(entry.like.dtype), shape))
+                placed.append((p, slot, entry, places))
         name = f"data-{jax.process_index():05d}-{len(self.buckets):05d}.safetensors"
         file = BucketFile(folder / name, listed)
-        tensors = {
-            (id(p), slot): StoredTensor.of(StoredArray(array, file, places), array) for p, slot, array, places in placed
-        }
+        tensors = {}
+        for p, slot, entry, places in placed:
+            stored_array = StoredArray(entry.like, file, places)
+            if entry.make is not None:
+                stored_array.fill(entry.make())  # one after another: all of them need not fit into memory
+            tensors[id(p), slot] = StoredTensor.of(stored_array)
         bucket = Bucket(file, [p for p, _ in entries], tensors)
         self.buckets.append(bucket)
         self._home |= {id(p): bucket for p in bucket.parameters}
@@ -226,7 +332,7 @@ class StateFiles:
             part = int(100 * free / nbytes) / 100
             near = f"lower offload_ratio to {part}" if part else "make room"
             raise ConfigError(
-                f"offload_path: the optimizer's state takes {nbytes} bytes on the disk of {root}, {free} are free; "
+                f"offload_path: {self.what} takes {nbytes} bytes on the disk of {root}, {free} are free; "
                 f"{near}, or name a folder of another disk"
             )
         if self._folder is None:
@@ -236,7 +342,7 @@ class StateFiles:
         return self._folder
 
     def __str__(self) -> str:
-        text = f"optimizer state of {self.nbytes / 1e6:,.1f} MB is in {self.tier.path}, {len(self.buckets)} files"
+        text = f"{self.what} of {self.nbytes / 1e6:,.1f} MB is in {self.tier.path}, {len(self.buckets)} files"
         if self.speed is None:
             return text
         way = "past the system's cache" if self.speed.direct else "through the system's cache, as it must be there"
@@ -270,7 +376,7 @@ def _boxes(sharding: Any, shape: tuple[int, ...]) -> dict[Start, tuple[int, ...]
     return dict.fromkeys(_starts(sharding, tuple(shape)).values(), size)
 
 
-def _local_bytes(array: jax.Array) -> int:
+def _local_bytes(array: Any) -> int:
     boxes = _boxes(array.sharding, array.shape)
     return sum(int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize for shape in boxes.values())
 
@@ -328,4 +434,7 @@ def _discard(folder: Path, lock: int) -> None:
 
 def stored(tensor: TensorState) -> StoredArray | None:
     """What stands for the array of a Tensor that lies in a file; None for any other."""
-    return tensor.stored if isinstance(tensor, StoredTensor) else None
+    if isinstance(tensor, StoredTensor):
+        return tensor.stored
+    array = tensor._array
+    return array if isinstance(array, StoredArray) else None

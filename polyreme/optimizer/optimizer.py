@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -20,7 +20,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.arguments import keywords_of
 from polyreme.core.checked import step_done
-from polyreme.core.meshes import HOST, Devices
+from polyreme.core.meshes import HOST, Devices, everywhere
 from polyreme.core.state import TensorState
 from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
@@ -29,6 +29,7 @@ from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeErr
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.groups import ParameterGroup, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
+from polyreme.optimizer.on_disk import Bucket, StoredArray, UpdateFile
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
 from polyreme.optimizer.state import OptimizerState
 from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, Update, compile_squares, compile_update
@@ -381,17 +382,10 @@ class Optimizer(OptimizerState):
                 f"{type(self).__name__}.step(): an update of the state on disk failed half way ({files.failure}); go "
                 "on from the last checkpoint"
             )
-        key = ("buckets", tuple((self._position[id(p)], self._options(p), p.dtype) for p in live), len(squares))
-        updates = self._updates.get(key)
-        if updates is None:
-            name = f"{type(self).__name__.lower()}_bucket"
-            together = self._clipped_together() if squares else {}
-            leaves = self._leaves(live)
-            updates = KindUpdates(self.rule, self.numbers, self.prepare, leaves, name, together)
-            self._updates[key] = updates  # type: ignore[assignment]  # of another kind than the keys beside it
+        updates = self._updates_by_kind(live, squares)
         shared, place = self._shared.copies[devices], {id(p): at for at, p in enumerate(live)}
         scalars = {n: t._array for n, t in shared.scalars.items()}
-        common = updates.common(  # type: ignore[attr-defined]
+        common = updates.common(
             {
                 "lr": shared.rate._array,
                 "skip": None if skip is None else skip._array,
@@ -400,27 +394,33 @@ class Optimizer(OptimizerState):
             }
         )
         buckets = files.buckets_of(live)
+        reading = [_update_file(bucket, place) for bucket in buckets]
 
         def update(at: int, arrays: list[np.ndarray]) -> Callable[[], list[np.ndarray]]:
             nonlocal scalars
             bucket, old = buckets[at], buckets[at].assemble(arrays)
+            others = dict(zip(map(id, reading[at].others), reading[at].assemble_others(arrays), strict=True))
             new: dict[tuple[int, str], jax.Array] = {}
+            changed: list[tuple[StoredArray, jax.Array]] = []
             for p in (p for p in bucket.parameters if id(p) in place):
+                now, gradient = (others.get(id(t._array), t._array) for t in (p, p._grad))
                 master = old.get((id(p), "master"))
                 slots = {n: old[id(p), n] for n in self.slots}
-                low = p._array if master is not None and skip is not None else None
-                param = p._array if master is None else master
-                wide, rounded, slots, scalars = updates.one(  # type: ignore[attr-defined]
-                    place[id(p)], common, param, low, p._grad._array, slots, scalars
-                )
-                state.write(p, wide if master is None else rounded)
+                low = now if master is not None and skip is not None else None
+                param = now if master is None else master
+                wide, rounded, slots, scalars = updates.one(place[id(p)], common, param, low, gradient, slots, scalars)
+                updated = wide if master is None else rounded
+                if isinstance(p._array, StoredArray):
+                    changed.append((p._array, updated))
+                else:
+                    state.write(p, updated)
                 new |= {(id(p), n): array for n, array in slots.items()}
                 if master is not None:
                     new[id(p), "master"] = wide
-            return functools.partial(bucket.result, arrays, new)
+            return functools.partial(bucket.result, arrays[: len(bucket.file.parts)], new, changed)
 
         try:
-            files.stream.run([bucket.file for bucket in buckets], update)
+            files.stream.run(reading, update)
         except BaseException as error:
             files.failure = error
             raise
@@ -428,6 +428,17 @@ class Optimizer(OptimizerState):
             # laid out as before: numbers made of them in another layout would round otherwise, as after a restore
             where, array = tensor._array.sharding, scalars[name]
             state.write(tensor, array if array.sharding == where else put(array, where))
+
+    def _updates_by_kind(self, live: list[Any], squares: Sequence[Tensor]) -> KindUpdates:
+        """The updates of these parameters one by one."""
+        key = ("buckets", tuple((self._position[id(p)], self._options(p), p.dtype) for p in live), len(squares))
+        updates: Any = self._updates.get(key)
+        if updates is None:
+            name = f"{type(self).__name__.lower()}_bucket"
+            together = self._clipped_together() if squares else {}
+            updates = KindUpdates(self.rule, self.numbers, self.prepare, self._leaves(live), name, together)
+            self._updates[key] = updates  # type: ignore[assignment]  # of another kind than the keys beside it
+        return updates
 
     def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
@@ -460,6 +471,10 @@ class Optimizer(OptimizerState):
         live, count = self._live(group.parameters), len(self._parameters)
         if not live:
             return Tensor(jnp.zeros((count,), self._rate_dtype))
+        if any(isinstance(p._grad._array, state.Elsewhere) for p in live):
+            by_kind = self._updates_by_kind(live, ())
+            zeros = put(np.zeros((count,), self._rate_dtype), everywhere(live[0]._grad._array.sharding))
+            return Tensor(by_kind.squares((state.read(p._grad) for p in live), zeros))
         key = ("squares", tuple((self._position[id(p)], p.dtype) for p in live))
         compiled = self._updates.get(key)
         if compiled is None:
@@ -642,3 +657,11 @@ class Optimizer(OptimizerState):
 
 
 __all__ = ["MeshGroup", "Optimizer", "ParameterGroup", "ParameterOptions"]
+
+
+def _update_file(bucket: Bucket, live: Container[int]) -> UpdateFile:
+    """What the update of a bucket reads and writes; live: ids of the parameters that are updated."""
+    parameters = [p for p in bucket.parameters if id(p) in live]
+    values = [p._array for p in parameters if isinstance(p._array, StoredArray)]
+    gradients = [p._grad._array for p in parameters if isinstance(p._grad._array, StoredArray)]
+    return UpdateFile(bucket.file, [*values, *gradients], len(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -132,18 +133,37 @@ class OptimizerState:
                 self._slots[name][id(p)] = self._restored(p, name, self._files.tensor(p, name))
 
     def _entries(self, p: Any, masters: Mapping[int, jax.Array]) -> dict[str, StateEntry]:
-        """The state of a parameter as it is now, or as it starts."""
+        """The state of a parameter as it is now, or as it starts: made only when it is written."""
         value = _concrete(p)
-        arrays = {n: self._slots[n][id(p)]._array for n in self.slots if id(p) in self._slots[n]}
+        where = p.sharding_of("state") or value.sharding
         has_master = self._has_master(p) or id(p) in masters
+        slot_dtype = dtypes.float32 if has_master else self.slot_dtype(p)
+
+        def entry(name: str, dtype: Any, make: Callable[[], jax.Array] | None) -> StateEntry:
+            like = jax.ShapeDtypeStruct(tuple(value.shape), dtype, sharding=where)
+            return StateEntry(
+                f"{p.name}_{name}_0", like, None if make is None else lambda: self._place(p, make(), value)
+            )
+
+        def starting(name: str) -> Callable[[], jax.Array] | None:
+            start = self.slot_start(name, p)
+            return None if start == 0 else lambda: abstract.full(p.shape, start, slot_dtype)
+
+        entries = {
+            name: entry(name, slot[id(p)].dtype, functools.partial(state.read, slot[id(p)]))
+            for name, slot in self._slots.items()
+            if id(p) in slot
+        }
         if has_master:
             known = self._masters.get(id(p))
-            arrays["master"] = masters.get(id(p), value).astype(jnp.float32) if known is None else known._array
-        for name in self.slots:
-            if name not in arrays:
-                dtype = dtypes.float32 if has_master else self.slot_dtype(p)
-                arrays[name] = abstract.full(p.shape, self.slot_start(name, p), dtype)
-        return {n: StateEntry(f"{p.name}_{n}_0", self._place(p, array, value)) for n, array in arrays.items()}
+            entries["master"] = entry(
+                "master",
+                dtypes.float32,
+                (lambda: masters.get(id(p), value).astype(jnp.float32))
+                if known is None
+                else functools.partial(state.read, known),
+            )
+        return entries | {n: entry(n, slot_dtype, starting(n)) for n in self.slots if n not in entries}
 
     def _has_master(self, p: Any) -> bool:
         return self._multi_precision and p.dtype in _LOW

@@ -8,7 +8,7 @@ steps the whole program is compiled beside them, and takes over. On CPU both giv
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -103,16 +103,19 @@ class KindUpdates:
             common.lr, param, low, grad, slots, scalars, numbers, common.skip, norm, self._positions[at]
         )
 
+    def squares(self, gradients: Iterable[jax.Array], total: jax.Array) -> jax.Array:
+        """total with the sum of squares of each leaf's gradient at its place; gradients are looked at one by one."""
+        for square, gradient, position in zip(self._squares, gradients, self._positions, strict=True):
+            total = square(total, gradient, position)
+        return total
+
     def _clip_norms(self, inputs: dict[str, Any]) -> Mapping[int, jax.Array]:
         if not self._together:
             return {}
         squares = inputs["squares"]
         if not squares:
             count = 1 + max(leaf.position for leaf in self._leaves)
-            total = from_host(np.zeros((count,), self._leaves[0].wide))
-            for square, grad, position in zip(self._squares, inputs["grads"], self._positions, strict=True):
-                total = square(total, grad, position)
-            squares = [total]
+            squares = [self.squares(inputs["grads"], from_host(np.zeros((count,), self._leaves[0].wide)))]
         return self._norms(squares)
 
 

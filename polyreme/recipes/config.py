@@ -25,7 +25,7 @@ from polyreme.registry import Registry
 
 MAX_SYNTHETIC = 10**9
 """Made-up tokens are made in memory, in about 25 bytes each."""
-_OFFLOADED = ("state", "act")
+_OFFLOADED = ("param", "state", "act")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 

@@ -115,8 +115,7 @@ class _PretrainRun:
         if latest is not None:  # told before minutes go into a model that does not fit
             self._check_saved(store.manifest(latest).meta)
         self.trainer = Trainer(config)
-        if self.trainer.optimizer.files is not None:
-            self.notes.append(str(self.trainer.optimizer.files))
+        self.notes += map(str, self.trainer.planned.files)
         self.data, self.validation = Numbered(corpus.train), Numbered(corpus.validation)
         sampler = corpus.sampler(self.data, generator=config.data.seed)
         batches = BatchSampler(sampler=sampler, batch_size=config.train.global_batch, drop_last=True)

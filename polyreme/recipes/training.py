@@ -12,7 +12,7 @@ import numpy as np
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
 from polyreme.distributed.communication import replicas
-from polyreme.distributed.planned_step import PlannedStep
+from polyreme.distributed.planned_step import PlannedStep, check_offload
 from polyreme.distributed.whole_step import WholeStep
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
@@ -21,6 +21,7 @@ from polyreme.jit import to_static
 from polyreme.jit.capture import capture_in_progress
 from polyreme.nn import Router
 from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.nn.lazy import LazyGuard
 from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
@@ -43,14 +44,18 @@ class Trainer:
         check_supported(config)
         self.config = config
         rng.seed(config.train.seed)
-        self.model = build_model(config.model)
+        plan = config.parallel_plan
+        check_offload(plan, step_policy(config.train))  # told before the model is made
+        # parameters that go to a disk are made one after another, when there is a place for them
+        with LazyGuard() if "param" in plan.offload else contextlib.nullcontext():
+            self.model = build_model(config.model)
         self.routers = _routers(self.model) if config.log.experts else {}
         for router in self.routers.values():
             router.keep_load()
         self.schedule = learning_rate_schedule(config.train)
         self.planned = PlannedStep(
             self.model,
-            config.parallel_plan,
+            plan,
             lambda model: make_optimizer(config.train, model, self.schedule),
             step_policy(config.train),
             devices,

@@ -16,7 +16,7 @@ degrees = st.sampled_from((1, 2, 4))
 @st.composite
 def offloads(draw):
     kinds = draw(st.lists(st.sampled_from(OFFLOAD), unique=True))
-    ratio = {"offload_ratio": draw(st.sampled_from([0.25, 1.0]))} if "state" in kinds else {}
+    ratio = {"offload_ratio": draw(st.sampled_from([0.25, 1.0]))} if {"state", "param"} & {*kinds} == {"state"} else {}
     if "state" in kinds and draw(st.booleans()):
         tiers = {kind: "disk" if kind == "state" else "host" for kind in kinds}
         return {"offload": tiers, "offload_path": "/ssd", "offload_buffers": draw(st.integers(1, 4)), **ratio}
@@ -151,7 +151,17 @@ def test_prints_one_readable_block():
         (
             lambda: Plan(offload={"act": "disk"}, offload_path="x"),
             ConfigError,
-            "only state .*nearest is 'act' to host",
+            "only param, state .*nearest is 'act' to host",
+        ),
+        (
+            lambda: Plan(offload={"param": "disk", "state": "host"}, offload_path="x"),
+            ConfigError,
+            "param to disk with .* in memory; set offload to {param: disk, state: disk}",
+        ),
+        (
+            lambda: Plan(offload=["param", "state"], offload_ratio=0.5),
+            ConfigError,
+            "offload_ratio=0.5 in plan, and param is offloaded whole",
         ),
         (lambda: Plan(offload={"state": "disk"}), ConfigError, "needs a folder of the disk, offload_path is None"),
         (lambda: Plan(offload=["state"], offload_path="x"), ConfigError, "offload_path='x' in plan, and nothing goes"),

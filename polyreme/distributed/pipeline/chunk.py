@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from polyreme.core.abstract import Abstract, mode
 from polyreme.core.layout import Layout
-from polyreme.core.state import TensorState
+from polyreme.core.state import Elsewhere, TensorState
 from polyreme.distributed.pipeline.transfer import move, note
 from polyreme.distributed.placement import parameter_layouts
 from polyreme.eager.host import put
@@ -53,6 +53,14 @@ class Chunk:
         self._sums: dict[int, tuple[TensorState, jax.Array]] = {}
         # microbatches of this step whose gradients are not in the sums yet
         self._to_come = 0
+        # a chunk like this one, whose programs it calls with Tensors of its own, by the ids of the other's
+        self._like: Chunk | None = None
+        self._mine: dict[int, TensorState] = {}
+
+    def share_programs(self, other: Chunk, tensors: Mapping[int, TensorState]) -> None:
+        """Call the programs of a chunk that does the same with other values. tensors: by id of each of its Tensors,
+        this one's. Programs that write Tensors are not shared."""
+        self._like, self._mine = other, dict(tensors)
 
     def begin(self, backwards: int = 0) -> None:
         """Start a step with this many backwards: parameters may have changed since the last one, and Layers their
@@ -61,11 +69,25 @@ class Chunk:
         self._to_come = backwards
         self._programs = {key: p for key, made in self._made.items() for p in made if p.serves()}
         self.draws = not self._programs or any(p.draws for p in self._programs.values())
+        if self._like is not None and any(t.stop_gradient != o.stop_gradient for t, o in self._shared_pairs()):
+            self._like, self._mine = None, {}
+
+    def _shared_pairs(self) -> list[tuple[TensorState, TensorState]]:
+        like = self._like
+        if like is None:
+            return []
+        return [
+            (t, self._mine[id(t)]) for made in like._made.values() for p in made for t in p.read if id(t) in self._mine
+        ]
 
     def end(self) -> None:
         """Hold no array any longer: parameters that only the model holds can be updated in place."""
-        self._values.clear()
         self._sums.clear()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Hold no values of Tensors any longer; they are read again when they are needed."""
+        self._values.clear()
         self._copies.clear()
 
     def forward(self, flow: Flow, key: Any, *, backward: bool) -> tuple[Flow, Any, Done]:
@@ -104,7 +126,12 @@ class Chunk:
 
     def reads(self, flow: Flow, *, backward: bool) -> list[TensorState]:
         """The Tensors that forward would read the values of."""
-        return self._program(flow, backward).read
+        return [self._own(t) for t in self._program(flow, backward).read]
+
+    @property
+    def known_reads(self) -> list[TensorState]:
+        """What the programs of this step or the last one read."""
+        return list({id(t): t for program in self._programs.values() for t in map(self._own, program.read)}.values())
 
     def lend(self, tensor: TensorState, array: jax.Array) -> None:
         """Read this value, which lies on this stage, for a tensor of another stage until the step ends."""
@@ -134,9 +161,22 @@ class Chunk:
         """(parameter, the sum of its gradients over the step's microbatches), on this stage's devices."""
         return [(p, self._whole(p, array)) for p, array in self._sums.values()]
 
+    def take_gradients(self) -> list[tuple[TensorState, jax.Array]]:
+        """gradients(), which this chunk then has no longer."""
+        taken = self.gradients()
+        self._sums.clear()
+        return taken
+
     def _program(self, flow: Flow, backward: bool) -> SplitProgram:
         key = (flow.key, backward)
         program = self._programs.get(key)
+        if program is None and self._like is not None:
+            program = self._like._program(flow, backward)
+            if program.written or program.moved:
+                self._like, self._mine, program = None, {}, None
+            else:
+                self._programs[key] = program
+                self.draws = any(known.draws for known in self._programs.values())
         if program is None:
             program = SplitProgram(self.run, flow, self.stage, backward=backward, cut=self.cut)
             foreign: list[Any] = [t for t in program.read if self._is_foreign(t)]
@@ -153,18 +193,26 @@ class Chunk:
     def _read(self, program: SplitProgram) -> list[Any]:
         values = self._values.get(program)
         if values is None:
-            values = self._values[program] = [self._here(t) for t in program.read]
+            values = self._values[program] = [self._here(self._own(t)) for t in program.read]
         return values
 
     def _here(self, tensor: Any) -> Any:
         """The value on this stage's devices, copied if it is at home elsewhere."""
         array = tensor._array
+        if isinstance(array, Elsewhere):
+            if id(tensor) not in self._copies:
+                self._copies[id(tensor)] = array.read()
+            return self._copies[id(tensor)]
         if array.sharding.device_set == self._devices:
             return array
         if id(tensor) not in self._copies:
             source, copy = self._constants.get(id(tensor), (None, None))
             self._copies[id(tensor)] = copy if source is array and copy is not None else self._copy(tensor, array)
         return self._copies[id(tensor)]
+
+    def _own(self, tensor: TensorState) -> TensorState:
+        """This chunk's Tensor for one of a program that may be shared."""
+        return self._mine.get(id(tensor), tensor)
 
     def _copy(self, tensor: Any, array: jax.Array) -> jax.Array:
         dims = getattr(tensor, "dims", None)
@@ -181,14 +229,15 @@ class Chunk:
         return self._to_come == 0
 
     def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: list[Any] | None, last: bool) -> list[jax.Array]:
-        if any(id(p) not in self._sums for p in program.leaves):
+        leaves = [self._own(p) for p in program.leaves]
+        if any(id(p) not in self._sums for p in leaves):
             zeros = program.zeros(self._read(program), kept, cotangents, last=last)
-            for p, zero in zip(program.leaves, zeros, strict=True):
+            for p, zero in zip(leaves, zeros, strict=True):
                 self._sums.setdefault(id(p), (p, zero))
-        return [self._sums[id(p)][1] for p in program.leaves]
+        return [self._sums[id(p)][1] for p in leaves]
 
     def _keep_sums(self, program: SplitProgram, sums: Sequence[jax.Array]) -> None:
-        for p, array in zip(program.leaves, sums, strict=True):
+        for p, array in zip(map(self._own, program.leaves), sums, strict=True):
             self._sums[id(p)] = (p, array)
 
     def _whole(self, p: TensorState, array: jax.Array) -> Any:

@@ -29,3 +29,19 @@ def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
         num_virtual_pipeline_stages=None if is_v else plan.virtual_stages,
         use_dualpipev=is_v,
     )
+
+
+def in_small_chunks(model: Any) -> PipelineLayer:
+    """A model as chunks of one item each, on one stage: itself, or a PipelineLayer of its pipeline_items().
+
+    Raises ConfigError for a model that has none.
+    """
+    if isinstance(model, PipelineLayer):
+        return model
+    if not hasattr(model, "pipeline_items"):
+        raise ConfigError(
+            f"plan: offload of param needs a model in chunks; make {type(model).__name__} a PipelineLayer of one "
+            "stage, or give it pipeline_items() and pipeline_loss(output, labels)"
+        )
+    items = model.pipeline_items()
+    return PipelineLayer(items, num_stages=1, num_virtual_pipeline_stages=len(items))

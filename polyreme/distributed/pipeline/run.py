@@ -143,13 +143,13 @@ class Run:
         totals: dict[int, tuple[Any, jax.Array]] = {}
         for chunk in self.chunks:
             for p, array in chunk.gradients():
-                accumulate(totals, p, _at_home(p, array))
+                accumulate(totals, p, at_home(p, array))
         self._keep(totals)
 
     @staticmethod
     def _keep(totals: dict[int, tuple[Any, jax.Array]]) -> None:
         for p, array in totals.values():
-            p._grad = Tensor(array if p._grad is None else _sum(p._grad._array, array))
+            p._grad = Tensor(array if p._grad is None else sum_arrays(p._grad._array, array))
 
     def results(self) -> list[tuple[list[jax.Array], Any]]:
         """Of each microbatch, every loss and what the last chunk gives beside them."""
@@ -164,10 +164,10 @@ class Run:
 def accumulate(totals: dict[int, tuple[Any, jax.Array]], p: TensorState, array: jax.Array) -> None:
     """Add a gradient to a parameter's sum so far."""
     known = totals.get(id(p))
-    totals[id(p)] = (p, array if known is None else _sum(known[1], array))
+    totals[id(p)] = (p, array if known is None else sum_arrays(known[1], array))
 
 
-def _at_home(p: Any, array: jax.Array) -> jax.Array:
+def at_home(p: Any, array: jax.Array) -> jax.Array:
     """A gradient of a parameter on the parameter's own stage."""
     home = p.sharding_of("grad") if hasattr(p, "sharding_of") else None
     if home is None or array.sharding == home:
@@ -177,4 +177,4 @@ def _at_home(p: Any, array: jax.Array) -> jax.Array:
     return move([array], [home])[0]
 
 
-_sum = Called(operator.add)
+sum_arrays = Called(operator.add)

@@ -55,7 +55,8 @@ class Pipeline:
         self.observer: Callable[[int, Task, Run], None] | None = None
         # of each microbatch of the last batch, the random key that follows
         self.following: Sequence[Any] = ()
-        stages = [layout.stages[s] for s in self.plan.stage_of_chunk]
+        self.stage_of_chunk = self._stages_of(len(chunks))
+        stages = [layout.stages[s] for s in self.stage_of_chunk]
         cut = self.schedule(self.plan.num_microbatches).split_backward
         self._first = [Chunk(fn, at, cut=cut) for fn, at in zip(chunks[:-1], stages[:-1], strict=True)]
         self._last = Chunk(chunks[-1] if output is None else _then(chunks[-1], output), stages[-1], cut=False)
@@ -63,6 +64,10 @@ class Pipeline:
             Chunk(_with_losses(chunks[-1], losses, at), stages[-1], cut=cut) for at in range(len(losses))
         ]
         self._with_both = Chunk(_with_losses(chunks[-1], losses, 0, output or _unchanged), stages[-1], cut=False)
+
+    def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
+        """The stage of each chunk, in the order that data flows."""
+        return self.plan.stage_of_chunk
 
     @property
     def last_stage(self) -> Layout:
@@ -111,15 +116,18 @@ class Pipeline:
         that the last chunk gives, where its devices are; none and None where they are not asked for."""
         loss = 0 if losses else None
         run = self._run(self._chunks(loss, outputs), batch, keys, backward=False, loss=loss, outputs=outputs)
-        for i in range(len(batch)):
-            for k, stage in enumerate(self.plan.stage_of_chunk):
-                with watchdog.stage(stage, f"forward of microbatch {i}"):
-                    run.do(Task("F", i, k))
+        for i, k in self._forwards(len(batch)):
+            with watchdog.stage(self.stage_of_chunk[k], f"forward of microbatch {i}"):
+                run.do(Task("F", i, k))
         return self._results(run)
+
+    def _forwards(self, num_microbatches: int) -> list[tuple[int, int]]:
+        """(microbatch, chunk) of an evaluation, in order."""
+        return [(i, k) for i in range(num_microbatches) for k in range(len(self.stage_of_chunk))]
 
     def programs(self, loss: int | None = 0) -> list[tuple[int, str, Called]]:
         """What ran for the last batch that was run with this loss: (stage, "chunk 0, forward", call)."""
-        placed = zip(self.plan.stage_of_chunk, self._chunks(loss), strict=True)
+        placed = zip(self.stage_of_chunk, self._chunks(loss), strict=True)
         return [(at, f"chunk {k}, {name}", c) for k, (at, chunk) in enumerate(placed) for name, c in chunk.programs]
 
     def fusions(self, loss: int | None = 0) -> list[str]:

@@ -38,7 +38,10 @@ class StagedUpdate:
         # which groups this process has devices of; all of them unless stages lie in several processes
         self._held = [bool(g.parameters[0]._array.sharding.addressable_devices) for g in self._groups]
         self._is_spread = any(not g.parameters[0]._array.is_fully_addressable for g in self._groups)
-        self._squares = [to_static(_squares_of(optimizer, group)) for group in self._groups]
+        norms = [_squares_of(optimizer, group) for group in self._groups]
+        # gradients on disk are looked at one by one, which no program does
+        has_stored = any(isinstance(p._array, state.Elsewhere) for p in self._parameters)
+        self._squares = norms if has_stored else [to_static(norm) for norm in norms]
         updates = [_update_of(optimizer, group) for group in self._groups]
         # state on disk is updated bucket by bucket, which no program holds
         self._updates = updates if optimizer.is_streamed else [to_static(update) for update in updates]

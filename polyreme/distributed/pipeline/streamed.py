@@ -1,0 +1,252 @@
+"""A model whose parameters lie outside of the devices' memory, run chunk by chunk on one mesh.
+
+The weights of the next chunk are brought by a thread while one computes. All microbatches go through a chunk before the
+next one, so that a step brings each chunk's weights twice, however many microbatches it has. When the last backward of
+a chunk has run its gradients leave at once, written by a second thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from polyreme.core import state
+from polyreme.core.layout import Layout
+from polyreme.core.state import Elsewhere, TensorState
+from polyreme.distributed.pipeline.chunk import Chunk
+from polyreme.distributed.pipeline.pipeline_layer import PipelineChunk
+from polyreme.distributed.pipeline.run import Run, at_home, sum_arrays
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.eager.tensor import Tensor
+from polyreme.mesh.schedule import Schedule, Task
+from polyreme.nn.alike import are_alike, tensors_of
+from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray
+from polyreme.training.microbatches import Microbatch
+
+Values = list[tuple[TensorState, jax.Array]]
+
+
+class Waiting:
+    """How long a step took so far and how much of that it waited for weights and gradients to move, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds, self.waited = 0.0, 0.0
+
+    def result(self, future: Future) -> Any:
+        """What a thread gives, once it does."""
+        begin = time.perf_counter()
+        try:
+            return future.result()
+        finally:
+            self.waited += time.perf_counter() - begin
+
+
+class GradientFiles:
+    """Gradients of parameters that lie on a disk, there too: the update of a bucket reads them beside its state."""
+
+    def __init__(self, tier: DiskTier, parameters: Sequence[Any]) -> None:
+        self.files = StateFiles(tier, "gradients")
+        trained = [p for p in parameters if isinstance(p._array, Elsewhere) and not p.stop_gradient]
+        entries = []
+        for p in trained:
+            where = p.sharding_of("grad") or p._array.sharding
+            like = jax.ShapeDtypeStruct(p._array.shape, p.dtype, sharding=where)
+            entries.append((p, {"grad": StateEntry(f"{p.name}_grad", like, None)}))
+        if entries:
+            self.files.add(entries)
+
+    def add(self, p: Any, gradient: jax.Array) -> None:
+        """Add to a parameter's gradient, which is 0 where there is none."""
+        if not self.files.has(p):
+            p._grad = Tensor(gradient if p._grad is None else sum_arrays(state.read(p._grad), gradient))
+            return
+        stored = self.files.tensor(p, "grad").stored
+        stored.fill(gradient if p._grad is None else sum_arrays(state.read(p._grad), gradient))
+        if p._grad is None or p._grad._array is not stored:
+            p._grad = Tensor(stored)  # type: ignore[arg-type]  # stands for an array
+
+
+class StreamedPipeline(Pipeline):
+    """Runs the chunks of a model on all devices of a mesh without stages, each with its weights brought for its turn.
+
+    parameters: of the model. Chunks of one Layer each that are alike share their programs.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[PipelineChunk],
+        losses: Sequence[Callable[[Any, Any], Any]],
+        layout: Layout,
+        output: Callable[[Any], Any] | None,
+        parameters: Sequence[Any],
+    ) -> None:
+        super().__init__(chunks, losses, layout, output)
+        self._parts = list(chunks)
+        self._parameters = list(parameters)
+        self.waiting = Waiting()
+        tier = DiskTier(self.plan.offload_path or "", self.plan.offload_buffers)
+        self.gradients = GradientFiles(tier, parameters)
+        is_ahead = self.plan.offload_buffers > 1
+        self._reader = ThreadPoolExecutor(1, "weights") if is_ahead else None
+        self._writer = ThreadPoolExecutor(1, "gradients") if is_ahead else None
+        for at, chunk in enumerate(self._first):
+            first = next((n for n in range(at) if _are_alike(chunks[n], chunks[at])), None)
+            if first is not None:
+                pairs = zip(tensors_of(chunks[first]), tensors_of(chunks[at]), strict=True)
+                chunk.share_programs(self._first[first], {id(theirs): ours for theirs, ours in pairs})
+
+    @property
+    def files(self) -> list[StateFiles]:
+        """Those of parameters and gradients, where they lie on disk."""
+        arrays = [p._array for p in self._parameters if isinstance(p._array, StoredArray)]
+        keepers = {id(array.keeper): array.keeper for array in arrays}
+        return [*keepers.values(), self.gradients.files] if arrays else []
+
+    def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
+        return (0,) * num_chunks
+
+    def schedule(self, num_microbatches: int) -> Schedule:
+        """Each chunk's forwards, then from the last chunk to the first its backwards."""
+        return _schedule(len(self.stage_of_chunk), num_microbatches)
+
+    def _forwards(self, num_microbatches: int) -> list[tuple[int, int]]:
+        return [(i, k) for k in range(len(self.stage_of_chunk)) for i in range(num_microbatches)]
+
+    def _run(self, chunks: Sequence[Chunk], batch: Sequence[Microbatch], keys: Sequence[Any], **how: Any) -> Run:
+        return StreamedRun(self, chunks, batch, keys, **how)
+
+    def bring(self, chunk: Chunk, at: int) -> Future:
+        """Read the weights that a chunk will need, -> Values; in a thread if the plan has room for it."""
+        tensors = chunk.known_reads or list(self._parts[at].parameters())
+        stored = [t for t in tensors if isinstance(t._array, Elsewhere)]
+        return _start(self._reader, functools.partial(_read, stored))
+
+    def send(self, gradients: Sequence[tuple[TensorState, jax.Array]]) -> Future:
+        """Write gradients of a chunk; in a thread if the plan has room for it."""
+
+        def write() -> None:
+            for p, array in gradients:
+                self.gradients.add(p, array)
+
+        return _start(self._writer, write)
+
+
+class StreamedRun(Run):
+    """One batch on its way through the chunks, a chunk's tasks after another's."""
+
+    def __init__(
+        self,
+        pipeline: StreamedPipeline,
+        chunks: Sequence[Chunk],
+        batch: Sequence[Microbatch],
+        keys: Sequence[Any],
+        **how: Any,
+    ) -> None:
+        super().__init__(chunks, batch, keys, **how)
+        self._pipeline, self._begin = pipeline, time.perf_counter()
+        last = len(chunks) - 1
+        down = list(range(last - 1, -1, -1)) if self.backward else []
+        # the chunks whose weights are brought, in order: the last one's serve its forward and its backward
+        self._coming = iter([*range(len(chunks)), *down])
+        self._next: tuple[int, Future] | None = None
+        self._writing: Future | None = None
+        self._now: tuple[str, int] | None = None
+        self._bring_next()
+
+    def do(self, task: Task) -> None:
+        if self._now != (task.kind, task.chunk):
+            self._turn(task.kind, task.chunk)
+        super().do(task)
+
+    def store(self) -> None:
+        """Wait until every gradient is where it belongs; those of a chunk left when it had run."""
+        self._leave()
+        if self._writing is not None:
+            self._pipeline.waiting.result(self._writing)
+
+    def results(self) -> list[tuple[list[jax.Array], Any]]:
+        self._pipeline.waiting.seconds += time.perf_counter() - self._begin
+        return super().results()
+
+    def _turn(self, kind: str, k: int) -> None:
+        """A chunk's tasks of a kind begin."""
+        before, self._now = self._now, (kind, k)
+        if before is not None and before[1] == k:
+            return
+        assert self._next is not None
+        assert self._next[0] == k  # tasks come in the schedule's order
+        values: Values = self._pipeline.waiting.result(self._next[1])
+        self._now = before
+        self._leave()  # only now: what this waits for ran while the weights came
+        self._now = (kind, k)
+        for tensor, array in values:
+            self.chunks[k].lend(tensor, array)
+        self._bring_next()
+
+    def _leave(self) -> None:
+        """The tasks of a kind of a chunk are over: wait for them, and let go of what the chunk held."""
+        if self._now is None:
+            return
+        kind, k = self._now
+        chunk = self.chunks[k]
+        if kind == "F":
+            waiting = [done.kept.inputs for (at, _), done in self.waiting.items() if at == k]
+            arrived = [flow.arrays for (at, _), flow in self._arrived.items() if at == k + 1]
+            jax.block_until_ready((waiting, arrived, [losses for losses, _ in self.found.values()]))
+        else:
+            gradients = [(p, at_home(p, array)) for p, array in chunk.take_gradients()]
+            jax.block_until_ready([array for _, array in gradients])
+            if self._writing is not None:
+                self._pipeline.waiting.result(self._writing)
+            self._writing = self._pipeline.send(gradients)
+        chunk.let_go()
+
+    def _bring_next(self) -> None:
+        k = next(self._coming, None)
+        self._next = None if k is None else (k, self._pipeline.bring(self.chunks[k], k))
+
+
+def _read(tensors: Sequence[TensorState]) -> Values:
+    return [(t, t._array.read()) for t in tensors]
+
+
+def _start(pool: ThreadPoolExecutor | None, call: Callable[[], Any]) -> Future:
+    """The call in a thread; run here and now when somebody waits for it, if there is none."""
+    return pool.submit(call) if pool is not None else CallWhenAsked(call)
+
+
+class CallWhenAsked(Future):
+    """A call that is made when its result is asked for."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self._call())
+        return super().result(timeout)
+
+
+def _are_alike(one: PipelineChunk, other: PipelineChunk) -> bool:
+    """Whether two chunks are one Layer each, and those are alike."""
+    items = [chunk.items for chunk in (one, other)]
+    if any(len(listed) != 1 or listed[0].layer is None or listed[0].call is not listed[0].layer for listed in items):
+        return False
+    if any(t.__dict__.get("_hooks") for chunk in (one, other) for t in tensors_of(chunk)):
+        return False
+    return are_alike(items[0][0].layer, items[1][0].layer)
+
+
+@functools.lru_cache(maxsize=64)
+def _schedule(num_chunks: int, num_microbatches: int) -> Schedule:
+    chunks, batch = range(num_chunks), range(num_microbatches)
+    tasks = [Task("F", i, k) for k in chunks for i in batch] + [
+        Task("B", i, k) for k in reversed(chunks) for i in batch
+    ]
+    return Schedule("stream", 1, num_chunks, num_microbatches, (tuple(tasks),), (0,) * num_chunks, False)
