@@ -26,6 +26,7 @@ class BlockwiseSteps:
     def __init__(self, model: Any, cache: CacheRows, *, is_first: bool) -> None:
         self.model, self.cache, self.is_first = model, cache, is_first
         self._embed, self._finish = to_static(self._embedded), to_static(self._finished)
+        self._finish_all = to_static(self._finished_all)
         # of each block, the first one that is like it
         self._firsts: list[int] = []
         self._runs: dict[int, Any] = {}
@@ -36,18 +37,28 @@ class BlockwiseSteps:
                 self._runs[number] = to_static(self._block_of(number))
         self._twins: dict[tuple[int, int], tuple[CapturedProgram, CapturedProgram]] = {}
 
-    def __call__(self, tokens: Any, counts: Any, *, finish: bool = True) -> Any:
-        """Logits [batch, vocab], float32, after tokens [batch, s] of which the first counts [batch] are of each row.
+    def __call__(self, tokens: Any, counts: Any) -> Any:
+        """Logits [batch, vocab], float32, after tokens [batch, s] of which the first counts [batch] are of each row."""
+        return self.finish(counts, self.hidden(tokens))
 
-        Without finish None: the tokens are in the cache, whose lengths are as they were.
-        """
+    def hidden(self, tokens: Any) -> tuple[Any, ...]:
+        """What the last block makes of tokens [batch, s], which are then in the cache; its lengths are as they were."""
         self.cache.is_empty = self.is_first
         parts = self._embed(tokens)
         for number, first in enumerate(self._firsts):
             run = self._runs[first]
             parts = run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
         self.cache.is_empty = False
-        return self._finish(counts, *parts) if finish else None
+        return parts
+
+    def finish(self, counts: Any, parts: tuple[Any, ...]) -> Any:
+        """Logits [batch, vocab], float32, after the last of `counts` tokens of each row; parts: what hidden made of
+        them. The cache's lengths are then larger by counts."""
+        return self._finish(counts, *parts)
+
+    def finish_all(self, parts: tuple[Any, ...]) -> Any:
+        """Logits [batch * s, vocab], float32, after each token; parts: what hidden made of them."""
+        return self._finish_all(*parts)
 
     def _twin(self, number: int, first: int, program: CapturedProgram) -> CapturedProgram:
         """The program of the block `first`, over the block `number`."""
@@ -85,6 +96,10 @@ class BlockwiseSteps:
             last = (counts - 1).clip(min=0).astype("int64").reshape([-1, 1, 1]).expand([-1, 1, x_bse.shape[-1]])
             x_bse = take_along_axis(x_bse, last, 1)
         return self.model.project(x_bse)[:, 0].astype("float32")
+
+    def _finished_all(self, *parts: Any) -> Any:
+        x_bse = self.model.extended(parts if len(parts) > 1 else parts[0], self.cache, 0)
+        return self.model.project(x_bse).astype("float32").flatten(0, 1)
 
 
 def _parts(x: Any) -> tuple[Any, ...]:

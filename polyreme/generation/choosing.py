@@ -136,11 +136,15 @@ class TokenChooser:
         counts = [p.logprobs for p in known if p.logprobs is not None]
         if not counts:
             return ChosenTokens(tokens.numpy())
-        count = min(max(1, *counts), self.vocab_size)
+        return ChosenTokens(tokens.numpy(), *self.log_probabilities(logits, tokens.clip(min=0), max(counts)))
+
+    def log_probabilities(self, logits: Any, tokens: Any, count: int) -> tuple[np.ndarray, ...]:
+        """By logits [rows, vocab], of any number of rows: of a token of each [rows], and the `count` largest, at least
+        one, with their ids."""
+        count = min(max(1, count), self.vocab_size)
         if count not in self._tops:
             self._tops[count] = to_static(functools.partial(likeliest, count=count))
-        tops = self._tops[count](self._logs(logits), tokens.clip(min=0))
-        return ChosenTokens(tokens.numpy(), *(part.numpy() for part in tops))
+        return tuple(part.numpy() for part in self._tops[count](self._logs(logits), tokens))
 
     # what is captured
 

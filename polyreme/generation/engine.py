@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class StepOutput:
     """What a step gave a request: new tokens, and of each what its settings ask for, as of Completion.
 
     finish_reason: None while it goes on; "stop", "length", or "error" where logits were not finite. num_cached: tokens
-    of the prompt that were known from another.
+    of the prompt that were known from another. prompt_logprobs, prompt_top_logprobs: those of the prompt's tokens but
+    the first, where they are asked for, beside the first new token.
     """
 
     request_id: str
@@ -38,6 +40,8 @@ class StepOutput:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached: int = 0
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class EngineStatistics:
 
 @dataclass
 class _Sequence:
-    """A request on its way. known: keys of its prompt's blocks. num_in: its tokens that are in the cache."""
+    """A request on its way. keys: of its prompt's full blocks. num_in: its tokens that are in the cache. num_scored: so
+    many of the likeliest tokens are told of at each place of the prompt."""
 
     request_id: str
     prompt: list[int]
@@ -67,6 +72,7 @@ class _Sequence:
     limit: int
     arrival: int
     keys: list[bytes]
+    num_scored: int | None = None
     completion: Completion = field(default_factory=Completion)
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -74,6 +80,12 @@ class _Sequence:
     num_cached: int = 0
     was_started: bool = False
     is_choosing: bool = False
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
+
+    @property
+    def is_scoring(self) -> bool:
+        return self.num_scored is not None and not self.completion.token_ids
 
     @property
     def is_prefilling(self) -> bool:
@@ -150,9 +162,9 @@ class TextEngine:
         self.max_num_seqs, self.enable_prefix_caching = max_num_seqs, enable_prefix_caching
         self._vocab, self._end = vocab, tuple(end)
         self._pool = BlockPool(num_blocks)
-        cache = PagedCache(model, num_blocks, block_size)
-        self._rows = cache.rows(max_num_seqs, self.max_model_len)
-        self._prompt_row = cache.rows(1, self.max_model_len)
+        self.cache = PagedCache(model, num_blocks, block_size)
+        self._rows = self.cache.rows(max_num_seqs, self.max_model_len)
+        self._prompt_row = self.cache.rows(1, self.max_model_len)
         self._decode = BlockwiseSteps(model, self._rows, is_first=False)
         self._prefill = BlockwiseSteps(model, self._prompt_row, is_first=False)
         # the rest of a prompt, most of which are short, has a smaller program
@@ -171,16 +183,29 @@ class TextEngine:
 
     # requests
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        prompt_logprobs: int | None = None,
+    ) -> None:
         """Write after a prompt, token ids, from the next step on; n and stop strings are not read.
 
-        Raises ConfigError for an id in use, and for a prompt that is empty, too long, or not of the vocabulary.
+        prompt_logprobs: tell the log-probabilities of the prompt's tokens, and of so many likeliest ones; the whole
+        prompt is then computed. Raises ConfigError for an id in use, and for a prompt that is empty, too long, or not
+        of the vocabulary.
         """
-        tokens = [int(token) for token in prompt]
+        try:
+            tokens = [index(token) for token in prompt]
+        except TypeError as error:
+            raise ConfigError(f"request {request_id!r}: the prompt is no list of token ids: {error}") from None
         if request_id in self._sequences:
             raise ConfigError(f"request {request_id!r} is on its way already; give each an id of its own")
         if not tokens:
             raise ConfigError(f"request {request_id!r}: the prompt has no tokens; give at least one")
+        if prompt_logprobs is not None and prompt_logprobs < 0:
+            raise ConfigError(f"request {request_id!r}: prompt_logprobs={prompt_logprobs}; give at least 0")
         outside = next((token for token in tokens if not 0 <= token < self._vocab), None)
         if outside is not None:
             raise ConfigError(
@@ -199,7 +224,7 @@ class TextEngine:
                 f"{self.block_size}, and there are {self._pool.num_blocks}; ask for fewer, or give more num_blocks"
             )
         keys = block_keys(tokens, self.block_size) if self.enable_prefix_caching else []
-        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys)
+        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs)
         self._arrivals += 1
         self._counts["prompt_tokens"] += len(tokens)
         self._sequences[request_id] = sequence
@@ -277,11 +302,11 @@ class TextEngine:
         """Use the blocks of chunks that are known already, but for the last token, whose logits are needed."""
         chunk, size = self.prefill_chunk, self.block_size
         is_first, sequence.was_started = not sequence.was_started, True
-        if is_first and sequence.keys:
+        if is_first and sequence.keys and not sequence.is_scoring:
             self._counts["prefix_tokens_queried"] += len(sequence.prompt)
-        while sequence.num_in + chunk < len(sequence.prompt):
+        while sequence.keys and not sequence.is_scoring and sequence.num_in + chunk < len(sequence.prompt):
             start = sequence.num_in // size
-            blocks = self._pool.share(sequence.keys[start : start + chunk // size]) if sequence.keys else None
+            blocks = self._pool.share(sequence.keys[start : start + chunk // size])
             if blocks is None:
                 break
             sequence.blocks += blocks
@@ -346,13 +371,28 @@ class TextEngine:
         tokens[0, :count] = sequence.prompt[start : start + count]
         self._place(self._prompt_row, [(0, sequence)])
         sequence.num_in += count
-        needs_logits = sequence.num_in == sequence.num_tokens
-        counts = to_tensor(np.array([count], np.int32))
-        logits = self._prefill(to_tensor(tokens), counts, finish=needs_logits)
+        hidden = self._prefill.hidden(to_tensor(tokens))
         if count == self.prefill_chunk and sequence.keys:
             for number in range(start // self.block_size, sequence.num_in // self.block_size):
                 self._pool.name(sequence.blocks[number], sequence.keys[number])
-        return logits
+        if sequence.is_scoring:
+            self._score(sequence, start, count, hidden)
+        if sequence.num_in < sequence.num_tokens:
+            return None
+        return self._prefill.finish(to_tensor(np.array([count], np.int32)), hidden)
+
+    def _score(self, sequence: _Sequence, start: int, count: int, hidden: tuple[Any, ...]) -> None:
+        """Note the log-probabilities of the tokens that follow `count` ones of the prompt from start on."""
+        if start == 0:
+            sequence.prompt_logprobs, sequence.prompt_top_logprobs = [], []
+        logits, most = self._prefill.finish_all(hidden), sequence.num_scored or 0
+        following = np.zeros(logits.shape[0], np.int32)
+        known = sequence.prompt[start + 1 : start + 1 + count]
+        following[: len(known)] = known
+        chosen, top, ids = self._chooser.log_probabilities(logits, to_tensor(following), most)
+        sequence.prompt_logprobs += chosen[: len(known)].tolist()
+        pairs = zip(ids[: len(known), :most].tolist(), top[: len(known), :most].tolist(), strict=True)
+        sequence.prompt_top_logprobs += [dict(zip(*pair, strict=True)) for pair in pairs]
 
     def _place(self, rows: PagedRows, sequences: list[tuple[int, _Sequence]]) -> None:
         """Say where sequences are, by row; a row without one has no blocks, so that nothing is written."""
@@ -382,6 +422,9 @@ class TextEngine:
                 sequence.completion,
                 StepOutput(sequence.request_id, [], num_cached=sequence.num_cached),
             )
+            if sequence.is_scoring:
+                output.prompt_logprobs = sequence.prompt_logprobs
+                output.prompt_top_logprobs = sequence.prompt_top_logprobs
             if chosen.token_ids[sequence.slot] < 0:
                 completion.finish_reason = "error"
             elif completion.take(chosen, sequence.slot, sequence.params, self._end, sequence.limit):
