@@ -22,7 +22,7 @@ FLOORS = {
         "eager",
         "jit",
         "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "
-        "sparse geometric reader program export",
+        "sparse geometric reader program paddle_models export",
         "training",
         "vision text audio distribution hub sequences data",
         "distributed hapi callbacks inference dataset",

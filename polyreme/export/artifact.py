@@ -37,7 +37,7 @@ class ExportedProgram:
 
     def fits(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether arrays of these shapes are what it takes."""
-        return not any(_misfit(spec, shape) for spec, shape in zip(self.inputs, shapes, strict=True))
+        return not any(misfit(spec, shape) for spec, shape in zip(self.inputs, shapes, strict=True))
 
 
 class ArtifactFunction:
@@ -68,7 +68,7 @@ class ArtifactFunction:
 
     def _no_program(self, shapes: Sequence[tuple[int, ...]]) -> ShapeError:
         for index, (spec, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
-            wrong = _misfit(spec, shape)
+            wrong = misfit(spec, shape)
             if wrong:
                 return ShapeError(f"input {spec.name!r} {wrong}; give {spec}")
             for dim, size in enumerate(shape):
@@ -93,7 +93,8 @@ class ArtifactFunction:
                 )
 
 
-def _misfit(spec: ArraySpec, shape: tuple[int, ...]) -> str:
+def misfit(spec: ArraySpec, shape: tuple[int, ...]) -> str:
+    """What is wrong with an array's shape; "" if it fits."""
     if len(shape) != len(spec.shape):
         return f"has shape {list(shape)}, of {len(shape)} dims instead of {len(spec.shape)}"
     for dim, (want, have) in enumerate(zip(spec.shape, shape, strict=True)):
@@ -105,7 +106,7 @@ def _misfit(spec: ArraySpec, shape: tuple[int, ...]) -> str:
 
 
 class Artifact:
-    """What `read` returns: an exported function with its weights.
+    """What `read_own` returns: an exported function with its weights.
 
     inputs, outputs: Specs of the main function; state: name -> array; functions: all functions by name; manifest: all
     that the file says.
@@ -174,7 +175,7 @@ def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return array.view(dtype)[..., 0] if dtypes.is_complex(dtype) else array
 
 
-def read(prefix: str | os.PathLike[str]) -> Artifact:
+def read_own(prefix: str | os.PathLike[str]) -> Artifact:
     """Reads what `write` wrote to this prefix, checking every digest; runs no code of the model.
 
     Raises CheckpointError for a file that is missing or changed (which, the digest expected and the one found).

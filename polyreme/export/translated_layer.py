@@ -17,9 +17,10 @@ from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, GradError, ShapeError
-from polyreme.export.artifact import Artifact, ArtifactFunction, read
+from polyreme.export.artifact import Artifact, ArtifactFunction
 from polyreme.export.manifest import MAIN
 from polyreme.export.nesting import from_json
+from polyreme.export.reading import read
 from polyreme.jit.structure import LEAF, Spec, flatten, rebuild
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Parameter
@@ -202,9 +203,10 @@ def _store(array: jax.Array) -> jax.Array:
 
 
 def load(path: str | os.PathLike[str], **configs: Any) -> TranslatedLayer:
-    """The Layer that jit.save wrote to this path; imports no code of the model.
+    """The Layer that jit.save wrote to this path, or PaddlePaddle's jit.save; imports no code of the model.
 
-    Raises CheckpointError for files that are missing or changed, ConfigError for options, of which there are none.
+    PaddlePaddle's is PATH.pdmodel with PATH.pdiparams, which is run by the ops here. Raises CheckpointError for files
+    that are missing or changed, ConfigError for options, of which there are none.
     """
     if configs:
         raise ConfigError(f"jit.load: unknown options {', '.join(configs)}; files are found by the path alone")

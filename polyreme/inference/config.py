@@ -10,6 +10,7 @@ from typing import Any
 
 from polyreme.core import place as places
 from polyreme.errors import CheckpointError, ConfigError
+from polyreme.export.reading import is_paddle
 from polyreme.inference.kinds import PrecisionType
 from polyreme.inference.options import OtherEngines
 
@@ -21,9 +22,10 @@ Path_ = str | os.PathLike[str]
 class Config(OtherEngines):
     """Config(PREFIX), Config(PROGRAM_FILE, PARAMS_FILE), Config(FOLDER) with one artefact in it, or Config(another).
 
-    A file's suffix (.json, .pdmodel, .pdiparams, ...) is left out to find the prefix that jit.save was given. Runs on
-    the CPU unless a device is asked for. A process whose first use of jax is a predictor on the CPU runs its programs
-    in the threads that call them. Options of Paddle's that choose between engines are in `inference.options`.
+    A file's suffix (.json, .pdmodel, .pdiparams, ...) is left out to find the prefix that jit.save was given; the two
+    files that PaddlePaddle wrote may have any names. Runs on the CPU unless a device is asked for. A process whose
+    first use of jax is a predictor on the CPU runs its programs in the threads that call them. Options of Paddle's
+    that choose between engines are in `inference.options`.
     """
 
     Precision = PrecisionType
@@ -82,6 +84,15 @@ class Config(OtherEngines):
                 f"Config: {self._model!r} and {self._params!r} are of two artefacts; the files of one have one prefix"
             )
         return Path(prefix)
+
+    @property
+    def files(self) -> tuple[Path, Path | None]:
+        """What export.read takes: the artefact's prefix and None, or PaddlePaddle's program and parameters by the
+        names of their files. Raises as prefix does.
+        """
+        if self._model is not None and self._params is not None and is_paddle(Path(self._model)):
+            return Path(self._model), Path(self._params)
+        return self.prefix, None
 
     # the device
 
@@ -194,8 +205,11 @@ def _without_suffix(path: str) -> str:
 
 def _only_artefact(folder: Path) -> Path:
     # the manifests; a bucket's or method's program has no manifest of its own
-    found = sorted(p.with_suffix("") for p in folder.glob("*.json") if p.with_suffix(".safetensors").exists())
-    if len(found) != 1:
-        names = ", ".join(p.name for p in found) or "none"
-        raise CheckpointError(f"{folder}: holds {len(found)} artefacts ({names}); give the prefix of one: FOLDER/NAME")
-    return found[0]
+    prefixes = sorted(p.with_suffix("") for p in folder.glob("*.json") if p.with_suffix(".safetensors").exists())
+    prefixes += sorted(p.with_suffix("") for p in folder.glob("*.pdmodel") if p.with_suffix(".pdiparams").exists())
+    if len(prefixes) != 1:
+        names = ", ".join(p.name for p in prefixes) or "none"
+        raise CheckpointError(
+            f"{folder}: holds {len(prefixes)} artefacts ({names}); give the prefix of one: FOLDER/NAME"
+        )
+    return prefixes[0]

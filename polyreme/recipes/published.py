@@ -77,6 +77,11 @@ def resolve(name: str) -> Path:
     package = PACKAGES[name]
     if not is_cached(package):
         raise ConfigError(f"{name}: not fetched yet; polyreme models fetch {package.name}")
+    if package.programs:
+        raise ConfigError(
+            f"{name}: holds programs, not weights of a family; inference.create_predictor(inference.Config(FOLDER)) "
+            f"runs one of the folders in {cached(package)}"
+        )
     return cached(package)
 
 

@@ -32,6 +32,7 @@ from polyreme.program.open_sizes import results_of
 from polyreme.program.passes.dead import prune
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope
+from polyreme.static.loaded_model import LoadedModel
 
 __all__ = [
     "deserialize_persistables",
@@ -362,9 +363,18 @@ def _pure(program: Program, names: list[str], feed: list[str], fetch: list[str])
     return call
 
 
+def _loaded(artifact: export.Artifact) -> list[Any]:
+    model = LoadedModel(artifact)
+    return [model, model.feeds, model.fetches]
+
+
 def load_inference_model(path_prefix: str | os.PathLike[str], executor: Any, **kwargs: Any) -> list[Any]:
     """-> [Program, names to feed, Variables to fetch] of what save_inference_model wrote; values go into the scope in
     force. Needs no code of the model. executor is for the signature.
+
+    Of PATH_PREFIX.pdmodel and PATH_PREFIX.pdiparams, which PaddlePaddle wrote, it gives a LoadedModel in the place of
+    the Program, which an Executor runs and which keeps its own values. model_filename, params_filename: names of such
+    files in the folder path_prefix.
 
     >>> import tempfile
     >>> from polyreme.program.executor import Executor
@@ -379,10 +389,18 @@ def load_inference_model(path_prefix: str | os.PathLike[str], executor: Any, **k
 
     Raises CheckpointError for files that are missing or changed (which), and for artefacts of jit.save.
     """
-    if kwargs:
-        raise ConfigError(f"load_inference_model: {', '.join(kwargs)}: files are found by path_prefix alone; leave out")
+    files = [kwargs.pop(name, None) for name in ("model_filename", "params_filename")]
+    if kwargs or (None in files and files != [None, None]):
+        raise ConfigError(
+            f"load_inference_model: {', '.join(kwargs) or 'one of model_filename and params_filename'}: files are "
+            "found by path_prefix alone, or by both names in the folder path_prefix"
+        )
+    if files != [None, None]:
+        return _loaded(export.read(*(os.path.join(path_prefix, str(name)) for name in files)))
     base = stored.file_prefix("load_inference_model", path_prefix)
     artifact = export.read(base)
+    if isinstance(artifact, export.PaddleArtifact):
+        return _loaded(artifact)
     model = artifact.manifest.extra.get("static")
     if model is None:
         raise CheckpointError(

