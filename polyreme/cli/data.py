@@ -92,6 +92,22 @@ def check(prefix: Prefix) -> None:
 
 
 @data_app.command()
+def pack(
+    prefix: Prefix,
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sample (model.seq_len).")],
+) -> None:
+    """How documents of different lengths become samples: rows and how full they are, for each data.packing.
+
+    Example: polyreme data pack data/book --seq-len 2048
+    """
+    _prepare()
+    from polyreme.recipes import token_data
+
+    for line in token_data.pack_lines(prefix, seq_len):
+        typer.echo(line)
+
+
+@data_app.command()
 def blend(config: ConfigPath, overrides: Overrides = None) -> None:
     """How the sources of data.train are mixed: share, samples, and how often a run reads each.
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyreme.autograd.recompute import run_part
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
@@ -22,10 +23,22 @@ from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
 from polyreme.ops.segment import zigzag_ways
 
 
+class Documents(NamedTuple):
+    """Where the documents lie that share rows, none of which sees another, int32 [batch, seq] each.
+
+    ends: of each token the place in the row where its document ends, the first that is not of it. places: of each token
+    its place in its document. data.packing.PackedDataset gives both.
+    """
+
+    ends: Any
+    places: Any
+
+
 class Decoder(Pretrained, Layer):
     """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the family's loss, a 0-D mean.
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
+    documents: those that share rows, in families whose record says that they take some; one a row if None.
     A class sets `family` (its record, which says the loss and where a pipeline cuts), `config` (with seq_len and
     tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
 
@@ -34,6 +47,8 @@ class Decoder(Pretrained, Layer):
     """
 
     family: Family
+    documents: Documents | None = None
+    """Those of the rows that are being read."""
     is_order_free: bool = False
     """Whether only attention and `token_order` of all that this class does tell one place of a sequence from another. A
     subclass, whose code may be other, says so for itself."""
@@ -42,11 +57,17 @@ class Decoder(Pretrained, Layer):
         super().__init_subclass__(**kwargs)
         cls.is_order_free = cls.__dict__.get("is_order_free", False)
 
-    def forward(self, tokens: Any, labels: Any = None) -> Any:
-        stream = self.stream(tokens)
-        if labels is not None:
-            return self.pipeline_loss(stream, labels)
-        return self.pipeline_output(stream)
+    def forward(self, tokens: Any, labels: Any = None, documents: Documents | None = None) -> Any:
+        if documents is not None and not self.family.documents:
+            raise ConfigError(
+                f"{type(self).__name__}: {self.family.name} takes one document a row; leave documents out"
+            )
+        self.documents = documents
+        try:
+            stream = self.stream(tokens)
+            return self.pipeline_output(stream) if labels is None else self.pipeline_loss(stream, labels)
+        finally:
+            self.documents = None
 
     def stream(self, tokens: Any) -> Any:
         """The last block's normed output, [batch, seq, embed], or what a family's `normed` makes of it, the tokens in
@@ -127,7 +148,7 @@ class Decoder(Pretrained, Layer):
     def token_order(self, seq: int) -> int:
         """The ways of the zigzag order (ops.layout.into_zigzag) in which rows of so many tokens lie between embed and
         the loss under the plan in force; 1 for their own order."""
-        if not self.is_order_free:
+        if not self.is_order_free or self.documents is not None:
             return 1
         return zigzag_ways(seq, self.config.num_heads, getattr(self.config, "num_kv_heads", self.config.num_heads))
 
@@ -201,6 +222,27 @@ def _into_zigzag(x: Any, ways: int, dim: int, *dims: str | None) -> Any:
     """x with its dim, a sequence, in zigzag order: whole before and after, so that devices which have all of it send
     nothing, but take what is theirs."""
     return constrain(into_zigzag(constrain(x, *dims), ways, dim), *dims)
+
+
+def attend_causally(
+    recompute: str, query: Any, key: Any, value: Any, ends: Any = None, *, window: int = 0, **options: Any
+) -> Any:
+    """Attention [batch, seq, heads, head_dim] of queries to the keys before them, of the last `window` if not 0.
+
+    ends: as of Documents; a key is then seen within its document alone. recompute: as of run_part. options: training,
+    and dropout, the probability.
+    """
+    seq = query.shape[1]
+    is_wide = not window or window >= seq
+    if ends is None and is_wide:
+        options["dropout_p"] = options.pop("dropout", 0.0)
+        return run_part(
+            "core_attn", recompute, F.scaled_dot_product_attention, query, key, value, is_causal=True, **options
+        )
+    bounds = None if ends is None else ends.reshape([ends.shape[0], 1, seq, 1])
+    size = None if is_wide else (window - 1, 0)
+    attend = F.flashmask_attention
+    return run_part("core_attn", recompute, attend, query, key, value, bounds, causal=True, window_size=size, **options)
 
 
 def next_token_loss(model: Decoder, hidden: Any, labels: Any) -> Any:

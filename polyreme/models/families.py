@@ -96,7 +96,8 @@ class Family:
     last stage computes. tokenizer: what trains one on the text of a run. cut: where a pipeline cuts a model
     of it, as planner.Training.cut says. grouped_heads: whether it takes num_kv_heads below num_heads. head_dim: whether
     its heads may have another width than hidden_size / num_heads. dropout: whether it drops anything. experts: whether
-    its feed-forward is a mixture of experts. settings: keys of model: that only some families have, of which it has
+    its feed-forward is a mixture of experts. documents: whether several may share a row, none seeing another (models.
+    decoder.Documents). settings: keys of model: that only some families have, of which it has
     these. balance_loss: weight of the loss that balances experts where none is given, as default_balance_loss says.
     published: what its published weights are called and how they lie; none are read or written if left out.
     aliases: other spellings of the name.
@@ -122,6 +123,7 @@ class Family:
     head_dim: bool = False
     dropout: bool = False
     experts: bool = False
+    documents: bool = False
     settings: tuple[str, ...] = ()
     balance_loss: float = 0.0
     published: Reference[PublishedFamily] | None = None
@@ -180,6 +182,7 @@ GPT = Family(
     shape=decoder_shape,
     ffn_size=lambda hidden: 4 * hidden,
     dropout=True,
+    documents=True,
 )
 
 LLAMA = Family(
@@ -192,6 +195,7 @@ LLAMA = Family(
     ffn_size=lambda hidden: -(-hidden * 8 // (3 * 64)) * 64,
     grouped_heads=True,
     head_dim=True,
+    documents=True,
 )
 
 
@@ -234,6 +238,7 @@ MIXTRAL = Family(
     grouped_heads=True,
     head_dim=True,
     experts=True,
+    documents=True,
     settings=("experts_per_token", "expert_ffn_size", "balance_loss", "capacity_factor", "routing"),
     balance_loss=0.01,
 )

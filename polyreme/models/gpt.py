@@ -18,7 +18,7 @@ from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_multiples
 from polyreme.models import families
 from polyreme.models.cache import KVCache, LayerCache
-from polyreme.models.decoder import Decoder, check_dimensions
+from polyreme.models.decoder import Decoder, attend_causally, check_dimensions
 from polyreme.models.published import SAME, PublishedFamily, WeightRule, permuted
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm, Linear
 from polyreme.nn import functional as F
@@ -77,16 +77,15 @@ class Attention(Layer):
         self.qkv = Linear(width, 3 * width, _normal(0.02), dims=("embed", "heads"))
         self.out = Linear(width, width, _normal(std), dims=("heads", "embed"))
 
-    def forward(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
+    def forward(self, x_bse: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         batch, seq, width = x_bse.shape
         qkv = self.qkv(x_bse).reshape([batch, seq, self.num_heads, 3, self.head_dim])
         qkv = constrain(qkv, "batch", "block_seq", "heads", None, None)
         q_bshd, k_bshd, v_bshd = qkv.unbind(3)
         if cache is not None:
             return self.out(cache.attend(q_bshd, k_bshd, v_bshd).reshape([batch, seq, width]))
-        options = {"dropout_p": self.dropout, "is_causal": True, "training": self.training}
-        attend = F.scaled_dot_product_attention
-        mixed = run_part("core_attn", self.recompute, attend, q_bshd, k_bshd, v_bshd, **options)
+        options = {"dropout": self.dropout, "training": self.training}
+        mixed = attend_causally(self.recompute, q_bshd, k_bshd, v_bshd, ends, **options)
         return self.out(mixed.reshape([batch, seq, width]))
 
 
@@ -114,11 +113,11 @@ class Block(Layer):
         self.drop = Dropout(config.dropout)
         self.recompute = config.recompute
 
-    def forward(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
-        return run_part("full", self.recompute, self._compute, x_bse, cache)
+    def forward(self, x_bse: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
+        return run_part("full", self.recompute, self._compute, x_bse, cache, ends)
 
-    def _compute(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
-        mixed = run_part("full_attn", self.recompute, self.attention, self.attention_norm(x_bse), cache)
+    def _compute(self, x_bse: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
+        mixed = run_part("full_attn", self.recompute, self.attention, self.attention_norm(x_bse), cache, ends)
         x_bse = x_bse + self.drop(mixed)
         x_bse = x_bse + self.drop(self.ffn(self.ffn_norm(x_bse)))
         return constrain(x_bse, "batch", "seq", "embed")
@@ -152,6 +151,8 @@ class GPT(Decoder):
         """Token embeddings plus those of their positions, with dropout."""
         if cache is not None:
             return x_bse + self.positions(cache.positions(x_bse.shape[1]))
+        if self.documents is not None:
+            return self.drop(x_bse + self.positions(self.documents.places))
         return self.drop(x_bse + self.positions(self.places(arange(x_bse.shape[1]))))
 
     @property
@@ -163,6 +164,8 @@ class GPT(Decoder):
         """A block's output."""
         if cache is not None:
             return block(x_bse, cache)
+        if self.documents is not None:
+            return block(x_bse, ends=self.documents.ends)
         with self.keeping_order(x_bse.shape[1]):
             return block(x_bse)
 

@@ -16,7 +16,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
 from polyreme.models.cache import LayerCache
-from polyreme.models.decoder import Decoder, check_dimensions
+from polyreme.models.decoder import Decoder, attend_causally, check_dimensions
 from polyreme.models.families import LLAMA
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.models.rotary import (
@@ -124,7 +124,7 @@ class Attention(Layer):
         self.q_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
 
-    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         batch, seq, _ = x_bse.shape
         q = self.q(x_bse).reshape([batch, seq, self.num_heads, self.head_dim])
         k = self.k(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
@@ -137,11 +137,7 @@ class Attention(Layer):
         if cache is not None:
             mixed = cache.attend(q, k, v, window=self.window)
             return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
-        if self.window and self.window < seq:
-            attend, options = F.flashmask_attention, {"causal": True, "window_size": (self.window - 1, 0)}
-        else:
-            attend, options = F.scaled_dot_product_attention, {"is_causal": True}
-        mixed = run_part("core_attn", self.recompute, attend, q, k, v, training=self.training, **options)
+        mixed = attend_causally(self.recompute, q, k, v, ends, window=self.window, training=self.training)
         return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
 
 
@@ -170,18 +166,19 @@ class Block(Layer):
         self.ffn = ffn or FeedForward(config)
         self.recompute = config.recompute
 
-    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
-        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, cache)
+    def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
+        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, cache, ends)
 
-    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
-        x_bse = self.attend(x_bse, cos_sd, sin_sd, cache)
+    def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
+        x_bse = self.attend(x_bse, cos_sd, sin_sd, cache, ends)
         x_bse = x_bse + self.ffn(self.ffn_norm(x_bse))
         return constrain(x_bse, "batch", "seq", "embed")
 
-    def attend(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None) -> Any:
+    def attend(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         """x + attention(norm(x))."""
         normed = self.attention_norm(x_bse)
-        return x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd, cache)
+        apart = {} if ends is None else {"ends": ends}  # which not every attention takes
+        return x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd, cache, **apart)
 
 
 class Llama(Decoder):
@@ -225,6 +222,9 @@ class Llama(Decoder):
         if cache is not None:
             places = cache.owner.positions(seq)
             return block(x_bse, self.cos[places], self.sin[places], *more, cache=cache)
+        if self.documents is not None:
+            ends, places = self.documents
+            return block(x_bse, self.cos[places], self.sin[places], *more, ends=ends)
         with self.keeping_order(seq):
             return block(x_bse, self.places(self.cos[:seq]), self.places(self.sin[:seq]), *more)
 

@@ -120,15 +120,15 @@ class SparseBlock(Block):
     ffn: MoE
 
     def forward(
-        self, x_bse: Any, cos_sd: Any, sin_sd: Any, *ids: Any, cache: LayerCache | None = None
+        self, x_bse: Any, cos_sd: Any, sin_sd: Any, *ids: Any, cache: LayerCache | None = None, ends: Any = None
     ) -> tuple[Any, Any]:
         """ids [batch, seq]: of the tokens, for a HashRouter."""
-        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, *ids, cache=cache)
+        return run_part("full", self.recompute, self._compute, x_bse, cos_sd, sin_sd, *ids, cache=cache, ends=ends)
 
     def _compute(
-        self, x_bse: Any, cos_sd: Any, sin_sd: Any, ids: Any = None, cache: LayerCache | None = None
+        self, x_bse: Any, cos_sd: Any, sin_sd: Any, ids: Any = None, cache: LayerCache | None = None, ends: Any = None
     ) -> tuple[Any, Any]:
-        x_bse = self.attend(x_bse, cos_sd, sin_sd, cache)
+        x_bse = self.attend(x_bse, cos_sd, sin_sd, cache, ends)
         mixed, loss = self.ffn(self.ffn_norm(x_bse), ids=ids)
         return constrain(x_bse + mixed, "batch", "seq", "embed"), loss
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from polyreme.data.packing import NO_LABEL
 from polyreme.errors import DataError
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.samples import labels_of
@@ -45,12 +46,15 @@ def gather(dataset: Numbered, indices: Sequence[int]) -> Batch:
 
 
 def check_tokens(batch: Batch, model: ModelConfig, what: str) -> None:
-    """Raises DataError naming sample and position for a token or label outside 0..model.vocab_size - 1.
+    """Raises DataError naming sample and position for a token or label outside 0..model.vocab_size - 1; labels may be
+    NO_LABEL.
 
     A device would not complain: XLA clamps an index that is out of range. what says which batch, as "step 7".
     """
     vocab_size = model.vocab_size
-    for name, values in (("token", batch.inputs), ("label", batch.labels)):
+    tokens = batch.inputs[:, 0] if batch.inputs.ndim == 3 else batch.inputs  # the others say where documents lie
+    labels = np.where(batch.labels == NO_LABEL, 0, batch.labels)
+    for name, values in (("token", tokens), ("label", labels)):
         if values.size and not (values.min() >= 0 and values.max() < vocab_size):
             row, at = np.argwhere((values < 0) | (values >= vocab_size))[0]
             raise DataError(

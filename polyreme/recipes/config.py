@@ -269,7 +269,8 @@ class DataConfig(Section):
     train: instead of text, pairs of token files (polyreme data prepare) as [{path: a, weight: 0.7}, {path: b, weight:
     0.3}]; without weights each has as many samples as it holds. validation: pairs as well; if left out, the last
     validation_fraction of each of train. packing: how documents of pairs become samples of model.seq_len tokens;
-    concat: windows over all of them, one after another.
+    concat: windows over all of them, one after another; best_fit: whole documents share a sample, none of which sees
+    another; none: a document a sample, padded. Documents too long for a sample are cut.
 
     worker_timeout: seconds that one of num_workers may take for a batch before the run ends, naming the worker and the
     sample; 0 waits for ever. skip_bad: lines of text that may be left out, each with a line in the log, because they
@@ -279,7 +280,7 @@ class DataConfig(Section):
     text: Paths = ["synthetic"]
     train: Sources = []
     validation: Sources = []
-    packing: Literal["concat"] = "concat"
+    packing: Literal["concat", "best_fit", "none"] = "concat"
     tokenizer_vocab_size: Count | None = None
     validation_fraction: Annotated[Fraction, Field(gt=0)] = 0.02
     num_workers: Whole = 0
@@ -593,6 +594,17 @@ class PretrainConfig(Section):
 
     def _check_data(self) -> None:
         family, data = FAMILIES[self.model.family], self.data
+        if data.packing == "best_fit" and not family.documents:
+            others = " or ".join(name for name, other in FAMILIES.items() if other.documents)
+            raise ValueError(
+                f"data.packing=best_fit: {family.name} takes one document a row; set data.packing=none, or "
+                f"model.family: {others}"
+            )
+        if data.packing == "best_fit" and self.plan.pp > 1:
+            raise ValueError(
+                f"data.packing=best_fit with plan.pp={self.plan.pp}: stages send no bounds of documents yet; set "
+                "plan.pp=1, or data.packing=none"
+            )
         used = self.samples.settings
         for name in sorted({name for kind in SAMPLES.values() for name in kind.settings} - {*used}):
             field = DataConfig.model_fields[name]

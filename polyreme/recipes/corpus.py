@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
+from polyreme.data.packing import NO_LABEL
 from polyreme.io.sampler import RandomSampler
 
 
@@ -36,10 +38,20 @@ class Corpus:
 
     def shown(self, index: int) -> str:
         """A training sample as the model sees it, decoded again."""
-        tokens, labels = self.train[index]
+        inputs, labels = self.train[index]
+        tokens, _, places = inputs if inputs.ndim == 2 else (inputs, None, np.arange(len(inputs)))
+        counted = labels != NO_LABEL
+        rows = np.split(tokens, np.flatnonzero(places == 0)[1:])
+        texts = [
+            self._text(row)
+            for row, is_text in zip(rows, np.split(counted, np.flatnonzero(places == 0)[1:]), strict=True)
+            if is_text.any()
+        ]
+        return "\n".join([f"{len(tokens)} tokens, {counted.sum()} counted in the loss", *texts])
+
+    def _text(self, tokens: np.ndarray) -> str:
         row = tokens.tolist()
-        text = str(row) if self.tokenizer is None else self.tokenizer.decode(row, skip_special_tokens=False)
-        return f"{len(tokens)} tokens, {len(labels)} counted in the loss\n{text}"
+        return str(row) if self.tokenizer is None else self.tokenizer.decode(row, skip_special_tokens=False)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

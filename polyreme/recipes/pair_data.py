@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from polyreme.data.blend import Mixture, StreamSampler
+from polyreme.data.packing import PackedDataset
 from polyreme.data.preparation import read_facts
 from polyreme.data.token_pair import TokenPair, beside, prefix_of
 from polyreme.data.windows import TokenDataset
@@ -32,9 +33,9 @@ def load_pairs(config: PretrainConfig, base: Path | None) -> Corpus:
     pairs = _open(data.train, base, "data.train")
     others = _open(data.validation, base, "data.validation")
     tokenizer = _check_tokenizers([*pairs, *others], config.model.vocab_size)
-    train, validation = [], [_windows(pair, 0.0, seq_len)[0] for pair in others]
+    train, validation = [], [_samples(pair, 0.0, seq_len, data.packing)[0] for pair in others]
     for pair in pairs:
-        first, last = _windows(pair, 0.0 if others else data.validation_fraction, seq_len)
+        first, last = _samples(pair, 0.0 if others else data.validation_fraction, seq_len, data.packing)
         train.append(first)
         if not others:
             validation.append(last)
@@ -46,7 +47,7 @@ def load_pairs(config: PretrainConfig, base: Path | None) -> Corpus:
         for pair, part in zip(opened, parts, strict=True):
             if not len(part):
                 raise DataError(
-                    f"{pair.prefix}: {pair.num_tokens:,} tokens do not give {key} one sample of model.seq_len="
+                    f"{pair.prefix}: its {pair.num_tokens:,} tokens do not give {key} one sample of model.seq_len="
                     f"{seq_len}; give more text, a shorter seq_len or another data.validation_fraction"
                 )
         weights = [source.weight or len(part) for source, part in zip(sources, parts, strict=True)]
@@ -94,10 +95,17 @@ def _check_tokenizers(pairs: Sequence[TokenPair], vocab_size: int) -> str:
     return beside(pairs[0].prefix, ".tokenizer.json").name
 
 
-def _windows(pair: TokenPair, held_out: float, seq_len: int) -> tuple[Any, Any]:
+def _samples(pair: TokenPair, held_out: float, seq_len: int, packing: str) -> tuple[Any, Any]:
     """Samples of a pair: of all but its last documents, and of those, which hold about this part of the tokens."""
     starts = pair.document_starts
-    boundary = int(starts[starts.searchsorted(pair.num_tokens * (1 - held_out))]) if held_out else pair.num_tokens
+    document = int(starts.searchsorted(pair.num_tokens * (1 - held_out))) if held_out else pair.num_documents
+    if packing != "concat":
+        document = min(document, pair.num_documents - bool(held_out))  # one document at least
+        return (
+            PackedDataset(pair, 0, document, seq_len, packing == "best_fit"),
+            PackedDataset(pair, document, pair.num_documents, seq_len, packing == "best_fit"),
+        )
+    boundary = int(starts[document])
     if held_out and boundary == pair.num_tokens:  # one long document at the end: cut within it
         boundary = pair.num_tokens - max(round(pair.num_tokens * held_out), 1)
     tokens = pair.tokens

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from polyreme.data.packing import PackedDataset
 from polyreme.data.preparation import read_facts
 from polyreme.data.token_pair import TokenPair, beside, digest_of
+from polyreme.data.windows import TokenDataset
 from polyreme.errors import ConfigError, DataError
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models.tokenizer import END_OF_TEXT
@@ -95,6 +97,26 @@ def check_lines(prefix: Path) -> Iterator[str]:
         )
     path = beside(pair.prefix, ".tokenizer.json")
     yield f"digests as prepared{'' if path.is_file() else f'; {path.name}, which generation needs, is missing'}"
+
+
+def pack_lines(prefix: Path, seq_len: int) -> Iterator[str]:
+    """Of each data.packing the rows of seq_len tokens that a pair gives, and the part of their places with a label."""
+    pair = TokenPair(prefix)
+    windows = TokenDataset(pair.tokens, 0, pair.num_tokens, seq_len)
+    sets = {
+        "concat": (len(windows), 1.0),
+        **{
+            name: (len(rows), rows.fill)
+            for name, rows in (
+                ("best_fit", PackedDataset(pair, 0, pair.num_documents, seq_len)),
+                ("none", PackedDataset(pair, 0, pair.num_documents, seq_len, is_packed=False)),
+            )
+        },
+    }
+    long = int((np.diff(pair.document_starts) > seq_len + 1).sum())
+    yield f"{pair.num_documents:,} documents, {long:,} of them too long for a row of {seq_len:,} tokens"
+    for name, (count, fill) in sets.items():
+        yield f"  {name:<9}{count:>12,} rows, {100 * fill:.2f}% of places have a label"
 
 
 def blend_lines(config: PretrainConfig, base: Path | None) -> Iterator[str]:

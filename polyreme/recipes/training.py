@@ -19,6 +19,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
 from polyreme.jit.capture import capture_in_progress
+from polyreme.models.decoder import Documents
 from polyreme.nn import Router
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.lazy import LazyGuard
@@ -59,6 +60,7 @@ class Trainer:
             lambda model: make_optimizer(config.train, model, self.schedule),
             step_policy(config.train),
             devices,
+            packed_loss if config.data.packing == "best_fit" else None,
         )
         self.planned.check_rows(config.train.global_batch)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
@@ -229,6 +231,13 @@ class Trainer:
 
 
 _OPTIMIZER = "optimizer/"
+
+
+def packed_loss(model: Any, inputs: Any, labels: Any) -> Tensor:
+    """A decoder's loss of rows that documents share: inputs [batch, 3, seq], tokens and what models.decoder.Documents
+    says of them."""
+    tokens, ends, places = inputs.unbind(1)
+    return model(tokens, labels, Documents(ends, places))
 
 
 def check_supported(config: PretrainConfig) -> None:

@@ -88,3 +88,12 @@ def test_a_tokenizer_without_an_end_token(capsys, folder):
     assert code == 2
     assert "nothing says which token of tokenizer.json ends a text; name it with --eos" in error
     assert prepare(capsys, "--append-eos", "--eos", "<|other|>")[0] == 0
+
+
+def test_pack_compares_the_ways(capsys, folder):
+    prepare(capsys, "--documents", "line")
+    code, said, _ = run(capsys, "data", "pack", "p", "--seq-len", "64")
+    assert code == 0
+    rows = {line.split()[0]: int(line.split()[1]) for line in said.splitlines()[1:]}
+    assert said.startswith("100 documents, 0 of them too long")
+    assert rows["concat"] <= rows["best_fit"] < rows["none"] == 100

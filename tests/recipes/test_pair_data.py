@@ -68,6 +68,7 @@ def test_splits_share_no_document(pairs):
     assert 100 <= other.validation[0][0].min() <= other.validation[0][0].max() < 200
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reads_on_exactly_on_other_devices_from_another_folder(pairs, tmp_path):
     train(tmp_path / "run", *MIXED, *DATA_PARALLEL, "train.steps=5", "checkpoint.interval=3")
     seen = history(tmp_path / "run")
@@ -127,7 +128,11 @@ def test_a_pair_that_changes_under_a_run_ends_it_by_name(pairs):
             DataError,
             r"data\.validation: \d samples are fewer than train\.global_batch=8; give more text",
         ),
-        (["data.train=[a]", "model.seq_len=4096"], DataError, r"a: [\d,]+ tokens do not give data\.train one sample"),
+        (
+            ["data.train=[a]", "model.seq_len=4096"],
+            DataError,
+            r"a: its [\d,]+ tokens do not give data\.train one sample",
+        ),
     ],
 )
 def test_refusals(pairs, settings, error, says):
@@ -154,3 +159,39 @@ def test_blend_says_what_a_run_reads(pairs, capsys):
     assert said.startswith("800 samples: 100 steps of 8, 16 tokens each\n  a: 70% of samples, 560 of ")
     assert main(["data", "blend", str(loaded.path)]) == 2
     assert "the configuration has no data.train" in capsys.readouterr().err
+
+
+@pytest.mark.slow_cases("none-shape1")
+@pytest.mark.parametrize(("packing", "shape"), [("best_fit", (3, 16)), ("none", (16,))])
+def test_documents_are_packed_or_padded_and_train(pairs, tmp_path, packing, shape):
+    settings = [*MIXED, *DATA_PARALLEL, f"data.packing={packing}"]
+    corpus = corpus_of(pairs, *settings)
+    inputs, labels = corpus.train[0]
+    assert (inputs.shape, labels.shape) == (shape, (16,))
+    assert "counted in the loss\n[" in corpus.shown(0)
+    train(tmp_path / "run", *settings, "train.steps=2", "train.warmup_steps=0", "log.validation_interval=2")
+    assert len(history(tmp_path / "run")) == 2
+
+
+def test_packing_that_a_model_or_plan_cannot_take(pairs):
+    with pytest.raises(ConfigError, match=r"deepseek_v3 takes one document a row; set data\.packing=none, or"):
+        load(
+            pairs / "run",
+            *NO_TEXT,
+            "data.train=[a]",
+            "data.packing=best_fit",
+            "model.family=deepseek_v3",
+            "model.dropout=0",
+        )
+    with pytest.raises(ConfigError, match=r"data\.packing=best_fit with plan\.pp=2: stages send no bounds"):
+        load(
+            pairs / "run",
+            *NO_TEXT,
+            "data.train=[a]",
+            "data.packing=best_fit",
+            "plan.pp=2",
+            "plan.dp=1",
+            "model.num_layers=2",
+        )
+    with pytest.raises(ConfigError, match=r"packing=best_fit has no use without data\.train"):
+        load(pairs / "run", *NO_TEXT, "data.packing=best_fit")
