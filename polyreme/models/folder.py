@@ -44,16 +44,28 @@ class Stored:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a file. Raises CheckpointError for a file that cannot be read or holds something else."""
+    value = _parsed(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object")
+    return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """A JSON list of a file. Raises CheckpointError for a file that cannot be read or holds something else."""
+    value = _parsed(path)
+    if not isinstance(value, list):
+        raise CheckpointError(f"{path}: holds no JSON list")
+    return value
+
+
+def _parsed(path: Path) -> Any:
     try:
         with open(path, encoding="utf-8") as file:
-            value = safetensors_file.parse_json(file.read(_JSON_BYTES))
+            return safetensors_file.parse_json(file.read(_JSON_BYTES))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: no {path.name} in it; give a folder of published weights") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable JSON file ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object")
-    return value
 
 
 def has_weights(folder: Path) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from polyreme.serving.requests import ChatBody, CompletionBody
 from polyreme.serving.service import TextPiece
@@ -172,3 +175,18 @@ class ChatAnswer(_Answer):
 
 def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
+
+
+def embedding_answer(model: str, vectors: np.ndarray, num_tokens: int, encoding: str) -> dict[str, Any]:
+    """The answer of /v1/embeddings: vectors [texts, width] as numbers, or as little-endian float32 in base64."""
+    rows: list[Any] = (
+        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+        if encoding == "base64"
+        else vectors.tolist()
+    )
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+        "model": model,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }

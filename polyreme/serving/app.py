@@ -9,11 +9,11 @@ from typing import Any
 
 from polyreme.errors import ConfigError
 from polyreme.generation.sampling import SamplingParams
-from polyreme.serving.answers import ChatAnswer, CompletionAnswer
+from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer
 from polyreme.serving.metrics import CONTENT_TYPE
 from polyreme.serving.page_files import page_file
 from polyreme.serving.refusals import HttpRefusal
-from polyreme.serving.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
+from polyreme.serving.requests import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody, read_body
 from polyreme.serving.service import TextPiece, TextService
 from polyreme.serving.streaming import ClientGoneError, EventStream, as_json, unless_gone
 from polyreme.serving.token_texts import TokenTexts
@@ -44,6 +44,7 @@ class Endpoints:
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/embeddings", self.embed, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
         ]
@@ -119,11 +120,28 @@ class Endpoints:
         """POST /v1/chat/completions."""
         body = read_body(ChatBody, await request.body())
         self.service.check_name(body.model)
+        _ = self.service.model
         prompt = await self._rendered(body.conversation(), body.chat_template_kwargs or {})
         limit = self.service.room_after(prompt, "messages", body.limit)
         answer = ChatAnswer(body, self.service.names[0], self._token_texts(), [prompt])
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         return await self._answer(request, body, answer, [prompt], [body.sampling(limit, logprobs)])
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        body = read_body(EmbeddingBody, await request.body())
+        self.service.check_name(body.model)
+        width = self.service.embedder.width
+        if body.dimensions not in (None, width):
+            raise HttpRefusal(
+                400, f"dimensions: vectors have {width}; leave it out", param="dimensions", code="unsupported"
+            )
+        texts = [
+            await self._encoded(text, True) if isinstance(text, str) else self._ids(text, "input")
+            for text in body.input
+        ]
+        vectors = await unless_gone(request.receive, self.service.embed(texts))
+        return _json(embedding_answer(self.service.names[0], vectors, sum(map(len, texts)), body.encoding_format))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a text or of a conversation as the chat template writes it."""
@@ -133,7 +151,7 @@ class Endpoints:
             ids = await self._encoded(body.prompt, body.add_special_tokens)
         else:
             ids = await self._rendered([m.model_dump(exclude={"name"}) for m in body.messages or ()], {})
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": self.service.model.max_model_len, "tokens": ids}
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": self.service.max_model_len, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = self._token_texts().texts_of(ids)
         return _json(answer)
@@ -142,7 +160,7 @@ class Endpoints:
         """POST /detokenize: the text of ids, special tokens included."""
         body = read_body(DetokenizeBody, await request.body())
         self.service.check_name(body.model)
-        text = self.service.model.tokenizer.decode(self._ids(body.tokens, "tokens"), skip_special_tokens=False)
+        text = self.service.tokenizer.decode(self._ids(body.tokens, "tokens"), skip_special_tokens=False)
         return _json({"prompt": text})
 
     # parts
@@ -198,13 +216,13 @@ class Endpoints:
             yield answer.usage_event()
 
     async def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
-        encode = self.service.model.tokenizer.encode
+        encode = self.service.tokenizer.encode
         if len(text) <= _MOST_CHARS_AT_ONCE:
             return encode(text, add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens)
 
     async def _rendered(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> list[int]:
-        template = self.service.model.tokenizer.apply_chat_template
+        template = self.service.tokenizer.apply_chat_template
         try:
             text = await asyncio.to_thread(template, messages, **variables)
         except ConfigError as error:
@@ -212,7 +230,7 @@ class Endpoints:
         return await self._encoded(text, False)
 
     def _ids(self, ids: list[int], param: str) -> list[int]:
-        known = self.service.model.tokenizer.vocab_size
+        known = self.service.tokenizer.vocab_size
         wrong = next((i for i in ids if not 0 <= i < known), None)
         if wrong is not None:
             told = str(wrong) if abs(wrong) < 2**63 else "a number"
@@ -223,7 +241,7 @@ class Endpoints:
 
     def _token_texts(self) -> TokenTexts:
         if self._texts is None:
-            self._texts = TokenTexts(self.service.model.tokenizer)
+            self._texts = TokenTexts(self.service.tokenizer)
         return self._texts
 
     def _described(self, name: str) -> dict[str, Any]:
@@ -234,8 +252,8 @@ class Endpoints:
             "created": self.service.created,
             "owned_by": "polyreme",
             "root": self.service.names[0],
-            "max_model_len": self.service.model.max_model_len if is_ready else None,
-            "has_chat_template": self.service.model.tokenizer.template is not None if is_ready else None,
+            "max_model_len": self.service.max_model_len if is_ready else None,
+            "has_chat_template": self.service.tokenizer.template is not None if is_ready else None,
         }
 
 

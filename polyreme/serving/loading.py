@@ -11,7 +11,10 @@ from tokenizers import Tokenizer
 
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation import AutoTokenizer, SamplingParams, TextEngine, TextTokenizer
+from polyreme.generation.embedding import TextEmbedder
 from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.models.bert import BertConfig
+from polyreme.models.pretrained import open_published
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.sampling import TOKENIZER
 from polyreme.recipes.trained import load_decoder
@@ -31,8 +34,11 @@ class EngineOptions:
     enable_prefix_caching: bool = True
 
 
-def load_served(path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None) -> ServedModel:
-    """What lies at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served.
+def load_served(
+    path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None
+) -> ServedModel | TextEmbedder:
+    """What lies at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served: what
+    writes text, or, of a BERT or an ERNIE, what makes vectors.
 
     Its programs are compiled, so that the first request waits no longer than others. Raises as reading weights does,
     CheckpointError for a model without a tokenizer.
@@ -42,6 +48,8 @@ def load_served(path: Path, options: EngineOptions, say: Callable[[str], None] =
         raise ConfigError(
             f"{path}: a run is served as it was trained, without --dtype; polyreme convert rounds weights"
         )
+    if not is_run and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
+        return TextEmbedder.from_pretrained(path, dtype=options.dtype)
     model, tokenizer = _of_run(path) if is_run else _of_weights(path, options.dtype)
     engine = TextEngine(
         model,

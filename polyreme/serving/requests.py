@@ -16,6 +16,8 @@ MOST_STOPS = 16
 MOST_STOP_CHARS = 512
 MOST_TEXTS = 128
 """Texts of one request: prompts times n."""
+MOST_INPUTS = 2048
+"""Texts of one request for vectors."""
 MOST_LOGPROBS = 20
 _MOST_TOKENS = 2**31 - 1
 
@@ -35,14 +37,17 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
-    if isinstance(value, str) or _is_ids(value):
-        return [value]
-    if isinstance(value, list) and value and (all(isinstance(v, str) for v in value) or all(map(_is_ids, value))):
-        if len(value) > MOST_TEXTS:
-            raise ValueError(f"give at most {MOST_TEXTS} prompts, not {len(value)}")
-        return value
-    raise ValueError("give a string, a list of strings, a list of token ids, or a list of such lists")
+def _prompts(most: int) -> Callable[[Any], list[str | list[int]]]:
+    def check(value: Any) -> list[str | list[int]]:
+        if isinstance(value, str) or _is_ids(value):
+            return [value]
+        if isinstance(value, list) and value and (all(isinstance(v, str) for v in value) or all(map(_is_ids, value))):
+            if len(value) > most:
+                raise ValueError(f"give at most {most} texts, not {len(value)}")
+            return value
+        raise ValueError("give a string, a list of strings, a list of token ids, or a list of such lists")
+
+    return check
 
 
 def _texts(value: Any) -> Any:
@@ -129,7 +134,7 @@ class _Sampled(_Strict):
 class CompletionBody(_Sampled):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts(MOST_TEXTS))]
     max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -190,6 +195,16 @@ class ChatBody(_Sampled):
         """The messages as chat templates read them: developer is OpenAI's newer word for system."""
         roles = {"developer": "system"}
         return [{"role": roles.get(m.role, m.role), "content": m.content} for m in self.messages]
+
+
+class EmbeddingBody(_Strict):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: Annotated[list[str | list[int]], PlainValidator(_prompts(MOST_INPUTS))]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
 
 
 class TokenizeBody(_Strict):

@@ -6,11 +6,15 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from polyreme.errors import ConfigError
+from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import TextTokenizer
@@ -18,6 +22,7 @@ from polyreme.serving.engine_thread import EngineRequest, EngineThread
 from polyreme.serving.metrics import ServerMetrics, TextClock
 from polyreme.serving.refusals import HttpRefusal
 
+_TEXTS_AT_ONCE = 32
 State = Literal["loading", "ready", "draining"]
 
 
@@ -84,14 +89,17 @@ class TextService:
         self.state: State = "loading"
         self.num_texts = 0
         self.metrics = ServerMetrics(self.names[0])
-        self._model: ServedModel | None = None
+        self._model: ServedModel | TextEmbedder | None = None
         self._thread: EngineThread | None = None
+        # vectors are computed one call after another, beside the event loop
+        self._embedding = ThreadPoolExecutor(1, "polyreme-embedding")
 
-    def start(self, model: ServedModel) -> None:
+    def start(self, model: ServedModel | TextEmbedder) -> None:
         """Take requests for this model from now on; called in the event loop."""
         self._model = model
-        self.metrics.note(model.engine.statistics)
-        self._thread = EngineThread(model.engine, asyncio.get_running_loop(), self.metrics.note)
+        if isinstance(model, ServedModel):
+            self.metrics.note(model.engine.statistics)
+            self._thread = EngineThread(model.engine, asyncio.get_running_loop(), self.metrics.note)
         if self.state == "loading":
             self.state = "ready"
 
@@ -104,14 +112,41 @@ class TextService:
         self.drain()
         if self._thread is not None:
             self._thread.close()
+        self._embedding.shutdown(cancel_futures=True)
 
     @property
     def model(self) -> ServedModel:
-        """The model. Raises HttpRefusal 503 while there is none."""
+        """The model that writes. Raises HttpRefusal: 503 while there is none, 400 where it is an embedder."""
+        model = self._any_model()
+        if not isinstance(model, ServedModel):
+            message = f"{self.names[0]} makes vectors and writes no text; ask /v1/embeddings"
+            raise HttpRefusal(400, message, code="task")
+        return model
+
+    @property
+    def embedder(self) -> TextEmbedder:
+        """The model that makes vectors. Raises HttpRefusal: 503 while there is none, 400 where it writes text."""
+        model = self._any_model()
+        if not isinstance(model, TextEmbedder):
+            message = f"{self.names[0]} writes text and makes no vectors; serve a BERT for those"
+            raise HttpRefusal(400, message, code="task")
+        return model
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Of the model. Raises HttpRefusal 503 while there is none."""
+        return self._any_model().tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that the model takes. Raises HttpRefusal 503 while there is none."""
+        model = self._any_model()
+        return model.max_tokens if isinstance(model, TextEmbedder) else model.max_model_len
+
+    def _any_model(self) -> ServedModel | TextEmbedder:
         if self._model is None or self.state != "ready":
-            raise HttpRefusal(
-                503, f"the model is {self.state}; try again", code=self.state, headers={"Retry-After": "1"}
-            )
+            message = f"the model is {self.state}; try again"
+            raise HttpRefusal(503, message, code=self.state, headers={"Retry-After": "1"})
         return self._model
 
     def check_name(self, name: str | None) -> None:
@@ -139,6 +174,22 @@ class TextService:
                 code="context_length_exceeded",
             )
         return room if max_tokens is None else max_tokens
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Vectors of token ids, float32 [texts, width].
+
+        Raises HttpRefusal: 429 where too many ask at once, 400 for texts that the model does not take.
+        """
+        embedder, loop = self.embedder, asyncio.get_running_loop()
+        self._admit(1)
+        try:
+            # others come in between parts of a long list
+            parts = [texts[start : start + _TEXTS_AT_ONCE] for start in range(0, len(texts), _TEXTS_AT_ONCE)]
+            return np.concatenate([await loop.run_in_executor(self._embedding, embedder.embed, part) for part in parts])
+        except ConfigError as error:
+            raise HttpRefusal(400, str(error), param="input", code="context_length_exceeded") from None
+        finally:
+            self.num_texts -= 1
 
     @asynccontextmanager
     async def writing(

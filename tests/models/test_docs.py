@@ -1,4 +1,4 @@
-"""The examples of docs/branches.md, docs/models.md and docs/generation.md run."""
+"""The examples of docs/branches.md, docs/models.md, docs/generation.md and docs/serving.md run."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("page", [pytest.param("branches", marks=pytest.mark.slow), "models", "generation"])
+@pytest.mark.parametrize("page", [pytest.param("branches", marks=pytest.mark.slow), "models", "generation", "serving"])
 def test_examples(page):
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
     names = {}
