@@ -167,8 +167,8 @@ class TextEngine:
         self._prompt_row = self.cache.rows(1, self.max_model_len)
         self._decode = BlockwiseSteps(model, self._rows, is_first=False)
         self._prefill = BlockwiseSteps(model, self._prompt_row, is_first=False)
-        # the rest of a prompt, most of which are short, has a smaller program
-        self._chunks = sorted({max(1, prefill_chunk // 4), prefill_chunk})
+        # what is left of a prompt after whole chunks has smaller programs, of which its length alone chooses
+        self._chunks = sorted({max(1, prefill_chunk // 4), max(1, prefill_chunk // 2), prefill_chunk})
         num_known = vocab if num_known is None else min(num_known, vocab)
         self._chooser = TokenChooser(max_num_seqs, vocab, num_known, self._end)
         self._blank = creation.zeros([max_num_seqs, vocab], "float32")

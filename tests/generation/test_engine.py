@@ -1,5 +1,6 @@
 """Continuous batching: the same bits in any company, no block lost, requests that come, go and are refused."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,10 @@ from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, TextEngine, TextGenerator
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.mesh import Plan
+from polyreme.models import AutoModelForCausalLM
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.ops.caches import attend_blocks
+from tests.models.parity import FIXTURES
 
 END = (11, 30)
 SHARED = [7, 3, 9, 1, 5, 5, 2, 8, 40, 41, 12, 13, 14, 15, 16, 17]
@@ -141,6 +144,65 @@ def test_requests_give_way_when_blocks_run_out(engine, alone):
     assert after.num_preemptions > before.num_preemptions
     assert after.generated_tokens - before.generated_tokens == sum(len(text[0]) for text in alone)
     assert sum(after.finished.values()) - sum(before.finished.values()) == len(REQUESTS)
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_come_and_go(model):
+    """Of random lengths and settings, with refusals and aborts; each gets what it gets alone, and memory is flat."""
+    rows = np.random.default_rng(0)
+    requests = [
+        (
+            [*SHARED[: rows.integers(0, 17)], *rows.integers(0, 48, rows.integers(1, 24)).tolist()],
+            SamplingParams(
+                temperature=rows.choice([0.0, 0.9]), seed=number, max_tokens=int(rows.integers(1, 24)), logprobs=0
+            ),
+        )
+        for number in range(60)
+    ]
+    alone_engine = TextEngine(model, END, enable_prefix_caching=False, **SIZES)
+    expected = [write(alone_engine, request)[0] for request in requests]
+    engine = TextEngine(model, END, num_blocks=24, **SIZES)
+    texts, numbers, arrays = Texts(), {}, []
+    while len(numbers) < 2000 or engine.has_unfinished:
+        for _ in range(rows.poisson(0.25) if len(numbers) < 2000 else 0):
+            numbers[str(len(numbers))] = number = int(rows.integers(60))
+            engine.add(str(len(numbers) - 1), *requests[number])
+        if rows.random() < 0.02 and numbers:
+            engine.abort(str(rows.integers(len(numbers))))
+        if rows.random() < 0.02:
+            with pytest.raises(ConfigError):
+                engine.add("bad", [99], SamplingParams())
+        texts.collect(engine.step())
+        if len(numbers) % 500 == 250:
+            arrays.append(len(jax.live_arrays()))
+    counts = engine.statistics
+    ended = [name for name, text in texts.items() if text[-1] is not None]
+    assert len(ended) + counts.finished["abort"] == len(numbers)
+    assert all(texts[name] == expected[numbers[name]] for name in ended)
+    assert (counts.num_blocks_used, counts.num_running, counts.num_waiting) == (0, 0, 0)
+    assert counts.num_preemptions > 20
+    assert counts.prefix_tokens_hit > 1000
+    assert max(arrays) - min(arrays) < 20
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mistral", "deepseek_v3", "qwen3_moe")]
+    + ["mixtral"],
+)
+def test_families_write_the_same_in_company(name):
+    """Learned positions, windows, keys wider than values, experts whose rows are sorted among all rows."""
+    model, rows = AutoModelForCausalLM.from_pretrained(FIXTURES / "folders" / name), np.random.default_rng(1)
+    vocab = model.config.vocab_size
+    requests = [
+        (rows.integers(0, vocab, length).tolist(), SamplingParams(temperature=0, max_tokens=6, logprobs=0))
+        for length in (5, 13, 1, 9)
+    ]
+    engine, generator = TextEngine(model, **SIZES), TextGenerator(model)
+    together = write(engine, *requests)
+    assert together == [write(engine, request)[0] for request in requests]
+    wanted = generator.generate([prompt for prompt, _ in requests], requests[0][1])
+    assert [text[0] for text in together] == [completion.token_ids for completion in wanted]
 
 
 def test_known_chunks_are_not_computed_again(engine, alone):
