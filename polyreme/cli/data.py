@@ -33,6 +33,9 @@ def prepare(
     split: Annotated[
         str | None, typer.Option(metavar="98,2", help="Weights of PREFIX_train, PREFIX_valid and PREFIX_test.")
     ] = None,
+    dedup: Annotated[
+        str | None, typer.Option(metavar="exact|minhash", help="Leave out documents that come again, or nearly.")
+    ] = None,
     documents: Annotated[
         str, typer.Option(metavar="file|paragraph|line", help="What is a document of a text file.")
     ] = "file",
@@ -59,6 +62,7 @@ def prepare(
         form=DocumentForm(documents, key),
         parts=_weights(split),
         skip_bad=skip_bad,
+        dedup=dedup,
         workers=workers,
     )
     written = preparation.prepare(inputs, output, how, lambda line: typer.echo(line, err=True))

@@ -20,6 +20,7 @@ import xxhash
 from tokenizers import Tokenizer
 
 from polyreme.data.documents import Block, DocumentForm, kind_of, read_blocks
+from polyreme.data.duplicates import duplicates_by
 from polyreme.data.text_files import BadLines
 from polyreme.data.token_pair import PairWriter, beside, digest_of, prefix_of, token_dtype
 from polyreme.errors import ConfigError, DataError
@@ -36,8 +37,9 @@ class Preparation:
 
     tokenizer: as tokenizers.Tokenizer.to_str gives it; it adds no special tokens, and text that spells one out is only
     text. end: the token after each document, or None. parts: weights of the pairs that documents are dealt out to.
-    skip_bad: lines that may be left out because they cannot be read. workers: processes; with 0 this one, whose
-    threads the tokenizer uses.
+    skip_bad: lines that may be left out because they cannot be read. dedup: exact or minhash (data.duplicates), which
+    leaves out documents that are as one before, or nearly, or None. workers: processes; with 0 this one, whose threads
+    the tokenizer uses.
     """
 
     tokenizer: str
@@ -45,9 +47,12 @@ class Preparation:
     form: DocumentForm = field(default_factory=DocumentForm)
     parts: tuple[float, ...] = (1.0,)
     skip_bad: int = 0
+    dedup: str | None = None
     workers: int = 0
 
     def __post_init__(self) -> None:
+        if self.dedup is not None:
+            duplicates_by(self.dedup)
         if len(self.parts) not in SPLITS or not all(0 < part < float("inf") for part in self.parts):
             raise ConfigError(f"split {self.parts}: give one to three weights above 0, such as 98,2")
         if self.workers < 0 or self.skip_bad < 0:
@@ -71,6 +76,8 @@ class Encoded:
     tokens: np.ndarray
     lengths: np.ndarray
     bad: list[tuple[str, str, str]]
+    marks: list[bytes] | None
+    """What tells duplicates, of each document, if they are looked for."""
 
 
 def prepare(
@@ -96,7 +103,8 @@ def prepare(
         raise ConfigError(f"end token {how.end} is not one of the tokenizer's, 0 to {size - 1}; give one of those")
     bad = BadLines(how.skip_bad, "--skip-bad")
     prefixes = [beside(prefix_of(prefix), ending) for ending in SPLITS[len(how.parts)]]
-    empty = 0
+    seen = None if how.dedup is None else duplicates_by(how.dedup)()
+    empty = repeated = 0
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(PairWriter(place, token_dtype(size))) for place in prefixes]
         deal = _dealt(how.parts)
@@ -105,9 +113,12 @@ def prepare(
             for line in encoded.bad:
                 bad.leave_out(*line)
             ends = np.cumsum(encoded.lengths)
-            for begin, stop in zip(ends - encoded.lengths, ends, strict=True):
+            for i, (begin, stop) in enumerate(zip(ends - encoded.lengths, ends, strict=True)):
                 if begin == stop:
                     empty += 1
+                    continue
+                if seen is not None and encoded.marks is not None and not seen.is_new(encoded.marks[i]):
+                    repeated += 1
                     continue
                 tokens = encoded.tokens[begin:stop]
                 writers[next(deal)].add(tokens if how.end is None else np.append(tokens, how.end))
@@ -117,10 +128,11 @@ def prepare(
         for writer in writers:
             if not writer.num_documents:
                 raise DataError(f"{writer.prefix}: no documents for it in {', '.join(map(str, paths))}; give more text")
-    facts = {"sources": [path.name for path in paths], "vocab_size": size, "end": how.end}
+    facts = {"sources": [path.name for path in paths], "vocab_size": size, "end": how.end, "dedup": how.dedup}
     for writer in writers:
         _write_facts(writer, how.tokenizer, facts)
     left_out = {"lines that cannot be read": len(bad.lines), "documents without a token": empty}
+    left_out |= {"duplicates": repeated}
     pairs = {writer.prefix: (writer.num_documents, writer.num_tokens) for writer in writers}
     return Prepared(pairs, {why: count for why, count in left_out.items() if count}, time.monotonic() - began)
 
@@ -171,7 +183,8 @@ def _dealt(parts: Sequence[float]) -> Iterator[int]:
 class _BlockTokenizer:
     """Takes blocks apart and tokenizes them, in whatever process it is."""
 
-    def __init__(self, tokenizer: str) -> None:
+    def __init__(self, tokenizer: str, dedup: str | None) -> None:
+        self.mark = None if dedup is None else duplicates_by(dedup).mark
         self.tokenizer = Tokenizer.from_str(tokenizer)
         self.tokenizer.encode_special_tokens = True  # text that spells out a marker gets its letters, not the marker
         self.tokenizer.no_truncation()
@@ -182,17 +195,17 @@ class _BlockTokenizer:
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         lengths = np.array([len(row) for row in rows], np.int64)
         tokens = np.fromiter((token for row in rows for token in row), np.int64, int(lengths.sum()))
-        return Encoded(tokens, lengths, bad)
+        return Encoded(tokens, lengths, bad, None if self.mark is None else [self.mark(text) for text in texts])
 
 
 def _encoded(paths: Sequence[Path], how: Preparation, bad: BadLines) -> Iterator[Encoded]:
     blocks = (block for path in paths for block in read_blocks(path, how.form, bad))
     if not how.workers:
-        yield from map(_BlockTokenizer(how.tokenizer), blocks)
+        yield from map(_BlockTokenizer(how.tokenizer, how.dedup), blocks)
         return
     # forked processes would have locks of this one's threads
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(how.workers, context, _start_worker, (how.tokenizer,))
+    pool = ProcessPoolExecutor(how.workers, context, _start_worker, (how.tokenizer, how.dedup))
     waiting: deque[Future[Encoded]] = deque()
     try:
         for block in blocks:
@@ -209,9 +222,9 @@ def _encoded(paths: Sequence[Path], how: Preparation, bad: BadLines) -> Iterator
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(tokenizer: str) -> None:
+def _start_worker(tokenizer: str, dedup: str | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as were asked for
-    _worker.append(_BlockTokenizer(tokenizer))
+    _worker.append(_BlockTokenizer(tokenizer, dedup))
 
 
 def _encode_in_worker(block: Block) -> Encoded:

@@ -212,3 +212,20 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch, library):
     (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd....")
     with pytest.raises(ConfigError, match=r"pip install polyreme\[data\]"):
         prepare([tmp_path / name], tmp_path / "p", how())
+
+
+@pytest.mark.process
+def test_duplicates_are_left_out_by_any_number_of_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 500)
+    (tmp_path / "a.jsonl").write_text(rows(*TEXTS, TEXTS[3], TEXTS[5].upper(), *TEXTS[:2]))
+    counts = {}
+    for dedup, workers in (("exact", 0), ("minhash", 0), ("minhash", 2)):
+        prefix = tmp_path / f"{dedup}{workers}"
+        counts[dedup, workers] = prepare([tmp_path / "a.jsonl"], prefix, how(dedup=dedup, workers=workers)).left_out
+        assert read_facts(prefix)["dedup"] == dedup
+    assert counts["exact", 0] == {"duplicates": 3}
+    assert counts["minhash", 0]["duplicates"] >= 4
+    assert texts_of(tmp_path / "exact0") == [*TEXTS, TEXTS[5].upper()]
+    assert (tmp_path / "minhash0.bin").read_bytes() == (tmp_path / "minhash2.bin").read_bytes()
+    with pytest.raises(ConfigError, match="dedup 'near' is unknown"):
+        how(dedup="near")
