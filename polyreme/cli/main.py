@@ -15,6 +15,7 @@ import typer
 from polyreme import flags
 from polyreme.cli import launch as launcher
 from polyreme.cli import run as runner
+from polyreme.cli.bench import bench_app
 from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
 from polyreme.cli.data import ConfigPath, Overrides, data_app
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 launcher.register(app)
 runner.register(app)
 

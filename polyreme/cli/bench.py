@@ -1,0 +1,70 @@
+"""`polyreme bench`: how long a server makes its clients wait."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyreme.errors import ConfigError
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure a server.")
+
+
+@bench_app.callback()
+def _measure() -> None:
+    """Measure a server."""
+
+
+@bench_app.command()
+def serve(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of the server, such as http://127.0.0.1:8000.")],
+    num_requests: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 100,
+    request_rate: Annotated[float, typer.Option(help="Requests a second on average; inf for all at once.")] = 4.0,
+    input_words: Annotated[int, typer.Option(min=1, help="Words of a prompt.")] = 64,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 64,
+    ignore_eos: Annotated[bool, typer.Option(help="Texts go on after their end; a field that vLLM added.")] = True,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the requests.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and prompts.")] = 0,
+    model: Annotated[str | None, typer.Option(help="Name of the model; the first that the server lists.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The first line is the key.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+) -> None:
+    """Send requests that arrive at random, and say how long they wait.
+
+    Arrivals are a Poisson process that does not wait for answers, so that a slow server shows its queue. ttft is the
+    time to the first text, tpot that of each token after it, itl between two texts that came, e2e to the end. Exits 1
+    if a request failed. Example: polyreme bench serve http://127.0.0.1:8000 --request-rate 2
+    """
+    from polyreme.serving.load import LoadOptions, load
+
+    report = load(
+        LoadOptions(
+            url=url.removesuffix("/").removesuffix("/v1"),
+            num_requests=num_requests,
+            rate=request_rate,
+            input_words=input_words,
+            output_tokens=output_tokens,
+            ignore_eos=ignore_eos,
+            temperature=temperature,
+            seed=seed,
+            model=model,
+            key=None if api_key_file is None else _first_line(api_key_file),
+        )
+    )
+    if as_json:
+        typer.echo(report.as_json())
+    else:
+        for line in report.lines():
+            typer.echo(line)
+    if report.num_failed:
+        raise typer.Exit(1)
+
+
+def _first_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: not a readable file of ASCII ({type(error).__name__})") from None
+    if not lines:
+        raise ConfigError(f"--api-key-file {path}: is empty; give the key on its first line")
+    return lines[0]
