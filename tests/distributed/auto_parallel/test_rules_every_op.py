@@ -12,8 +12,10 @@ from tests.ops.contract import arrays, as_leaves, assert_close, flat, tensors, t
 from tests.ops.test_contract import CASES
 
 MESHES = (ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"]), ProcessMesh([0, 1, 2], dim_names=["x"]))
-NO_ADDENDS = {"signbit", "copysign"}
-"""Ops that see the sign of zero, which addends do not keep: -0.0 + 0.0 is 0.0."""
+NO_ADDENDS = {"signbit", "copysign", "digamma-at_zero"}
+"""Rows that see the sign of zero, which addends do not keep: -0.0 + 0.0 is 0.0."""
+OWN_MESH = {"sharding_constraint", "relayout", "whole_over"}
+"""Ops whose rows name a mesh of their own."""
 
 
 def placed(tensor, mesh, draw, addends):
@@ -47,7 +49,7 @@ def check(case, seed):
     wants = not case.no_grad
     sides = [tensors(case.arguments()) for _ in range(2)]
     dense, on_mesh = map(as_leaves, sides) if wants else sides
-    on_mesh = tuple(spread(v, mesh, draw, case.name not in NO_ADDENDS) for v in on_mesh)
+    on_mesh = tuple(spread(v, mesh, draw, not {case.name, case.id} & NO_ADDENDS) for v in on_mesh)
     where = [t.placements for t in flat(on_mesh)]
     want, got = run(case, dense), run(case, on_mesh)
     if case.ref is not None:  # random ops draw other numbers
@@ -60,6 +62,8 @@ def check(case, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in CASES if hasattr(OPS[c.name], "op")], ids=lambda c: c.id)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if hasattr(OPS[c.name], "op") and c.name not in OWN_MESH], ids=lambda c: c.id
+)
 def test_every_row_on_a_mesh(case):
     check(case, sum(case.id.encode()))
