@@ -39,6 +39,7 @@ import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
 from polyreme.core import host_memory, ir_context, threefry, xla_flags  # noqa: E402
 from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
+from polyreme.core.turns import turns  # noqa: E402
 from polyreme.kernels import select  # noqa: E402
 
 if TYPE_CHECKING:
@@ -54,10 +55,7 @@ def _configure() -> None:
     jax.config.update("jax_enable_x64", flags.x64())
     # random numbers do not depend on how an array is sharded
     jax.config.update("jax_threefry_partitionable", True)
-    if _num_virtual_devices() > 1:
-        # programs with collectives that run at the same time starve each other of XLA's threads and never end; see
-        # docs/decisions/0006-one-program-at-a-time-on-virtual-devices.md
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    _take_turns()
     cache = flags.compile_cache()
     if cache is not None and _writable(cache):
         jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -69,8 +67,14 @@ def _configure() -> None:
 def take_cpu_num() -> None:
     """Look at CPU_NUM again, which scripts set after the import; without effect once a device was used."""
     _ask_for_devices()
+    _take_turns()
+
+
+def _take_turns() -> None:
+    """Run programs one at a time on virtual devices: with collectives they starve each other of XLA's threads."""
     if _num_virtual_devices() > 1:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+        turns.are_taken = True
 
 
 def _num_virtual_devices() -> int:

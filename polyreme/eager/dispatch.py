@@ -21,11 +21,12 @@ from polyreme.core.kernel import Kernel
 from polyreme.core.op import ATTR, KEY, TENSOR, Op
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import DYNAMIC
+from polyreme.core.turns import turns
 from polyreme.eager import tape
 from polyreme.eager.memory import Size
 from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError, ShapeError
 
-_watch = state.watch
+_watch, _turns = state.watch, turns
 _grad_mode, _saved_hooks, _factory = tape.grad_mode, tape.saved_hooks, tape.factory
 _KernelNode, _next_number = tape.KernelNode, tape.next_number
 _new: Any = object.__new__
@@ -91,6 +92,8 @@ class Eager:
             if kernel.saves:
                 return tape.apply(kernel, arrays, edges)
             outs = kernel.forward(*arrays)
+            if _turns.are_taken:
+                _turns.end(outs)
         except (ValueError, NotImplementedError, jax.errors.UnexpectedTracerError):
             return self._run(op, args, kwargs, None)  # which says what is wrong
         taped = taped and _grad_mode.enabled

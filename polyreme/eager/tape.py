@@ -23,6 +23,7 @@ from polyreme.core import state
 from polyreme.core.checked import check_gradients, checked
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.state import TensorState
+from polyreme.core.turns import turns
 from polyreme.errors import GradError
 
 next_number: Callable[[], int] = itertools.count().__next__
@@ -256,7 +257,7 @@ class KernelNode(Node):
                 arrays = self.kernel.pull_saved(self.pullback, filled)
             else:
                 arrays = self.kernel.backward(mask)(primals, tuple(None if c is None else c._array for c in cotangents))
-            grads = [factory.tensor(a) for a in arrays]
+            grads = [factory.tensor(a) for a in turns.end(arrays)]
         found = iter(grads)
         return [next(found) if m else None for m in mask]
 
@@ -304,14 +305,14 @@ def edge_of(tensor: TensorState) -> Edge:
 def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
     """Run a kernel; tape it if some edge wants a gradient. Returns Tensors in the structure the kernel returns."""
     if not grad_mode.enabled or not any(mask := _mask(edges)):
-        return untaped(kernel.forward(*arrays))
+        return untaped(turns.end(kernel.forward(*arrays)))
     if kernel.saves and saved_hooks.pair is None:
         watcher = state.code_watcher()
         # where jax differentiates the captured code as a whole, a pullback here would hide a kernel's own backward
         if watcher is None or not watcher.detach:
-            outs, pullback = kernel.forward_saving(mask)(*arrays)
+            outs, pullback = turns.end(kernel.forward_saving(mask)(*arrays))
             return results(kernel, arrays, edges, outs, pullback)
-    return results(kernel, arrays, edges, kernel.forward(*arrays))
+    return results(kernel, arrays, edges, turns.end(kernel.forward(*arrays)))
 
 
 def untaped(outs: Any) -> Any:

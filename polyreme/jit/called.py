@@ -10,6 +10,7 @@ import jax
 
 from polyreme.core.abstract import Abstract, described, mode
 from polyreme.core.backend import config
+from polyreme.core.turns import turns
 
 
 class Called:
@@ -32,7 +33,7 @@ class Called:
         if not self.calls:
             self._first = jax.tree.map(_describe, args)  # now: the call may donate them
         self.calls += 1
-        return self._abstractly(args) if mode.on else self._run(*args)
+        return self._abstractly(args) if mode.on else turns.end(self._run(*args))
 
     def compiled(self) -> Any:
         """The program of the first call, compiled again with its own names: a jax.stages.Compiled.

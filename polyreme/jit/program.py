@@ -23,6 +23,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.abstract import described
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
+from polyreme.core.turns import turns
 from polyreme.eager import tape
 from polyreme.eager.dist_members import forms_of, say_form
 from polyreme.eager.host import put
@@ -300,7 +301,7 @@ class CapturedProgram:
         if not self._compiled:
             self._compile(donated, read, *free)
         in_use = host_memory.await_last() if self._scratch else None
-        outs, written, extra = self._jitted(donated, read, *free)
+        outs, written, extra = turns.end(self._jitted(donated, read, *free))
         if self._scratch:
             host_memory.note_last((written, outs), self._scratch, in_use)
         del donated
@@ -313,7 +314,7 @@ class CapturedProgram:
     def run_function(self, arrays: list[Any], arguments: list[TensorState]) -> Any:
         """run, for a program that is_function: without state, guards or history. arrays: those of the arguments."""
         in_use = host_memory.await_last() if self._scratch else None
-        outs = self._jitted(*arrays)
+        outs = turns.end(self._jitted(*arrays))
         if self._scratch:
             host_memory.note_last(outs, self._scratch, in_use)
         return tape.factory.tensor(outs) if self._one_array else self._result(outs, arguments)

@@ -22,6 +22,7 @@ from polyreme.core.meshes import devices_of
 from polyreme.core.op import ATTR, KEY, TENSORS, Op
 from polyreme.core.sharding_rule import OpCall, ShardingRule, as_laid_out
 from polyreme.core.state import TensorState, Tracer
+from polyreme.core.turns import turns
 from polyreme.distributed.auto_parallel.dims.derived import derived_rule, unknown_primitives
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import encoded, form_of, in_form, note, stored_of
@@ -156,7 +157,7 @@ def _structs(bound: BoundCall, arrays: Sequence[Any]) -> list[jax.ShapeDtypeStru
 
 def _run(kernel: DistKernel, arrays: Sequence[Any], tensors: Sequence[Any], mesh: ProcessMesh) -> list[Any]:
     """The results, taped if some input wants a gradient."""
-    outs = kernel.forward(*arrays)
+    outs = turns.end(kernel.forward(*arrays))
     forms = kernel.outs if kernel.outs is not None else [None] * len(outs)
     results = [_result(o, f, mesh) for o, f in zip(outs, forms, strict=True)]
     edges = tuple(_edge(t) for t in tensors)
@@ -356,7 +357,7 @@ class DistNode(tape.Node):
         given = tuple(_keep_as(c, f) for c, f in zip(cotangents, self.cots, strict=True) if c is not None)
         cots = [f for f, p in zip(self.cots, present, strict=True) if p]
         run, forms = self.kernel.backward(mask, present, cots)
-        found = iter(zip(run(arrays, given), forms, strict=True))
+        found = iter(zip(turns.end(run(arrays, given)), forms, strict=True))
         return [self._gradient(*next(found), at) if m else None for at, m in enumerate(mask)]
 
     def _gradient(self, array: Any, form: Form, at: int) -> Any:
