@@ -10,6 +10,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.io.worker_info import WorkerInfo, set_worker_info
 from polyreme.vision import transforms as T
+from polyreme.vision.transforms import functional
 
 
 def pixels(height=4, width=6, channels=3):
@@ -176,3 +177,54 @@ REFUSED = [
 def test_bad_input_is_refused(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def pixels_of(kind):
+    rng = np.random.default_rng(0)
+    shape = {"gray": (37, 53), "one": (37, 53, 1), "rgba": (37, 53, 4)}.get(kind, (37, 53, 3))
+    array = rng.integers(0, 256, shape, dtype=np.uint8)
+    if kind == "pillow":
+        return Image.fromarray(array)
+    if kind == "pillow gray":
+        return Image.fromarray(array[:, :, 0])
+    if kind == "pillow bits":
+        return Image.fromarray(array[:, :, 0]).convert("1")
+    if kind == "floats":
+        return rng.random(shape, np.float32)
+    return Tensor(array.transpose(2, 0, 1)) if kind == "tensor" else array
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "box", "lanczos", "hamming"])
+@pytest.mark.parametrize(
+    "kind", ["array", "gray", "one", "rgba", "floats", "pillow", "pillow gray", "pillow bits", "tensor"]
+)
+def test_one_pass_gives_the_bits_of_three_calls(kind, interpolation):
+    image = pixels_of(kind)
+    channels = {"gray": 1, "one": 1, "pillow gray": 1, "pillow bits": 1, "rgba": 4}.get(kind, 3)
+    mean, std = [0.485, 0.456, 0.406, 0.1][:channels], [0.229, 0.224, 0.225, 3.0][:channels]
+    for data_format, to_rgb in (("CHW", False), ("HWC", True)):
+        resized = T.resize(image, (20, 31), interpolation)
+        expected = T.normalize(functional.to_chw(resized, data_format), mean, std, data_format, to_rgb)
+        found = T.resize_normalize(image, (20, 31), mean, std, interpolation, data_format, to_rgb)
+        assert (found.dtype, found.flags["C_CONTIGUOUS"]) == (np.float32, True)
+        np.testing.assert_array_equal(found, expected)
+    compose = T.Compose([T.Resize(20), T.ToTensor(), T.Normalize(mean, std)])
+    one = T.ResizeNormalize(20, mean, std)
+    if kind != "tensor":  # ToTensor takes no Tensor
+        np.testing.assert_array_equal(one(image), compose(image).numpy())
+
+
+def test_one_pass_refuses_what_the_three_calls_refuse():
+    image = pixels_of("array")
+    with pytest.raises(ConfigError, match="resize_normalize: data_format='WHC'"):
+        T.resize_normalize(image, 8, 0.5, 0.5, data_format="WHC")
+    with pytest.raises(ShapeError, match="mean has 2 numbers, the image 3 channels"):
+        T.resize_normalize(image, 8, [0.5, 0.5], 0.5)
+    with pytest.raises(ConfigError, match=r"std=0\.0 has a 0"):
+        T.resize_normalize(image, 8, 0.5, 0.0)
+    with pytest.raises(ConfigError, match="interpolation='linear'"):
+        T.resize_normalize(image, 8, 0.5, 0.5, "linear")
+    with pytest.raises(DTypeError, match="resize: the image is int64; give uint8 or floats"):
+        T.resize_normalize(image.astype(np.int64), 8, 0.5, 0.5)
+    with pytest.raises(DTypeError, match="resize_normalize: the image is a str"):
+        T.resize_normalize("cat.png", 8, 0.5, 0.5)

@@ -14,6 +14,7 @@ from polyreme.vision.transforms.classes import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
+    ResizeNormalize,
     ToTensor,
     Transpose,
 )
@@ -25,6 +26,7 @@ from polyreme.vision.transforms.functional import (
     normalize,
     pad,
     resize,
+    resize_normalize,
     to_grayscale,
     vflip,
 )
@@ -58,6 +60,7 @@ __all__ = [
     "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
+    "ResizeNormalize",
     "SaturationTransform",
     "ToTensor",
     "Transpose",
@@ -73,6 +76,7 @@ __all__ = [
     "pad",
     "perspective",
     "resize",
+    "resize_normalize",
     "rotate",
     "to_grayscale",
     "to_tensor",  # pyright: ignore[reportUnsupportedDunderAll]  (loads late)

@@ -74,6 +74,26 @@ class Resize(BaseTransform):
         return F.resize(img, self.size, self.interpolation)
 
 
+class ResizeNormalize(BaseTransform):
+    """Resize, ToTensor and Normalize in one, with their bits; see resize_normalize. It gives an ndarray."""
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        mean: Any = 0.0,
+        std: Any = 1.0,
+        interpolation: str = "bilinear",
+        data_format: str = "CHW",
+        to_rgb: bool = False,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(keys)
+        self.size, self.options = size, (mean, std, interpolation, data_format, to_rgb)
+
+    def _apply_image(self, img: Any) -> np.ndarray:
+        return F.resize_normalize(img, self.size, *self.options)
+
+
 class CenterCrop(BaseTransform):
     """See center_crop."""
 
