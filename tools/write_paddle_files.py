@@ -1,7 +1,7 @@
 """Writes tests/paddle_files with PaddlePaddle: what its save and load have to agree on with ours.
 
 Run in environments of their own: python tools/write_paddle_files.py states (paddlepaddle==3.3.1, numpy==2.2.6) and
-python tools/write_paddle_files.py models (paddlepaddle==2.6.2, numpy==1.26.4: the last to write .pdmodel of every op),
+python tools/write_paddle_files.py models (3.3.1, which writes .json; and paddlepaddle==2.6.2, numpy==1.26.4: .pdmodel),
 python tools/write_paddle_files.py published "$(polyreme models fetch pp-ocrv4)" (3.3.1 again).
 """
 
@@ -17,6 +17,8 @@ from paddle.base.proto import framework_pb2
 from PIL import Image, ImageDraw, ImageFont
 
 FOLDER = Path(__file__).parent.parent / "tests" / "paddle_files"
+# PaddlePaddle 3 leaves increment out of what it saves, and writes programs as JSON
+SUFFIX = "_3" if paddle.__version__.startswith("3") else ""
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64",
           "complex128")  # fmt: skip
 
@@ -159,7 +161,7 @@ def numbers(x, y):
     calls += [lambda: p.linspace(0, 1, 5), lambda: p.arange(3), lambda: f.one_hot(p.to_tensor([1, 0, 3]), 4)]
     calls += [lambda: p.add_n([x, y, n]), lambda: p.bmm(x, y.transpose([0, 2, 1])), lambda: p.triu(x)]
     calls += [lambda: f.pad(x.unsqueeze(0), [1, 1, 2, 0], value=7.0), lambda: p.isnan(x / (n * 0))]
-    calls += [lambda: p.increment(x.sum()), lambda: [*p.meshgrid(x[0, 0], y[0, :, 0])]]
+    calls += [lambda: x.sum() if SUFFIX else p.increment(x.sum()), lambda: [*p.meshgrid(x[0, 0], y[0, :, 0])]]
     calls += [lambda: p.scatter(x[0], p.to_tensor([1, 0]), y[0, :2])]
     outs = []
     for call in calls:
@@ -184,9 +186,13 @@ def write_numbers(inputs: list) -> None:
         outs = [*numbers(*feeds), feeds[0] * weight]
         executor = paddle.static.Executor()
         executor.run(startup)
-        paddle.static.save_inference_model(str(FOLDER / "numbers"), feeds, outs, executor)
+        paddle.static.save_inference_model(str(FOLDER / f"numbers{SUFFIX}"), feeds, outs, executor)
+        values = executor.run(main, feed=dict(zip("xy", inputs, strict=True)), fetch_list=outs)
     paddle.disable_static()
-    write_outputs("numbers", inputs)
+    if not SUFFIX:
+        without_call_stacks(FOLDER / "numbers.pdmodel")
+    arrays = {f"in_{n}": a for n, a in zip("xy", inputs, strict=True)}
+    np.savez_compressed(FOLDER / f"numbers{SUFFIX}.npz", **arrays, **{f"out_{i}": a for i, a in enumerate(values)})
 
 
 class Steps(paddle.nn.Layer):
@@ -220,8 +226,8 @@ def write_models() -> None:
             tensor.set_value(
                 np.abs(values) + 0.5 if "_variance" in tensor.name or tensor.name.endswith("w_2") else values
             )
-        paddle.jit.save(layer, str(FOLDER / name), specs)
-        write_outputs(name, inputs)
+        paddle.jit.save(layer, str(FOLDER / f"{name}{SUFFIX}"), specs)
+        write_outputs(f"{name}{SUFFIX}", inputs)
     write_numbers([floats(2, 3, 4), floats(2, 3, 4)])
 
 
@@ -238,10 +244,12 @@ def without_call_stacks(path: Path) -> None:
 def write_outputs(name: str, inputs: list) -> None:
     """NAME.npz: what the program is fed and gives."""
     path = str(FOLDER / name)
-    without_call_stacks(FOLDER / f"{name}.pdmodel")
+    if not SUFFIX:
+        without_call_stacks(FOLDER / f"{name}.pdmodel")
     Path(f"{path}.pdiparams.info").unlink(missing_ok=True)
-    config = paddle.inference.Config(f"{path}.pdmodel", f"{path}.pdiparams")
+    config = paddle.inference.Config(f"{path}.{'json' if SUFFIX else 'pdmodel'}", f"{path}.pdiparams")
     config.disable_gpu()
+    config.disable_mkldnn()
     config.switch_ir_optim(False)
     predictor = paddle.inference.create_predictor(config)
     for handle, array in zip(predictor.get_input_names(), inputs, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import Tracer
 from polyreme.eager.tensor import Tensor
@@ -92,6 +93,15 @@ class PaddleCall:
             numbers += np.asarray(array).reshape(-1).tolist()
         return numbers if self._values.get(slot) else None
 
+    def constant(self, slot: str) -> Any:
+        """The one number in a slot, if it does not depend on what is fed; None for none, and for one that does."""
+        values = self._values.get(slot, ())
+        if not values or not all(isinstance(v, np.ndarray) for v in values):
+            return None
+        self._read.add(slot)
+        (array,) = values
+        return np.asarray(array).reshape(-1)[0].item() if np.asarray(array).size == 1 else None
+
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute; default where the program does not say it."""
         self._read.add(name)
@@ -99,8 +109,10 @@ class PaddleCall:
         return default if value is None else value
 
     def dtype(self, name: str, default: Any = None) -> np.dtype:
-        """The dtype that an attribute has the number of; default where it says none (-1)."""
+        """The dtype that an attribute has the number or name of; default where it says none (-1 or "")."""
         number = self.attribute(name, -1)
+        if isinstance(number, str) and number:
+            return dtypes.as_dtype(number)
         dtype = DTYPES.get(number, default)
         if dtype is None:
             raise CheckpointError(f"has {name}={number}, which is the number of no dtype")

@@ -59,25 +59,32 @@ def _aligned(y: Tensor, ndim: int, axis: int) -> Tensor:
 
 
 def _scale(call: PaddleCall) -> Results:
-    scale = call.tensor("ScaleTensor") if call.has("ScaleTensor") else call.attribute("scale", 1.0)
-    call.ignore("scale")
+    scale = _number(call, "ScaleTensor", "scale", 1.0)
     x, bias = call.tensor("X"), call.attribute("bias", 0.0)
-    if dtypes.is_integer(x.dtype) and scale == int(scale) and bias == int(bias):  # the numbers of integers are floats
+    is_number = not isinstance(scale, Tensor)
+    if (
+        is_number and dtypes.is_integer(x.dtype) and scale == int(scale) and bias == int(bias)
+    ):  # the numbers of integers are floats
         scale, bias = int(scale), int(bias)
     return OPS["cast"](OPS["scale"](x, scale, bias, call.attribute("bias_after_scale", True)), x.dtype)
 
 
+def _number(call: PaddleCall, slot: str, attribute: str, default: Any = None) -> Any:
+    """A number from a slot, else from an attribute; a Tensor where it depends on what is fed."""
+    if not call.has(slot):
+        return call.attribute(attribute, default)
+    call.ignore(attribute)
+    constant = call.constant(slot)
+    return call.tensor(slot) if constant is None else constant
+
+
 def _clip(call: PaddleCall) -> Results:
-    low = call.tensor("Min") if call.has("Min") else call.attribute("min")
-    high = call.tensor("Max") if call.has("Max") else call.attribute("max")
-    call.ignore("min", "max")
+    low, high = _number(call, "Min", "min"), _number(call, "Max", "max")
     return OPS["clip"](call.tensor("X"), low, high)
 
 
 def _pow(call: PaddleCall) -> Results:
-    factor = call.tensor("FactorTensor") if call.has("FactorTensor") else call.attribute("factor", 1.0)
-    call.ignore("factor")
-    return OPS["pow"](call.tensor("X"), factor)
+    return OPS["pow"](call.tensor("X"), _number(call, "FactorTensor", "factor", 1.0))
 
 
 def _hard_swish(call: PaddleCall) -> Results:
@@ -209,7 +216,7 @@ def _conv_transpose(op: str, ndim: int) -> Rule:
 def _pool(ndim: int) -> Rule:
     def rule(call: PaddleCall) -> Results:
         x, kind, layout = call.tensor("X"), call.attribute("pooling_type", "max"), _layout(call, known=_LAYOUTS[ndim])
-        size, exclusive = call.attribute("ksize", []), call.attribute("exclusive", True)
+        size, exclusive = _integers(call, ("Sizes",), "ksize"), call.attribute("exclusive", True)
         settings = {"stride": call.attribute("strides", [1] * ndim), "padding": _padding(call)}
         settings["ceil_mode"] = call.attribute("ceil_mode", False)
         if call.attribute("global_pooling", False):
@@ -330,6 +337,10 @@ def _shape(call: PaddleCall) -> Results:
     return np.array(call.tensor("Input").shape, np.int32)
 
 
+def _shape64(call: PaddleCall) -> Results:
+    return np.array(call.tensor("Input").shape, np.int64)
+
+
 def _size(call: PaddleCall) -> Results:
     return np.array(math.prod(call.tensor("Input").shape), np.int64)
 
@@ -340,7 +351,7 @@ def _reshape(call: PaddleCall) -> Results:
 
 
 def _squeeze(call: PaddleCall) -> Results:
-    x, dims = call.tensor("X"), call.attribute("axes", [])
+    x, dims = call.tensor("X"), _integers(call, ("Axes",), "axes")
     dims = [d for d in dims if x.shape[d] == 1] if dims else [d for d, n in enumerate(x.shape) if n == 1]
     return OPS["squeeze"](x, dims) if dims else x
 
@@ -468,7 +479,10 @@ def _fill(call: PaddleCall) -> Results:
 
 def _fill_like(call: PaddleCall) -> Results:
     x = call.tensor("X")
-    return np.full(x.shape, call.attribute("value", 0.0), call.dtype("dtype", np.dtype(x.dtype)))
+    value, dtype = _number(call, "Value", "value", 0.0), call.dtype("dtype", np.dtype(x.dtype))
+    if isinstance(value, Tensor):
+        return OPS["expand"](OPS["cast"](value, dtype), list(x.shape))
+    return np.full(x.shape, value, dtype)
 
 
 def _zeros_like(call: PaddleCall) -> Results:
@@ -493,8 +507,11 @@ def _assign_value(call: PaddleCall) -> Results:
 
 def _range(call: PaddleCall) -> Results:
     ends = [(call.numbers(name) or [None])[0] for name in ("Start", "End", "Step")]
-    dtype = np.dtype(call.tensor("Start").dtype)
-    return np.arange(*ends, dtype=dtype)
+    return np.arange(*ends, dtype=call.dtype("dtype", np.dtype(call.tensor("Start").dtype)))
+
+
+def _integers_given(call: PaddleCall) -> Results:
+    return np.array(call.attribute("value", []), call.dtype("dtype", dtypes.int64))
 
 
 def _linspace(call: PaddleCall) -> Results:
@@ -503,7 +520,7 @@ def _linspace(call: PaddleCall) -> Results:
 
 
 def _eye(call: PaddleCall) -> Results:
-    rows, columns = call.attribute("num_rows", 0), call.attribute("num_columns", -1)
+    rows, columns = int(_number(call, "Rows", "num_rows", 0)), int(_number(call, "Columns", "num_columns", -1))
     return np.eye(rows, rows if columns < 0 else columns, dtype=call.dtype("dtype", dtypes.float32))
 
 
@@ -518,7 +535,7 @@ def _one_hot(call: PaddleCall) -> Results:
 
 def _reduce(op: str, dim: str = "dim", keeps: str = "keep_dim") -> Rule:
     def rule(call: PaddleCall) -> Results:
-        x, dims = call.tensor("X"), call.attribute(dim, [0])
+        x, dims = call.tensor("X"), _integers(call, ("Axis",), dim)
         if call.attribute("reduce_all", False) or not dims:
             dims = None
         result = OPS[op](x, dims, keepdim=call.attribute(keeps, False))
@@ -564,8 +581,8 @@ def _argsort(call: PaddleCall) -> Results:
 def _cumsum(call: PaddleCall) -> Results:
     if call.attribute("exclusive", False) or call.attribute("reverse", False):
         raise CheckpointError("is exclusive or reversed, which is not known")
-    axis = None if call.attribute("flatten", False) else call.attribute("axis", -1)
-    call.ignore("axis")
+    axis = None if call.attribute("flatten", False) else int(_number(call, "Axis", "axis", -1))
+    call.ignore("axis", "Axis")
     return OPS["cumsum"](call.tensor("X"), axis)
 
 
@@ -607,7 +624,7 @@ def _meshgrid(call: PaddleCall) -> Results:
 
 def _dropout(call: PaddleCall) -> Results:
     # in inference it passes, or scales by what is kept if training did not
-    rate = 1 - call.attribute("dropout_prob", 0.5)
+    rate = 1 - _number(call, "Probability", "dropout_prob", 0.5)
     scales = call.attribute("dropout_implementation", "downgrade_in_infer") == "downgrade_in_infer"
     if not call.attribute("is_test", False):
         raise CheckpointError("drops values: the program is one for training, save it for inference")
@@ -680,7 +697,8 @@ TABLE: dict[str, Rule] = {
         "nearest": 2, "bilinear": 2, "bicubic": 2, "linear": 1, "trilinear": 3}.items() for version in ("", "_v2")},
     "batch_norm": _batch_norm, "sync_batch_norm": _batch_norm, "layer_norm": _layer_norm,
     "instance_norm": _instance_norm, "group_norm": _group_norm, "norm": _unit_length, "p_norm": _p_norm,
-    "shape": _shape, "size": _size, "reshape2": _reshape, "reshape": _reshape, "squeeze2": _squeeze,
+    "shape": _shape, "shape64": _shape64, "size": _size, "reshape2": _reshape, "reshape": _reshape,
+    "squeeze2": _squeeze,
     "squeeze": _squeeze, "unsqueeze2": _unsqueeze, "unsqueeze": _unsqueeze, "flatten2": _flatten, "flatten": _flatten,
     "flatten_contiguous_range": plain("flatten", "X", start_axis=("start_axis", 1), stop_axis=("stop_axis", 1)),
     "transpose2": plain("transpose", "X", perm=("axis", [])), "transpose": plain("transpose", "X", perm=("axis", [])),
@@ -690,7 +708,8 @@ TABLE: dict[str, Rule] = {
     "flip": plain("flip", "X", axis=("axis", [])), "roll": _roll, "meshgrid": _meshgrid, "tril_triu": _tril_triu,
     "pixel_shuffle": plain("pixel_shuffle", "X", upscale_factor=("upscale_factor", 1),
                            data_format=("data_format", "NCHW")),
-    "fill_constant": _fill, "fill_any_like": _fill_like, "fill_zeros_like": _zeros_like,
+    "fill_constant": _fill, "full_int_array": _integers_given, "tril": plain("tril", diagonal=("diagonal", 0)),
+    "triu": plain("triu", diagonal=("diagonal", 0)), "fill_any_like": _fill_like, "fill_zeros_like": _zeros_like,
     "fill_constant_batch_size_like": _fill_batch, "assign_value": _assign_value, "assign": plain("assign"),
     "range": _range, "linspace": _linspace, "eye": _eye, "one_hot_v2": _one_hot,
     **{f"reduce_{name}": _reduce(name) for name in ("mean", "sum", "max", "min", "prod", "all", "any")},

@@ -16,6 +16,7 @@ from polyreme.io.paddle_tensors import read_all
 from polyreme.paddle_models.call import PaddleCall, Value
 from polyreme.paddle_models.description import PaddleBlock, PaddleOperation, PaddleVariable, read_description
 from polyreme.paddle_models.ops import TABLE
+from polyreme.paddle_models.pir import is_pir, read_pir
 
 MAX_PROGRAM_BYTES = 1 << 28
 """A program is some hundred bytes for each operation; a longer file is one given by mistake."""
@@ -74,7 +75,8 @@ def read_program(program_file: Path, parameter_file: Path | None) -> PaddleProgr
     table, all of them by name.
     """
     where = str(program_file)
-    block = _only_block(read_description(_bytes(program_file, MAX_PROGRAM_BYTES), where), where)
+    data = _bytes(program_file, MAX_PROGRAM_BYTES)
+    block = read_pir(data, where) if is_pir(data[:64]) else _only_block(read_description(data, where), where)
     _check_types(block, where)
     names = sorted(name for name, v in block.variables.items() if v.persistable)
     parameters = _parameters(names, parameter_file, where)

@@ -1,5 +1,6 @@
 """Programs that PaddlePaddle saved (tools/write_paddle_files.py): run by our ops as its own predictor runs them."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -32,16 +33,22 @@ def assert_agrees(ours, theirs, tolerance=TOLERANCE):
         np.testing.assert_allclose(np.asarray(x), y, rtol=tolerance, atol=tolerance, err_msg=f"output {i}")
 
 
-@pytest.mark.parametrize("name", ["images", "text", "numbers", "steps"])
+@pytest.mark.parametrize("name", ["images", "text", "numbers", "steps", "images_3", "text_3", "numbers_3", "steps_3"])
 def test_outputs_are_paddlepaddles(name):
     inputs, outputs = arrays_of(name)
     artifact = export.read(FOLDER / name)
     assert [s.name for s in artifact.inputs] == list(inputs)
     assert_agrees(artifact.call(list(inputs.values())), outputs)
-    layer = paddle.jit.load(str(FOLDER / name))
-    with paddle.no_grad():
-        results = layer(*inputs.values())
+
+
+def test_a_layer_gives_the_same():
+    inputs, outputs = arrays_of("text_3")
+    results = paddle.jit.load(str(FOLDER / "text_3"))(*inputs.values())
     assert_agrees([t.numpy() for t in results], outputs)
+    config = inference.Config(str(FOLDER / "text_3.json"), str(FOLDER / "text_3.pdiparams"))
+    predictor = inference.create_predictor(config)
+    assert predictor.get_output_names() == [f"fetch_name_{i}" for i in range(len(outputs))]
+    assert_agrees([t.numpy() for t in predictor.run(list(inputs.values()))], outputs)
 
 
 def test_a_predictor_and_an_executor():
@@ -205,6 +212,45 @@ def test_operations_that_cannot_be(operations, error, message, tmp_path):
     artifact = export.read(tmp_path / "m")
     with pytest.raises(error, match=message):
         artifact.call([np.ones(2, np.float32)])
+
+
+PIR = {"base_code": {"magic": "pir", "version": 4}}
+
+
+def pir(*operations):
+    data = {
+        "#": "1.data", "A": [{"AT": {"#": "0.a_str", "D": "x"}, "N": "name"}], "I": [],
+        "O": [{"%": 1, "TT": {"#": "0.t_dtensor", "D": [{"#": "0.t_f32"}, [2], "NCHW", [], 0]}}],
+    }  # fmt: skip
+    return {**PIR, "program": {"regions": [{"blocks": [{"ops": [data, *operations]}]}]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (PIR, "no program of PaddlePaddle 3 in one block"),
+        ({"base_code": {"magic": "pie"}}, "base_code is not pir"),
+        ({**PIR, "program": {"regions": [{"blocks": [{"ops": 3}]}]}}, "TypeError"),
+        ({**PIR, "program": {"regions": [{"blocks": [{"ops": []}, {"ops": []}]}]}}, "in one block"),
+        (pir({"#": "1.warp"}, {"#": "1.if", "regions": [{}]}, {"#": "9.x"}), "4 of its types .*: 1.if, 9.x, if, warp"),
+        (pir({"#": "1.relu", "A": [], "I": [{"%": 77}], "O": []}), "KeyError: 77"),
+        (pir({"#": "1.relu", "A": [], "I": [{"%": 1}, {"%": 1}], "O": []}), "relu has 2 inputs, of which"),
+        (pir({"#": "1.relu", "A": [], "I": [{"%": 1}], "O": [{"%": 2}]}), "fetchs nothing"),
+        (pir({"#": "1.fetch", "A": [], "I": [{"%": 0}], "O": []}), "fetchs '', which is no Tensor"),
+    ],
+)
+def test_json_programs_that_cannot_be(content, message, tmp_path):
+    (tmp_path / "m.json").write_text(json.dumps(content, separators=(",", ":")))
+    with pytest.raises(CheckpointError, match=message):
+        export.read(tmp_path / "m")
+
+
+def test_torn_json(tmp_path):
+    data = (FOLDER / "text_3.json").read_bytes()
+    for length in (30, 1000, len(data) - 1):
+        (tmp_path / "m.json").write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match=r"m\.json: no program of PaddlePaddle 3"):
+            export.read(tmp_path / "m")
 
 
 def test_files_of_two_models_and_torn_ones(tmp_path):
