@@ -77,19 +77,23 @@ class CompletionAnswer(_Answer):
     ) -> None:
         super().__init__(model, texts, body.n or 1, prompts)
         self._body, self._echoes = body, echoes
-        count = len(prompts) * self.copies
-        self._offsets = [len(self._echo(index)) if body.echo else 0 for index in range(count)]
+        self._offsets = [0] * (len(prompts) * self.copies)
+        self._begun: set[int] = set()
 
-    def first_choices(self) -> list[dict[str, Any]]:
-        """What a stream begins with: the prompts, where they are echoed."""
-        if not self._body.echo:
+    def first_choices(self, piece: TextPiece | None = None) -> list[dict[str, Any]]:
+        """What a stream begins with, and a text before its first piece: the prompt, where it is echoed."""
+        if not self._body.echo or piece is None or piece.index in self._begun:
             return []
-        return [self.choice(TextPiece(index, self._echo(index)), ends=False) for index in range(len(self._offsets))]
+        self._begun.add(piece.index)
+        return [self.choice(self._echo(piece), ends=False)]
 
     def whole_choice(self, text: TextPiece) -> dict[str, Any]:
         """A text at once."""
-        choice = self.choice(text, ends=True)
-        return choice | {"text": self._echo(text.index) + text.text} if self._body.echo else choice
+        if self._body.echo:
+            echo = self._echo(text)
+            echo.add(text)
+            text = echo
+        return self.choice(text, ends=True)
 
     def choice(self, text: TextPiece, *, ends: bool) -> dict[str, Any]:
         """A text, or a part of one."""
@@ -100,13 +104,20 @@ class CompletionAnswer(_Answer):
             "finish_reason": text.finish_reason,
         }
         if self._body.return_token_ids:
-            choice["token_ids"] = text.token_ids
+            choice["token_ids"] = text.token_ids[text.num_echoed :]
             if ends:
                 choice["prompt_token_ids"] = list(self.prompts[text.index // self.copies])
         return choice
 
-    def _echo(self, index: int) -> str:
-        return self._echoes[index // self.copies]
+    def _echo(self, text: TextPiece) -> TextPiece:
+        """The prompt of a text as if it had been written, with the log-probabilities that came with the text."""
+        number = text.index // self.copies
+        if self._body.logprobs is None:
+            return TextPiece(text.index, self._echoes[number])
+        ids = list(self.prompts[number])
+        # nothing comes before the first token
+        logprobs, top = [None, *text.prompt_logprobs], [None, *text.prompt_top_logprobs]
+        return TextPiece(text.index, self._echoes[number], ids, logprobs, top, num_echoed=len(ids))
 
     def _logprobs(self, text: TextPiece) -> dict[str, Any]:
         tokens = self.texts.texts_of(text.token_ids)
@@ -115,7 +126,7 @@ class CompletionAnswer(_Answer):
             offsets.append(self._offsets[text.index])
             self._offsets[text.index] += len(token)
         top = [
-            {self.texts.text_of(i): _finite(value) for i, value in reversed(likeliest.items())}
+            likeliest and {self.texts.text_of(i): _finite(value) for i, value in reversed(likeliest.items())}
             for likeliest in text.top_logprobs
         ]
         return {
@@ -135,8 +146,10 @@ class ChatAnswer(_Answer):
         super().__init__(model, texts, body.n or 1, prompts)
         self._body = body
 
-    def first_choices(self) -> list[dict[str, Any]]:
+    def first_choices(self, piece: TextPiece | None = None) -> list[dict[str, Any]]:
         """What a stream begins with: who speaks."""
+        if piece is not None:
+            return []
         delta = {"role": "assistant", "content": ""}
         return [
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for index in range(self.copies)
@@ -165,16 +178,16 @@ class ChatAnswer(_Answer):
 
     def _logprobs(self, text: TextPiece) -> Iterable[dict[str, Any]]:
         for token, logprob, likeliest in zip(text.token_ids, text.logprobs, text.top_logprobs, strict=True):
-            top = [self._told(i, value) for i, value in likeliest.items()] if self._body.top_logprobs else []
+            top = [self._told(i, value) for i, value in (likeliest or {}).items()] if self._body.top_logprobs else []
             yield self._told(token, logprob) | {"top_logprobs": top}
 
-    def _told(self, token: int, logprob: float) -> dict[str, Any]:
+    def _told(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self.texts.bytes_of(token)
         return {"token": self.texts.text_of(token), "logprob": _finite(logprob), "bytes": list(data)}
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST_LOGPROB)
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LEAST_LOGPROB)
 
 
 def embedding_answer(model: str, vectors: np.ndarray, num_tokens: int, encoding: str) -> dict[str, Any]:

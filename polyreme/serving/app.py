@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.generation.sampling import SamplingParams
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer
 from polyreme.serving.metrics import CONTENT_TYPE
 from polyreme.serving.page_files import page_file
@@ -22,6 +23,8 @@ from polyreme.version import full_version
 
 _MOST_CHARS_AT_ONCE = 2000
 """Characters that are tokenized in the event loop: under a millisecond."""
+Writing = Callable[[], AbstractAsyncContextManager[AsyncIterator[TextPiece]]]
+"""Begins to write the texts of a request, as of TextService.writing."""
 _log = logging.getLogger("polyreme.serving")
 
 
@@ -95,26 +98,21 @@ class Endpoints:
             for prompt in body.prompt
         ]
         wanted = 16 if body.max_tokens is None else body.max_tokens
-        if body.echo and body.logprobs is not None:
-            raise HttpRefusal(
-                400,
-                "echo: log-probabilities of the prompt are not computed; leave out echo or logprobs",
-                param="echo",
-                code="unsupported",
-            )
-        limits = [self.service.room_after(prompt, "prompt", wanted) for prompt in prompts]
+        scored = body.logprobs if body.echo else None
+        least = wanted if scored is None else max(1, wanted)
+        limits = [self.service.room_after(prompt, "prompt", least) for prompt in prompts]
         echoes = [
             prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
             for prompt in body.prompt
         ]
         answer = CompletionAnswer(body, self.service.names[0], self._token_texts(), prompts, echoes)
-        if not wanted:
-            # nothing is written after what is echoed
+        if not least:
+            # nothing is written after what is echoed, and nothing asked of it
             pieces = [TextPiece(index, finish_reason="length") for index in range(len(prompts) * answer.copies)]
             return _json(answer.whole([answer.whole_choice(piece) for piece in pieces]))
-        # copies of a prompt have seeds of their own; so have prompts
         params = [body.sampling(limit, body.logprobs) for limit in limits]
-        return await self._answer(request, body, answer, prompts, params)
+        writing = functools.partial(self.service.writing, prompts, params, scored)
+        return await self._answer(request, body, answer, writing, drops_text=not wanted)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -125,7 +123,8 @@ class Endpoints:
         limit = self.service.room_after(prompt, "messages", body.limit)
         answer = ChatAnswer(body, self.service.names[0], self._token_texts(), [prompt])
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return await self._answer(request, body, answer, [prompt], [body.sampling(limit, logprobs)])
+        writing = functools.partial(self.service.writing, [prompt], [body.sampling(limit, logprobs)])
+        return await self._answer(request, body, answer, writing)
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings."""
@@ -170,43 +169,45 @@ class Endpoints:
         request: Request,
         body: CompletionBody | ChatBody,
         answer: CompletionAnswer | ChatAnswer,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
+        writing: Writing,
+        *,
+        drops_text: bool = False,
     ) -> Response:
         if body.stream:
-            return EventStream(self._events(body, answer, prompts, params), self.service.limits.send_seconds)
-        return _json(await unless_gone(request.receive, self._whole(answer, prompts, params)))
+            return EventStream(self._events(body, answer, writing), self.service.limits.send_seconds)
+        return _json(await unless_gone(request.receive, self._whole(answer, writing, drops_text)))
 
-    async def _whole(
-        self,
-        answer: CompletionAnswer | ChatAnswer,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-    ) -> dict[str, Any]:
-        texts = [TextPiece(index) for index in range(len(prompts) * answer.copies)]
-        async with self.service.writing(prompts, params) as pieces:
+    async def _whole(self, answer: CompletionAnswer | ChatAnswer, writing: Writing, drops_text: bool) -> dict[str, Any]:
+        texts = [TextPiece(index) for index in range(len(answer.prompts) * answer.copies)]
+        async with writing() as pieces:
             async for piece in pieces:
+                if drops_text:
+                    # one token was asked for, to learn of the prompt's
+                    piece = TextPiece(
+                        piece.index,
+                        finish_reason="length",
+                        prompt_logprobs=piece.prompt_logprobs,
+                        prompt_top_logprobs=piece.prompt_top_logprobs,
+                    )
                 answer.counts.add(piece)
                 texts[piece.index].add(piece)
         return answer.whole([answer.whole_choice(text) for text in texts])
 
     async def _events(
-        self,
-        body: CompletionBody | ChatBody,
-        answer: CompletionAnswer | ChatAnswer,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
+        self, body: CompletionBody | ChatBody, answer: CompletionAnswer | ChatAnswer, writing: Writing
     ) -> AsyncGenerator[dict[str, Any] | None]:
         tells = body.include_usage
         # tokens whose text is not sure yet wait here, with their logprobs
-        waiting = [TextPiece(index) for index in range(len(prompts) * answer.copies)]
-        async with self.service.writing(prompts, params) as pieces:
+        waiting = [TextPiece(index) for index in range(len(answer.prompts) * answer.copies)]
+        async with writing() as pieces:
             yield None
             for choice in answer.first_choices():
                 yield answer.event([choice], tells_usage=tells)
             async for piece in pieces:
                 answer.counts.add(piece)
                 index = piece.index
+                for choice in answer.first_choices(piece):
+                    yield answer.event([choice], tells_usage=tells)
                 waiting[index].add(piece)
                 if piece.text or piece.finish_reason is not None:
                     choice = answer.choice(waiting[index], ends=piece.finish_reason is not None)

@@ -14,11 +14,13 @@ Deliver = Callable[[Any], None]
 
 
 class EngineRequest(NamedTuple):
-    """One text that the engine is to write."""
+    """One text that the engine is to write. prompt_logprobs: so many of the likeliest tokens are told of at each place
+    of the prompt, with its own; None for nothing of it."""
 
     request_id: str
     prompt: Sequence[int]
     params: SamplingParams
+    prompt_logprobs: int | None = None
 
 
 class EngineThread:

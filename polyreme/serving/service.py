@@ -59,15 +59,22 @@ class ServiceLimits:
 
 @dataclass
 class TextPiece:
-    """What came of one text: new text, the tokens it is of with their logprobs, and at its end why it ended."""
+    """What came of one text: new text, the tokens it is of with their logprobs, and at its end why it ended.
+
+    prompt_logprobs, prompt_top_logprobs: of the prompt's tokens but the first, where they were asked for, with the
+    first piece. num_echoed: how many of the tokens are of the prompt.
+    """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[dict[int, float] | None] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached: int = 0
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    num_echoed: int = 0
 
     def add(self, later: TextPiece) -> None:
         """Append the next piece of this text."""
@@ -75,6 +82,8 @@ class TextPiece:
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.top_logprobs += later.top_logprobs
+        self.prompt_logprobs += later.prompt_logprobs
+        self.prompt_top_logprobs += later.prompt_top_logprobs
         self.finish_reason = later.finish_reason
 
 
@@ -193,7 +202,10 @@ class TextService:
 
     @asynccontextmanager
     async def writing(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        prompt_logprobs: int | None = None,
     ) -> AsyncIterator[AsyncIterator[TextPiece]]:
         """The pieces of the texts after the prompts, as they come, n of each by its params; leaving ends them.
 
@@ -209,7 +221,7 @@ class TextService:
         ]
         self._admit(len(rows))
         request_id = uuid.uuid4().hex
-        requests = [EngineRequest(f"{request_id}-{number}", *row) for number, row in enumerate(rows)]
+        requests = [EngineRequest(f"{request_id}-{number}", *row, prompt_logprobs) for number, row in enumerate(rows)]
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         clocks = {request.request_id: self.metrics.clock() for request in requests}
         seconds = self.limits.request_seconds
@@ -272,6 +284,8 @@ class TextService:
                 list(output.top_logprobs or ()),
                 reason,
                 output.num_cached,
+                list(output.prompt_logprobs),
+                list(output.prompt_top_logprobs),
             )
 
     def _admit(self, count: int) -> None:

@@ -35,6 +35,8 @@ class ScriptedOutput:
     top_logprobs: list[dict[int, float]] | None = None
     finish_reason: str | None = None
     num_cached: int = 0
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Script:
 
     params: object
     tokens: object
+    told: list
     written: int = 0
 
 
@@ -81,10 +84,11 @@ class ScriptedEngine:
         running = min(len(self.live), self.max_num_seqs)
         return ScriptedStatistics(running, len(self.live) - running)
 
-    def add(self, request_id, prompt, params):
+    def add(self, request_id, prompt, params, prompt_logprobs=None):
         if REFUSED in self.tokenizer.decode(prompt):
             raise ConfigError("the engine takes no such prompt")
-        self.live[request_id] = Script(params, itertools.cycle(prompt))
+        told = [] if prompt_logprobs is None else [-float(i) for i in range(1, len(prompt))]
+        self.live[request_id] = Script(params, itertools.cycle(prompt), told)
 
     def abort(self, request_id):
         if self.live.pop(request_id, None) is not None:
@@ -117,6 +121,8 @@ class ScriptedEngine:
                         num_cached=4,
                     )
                 )
+            outputs[-1].prompt_logprobs, script.told = script.told, []
+            outputs[-1].prompt_top_logprobs = [{token: value} for value in outputs[-1].prompt_logprobs]
             if outputs[-1].finish_reason:
                 del self.live[request_id]
         return outputs

@@ -122,6 +122,32 @@ def test_several_prompts_have_n_texts_in_order(served):
     assert streamed == [choice["text"] for choice in choices]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 2])
+def test_an_echo_tells_how_likely_the_prompt_was(served, max_tokens):
+    """As evaluation by an API asks for it."""
+    ids = post(served, "/tokenize", {"prompt": "to né"}).json()["tokens"]
+    body = {"prompt": [ids, ids[:2]], "echo": True, "logprobs": 1, "max_tokens": max_tokens, "return_token_ids": True}
+    answer = post(served, "/v1/completions", body).json()
+    assert answer["usage"]["completion_tokens"] == 2 * max_tokens
+    for choice, prompt in zip(answer["choices"], (ids, ids[:2]), strict=True):
+        logprobs = choice["logprobs"]
+        assert logprobs["token_logprobs"] == [None, *(-float(i) for i in range(1, len(prompt)))] + [-0.5] * max_tokens
+        assert logprobs["top_logprobs"][0] is None
+        assert len(logprobs["tokens"]) == len(logprobs["top_logprobs"]) == len(prompt) + max_tokens
+        assert logprobs["text_offset"][:2] == [0, len(logprobs["tokens"][0])]
+        assert choice["token_ids"] == (prompt * 2)[:max_tokens]
+    if max_tokens:
+        streamed = {}
+        for event in events_of(post(served, "/v1/completions", body | {"stream": True})):
+            (choice,) = event["choices"]
+            streamed.setdefault(choice["index"], []).append(choice)
+        for whole in answer["choices"]:
+            parts = streamed[whole["index"]]
+            assert "".join(part["text"] for part in parts) == whole["text"]
+            for name in ("token_logprobs", "tokens", "text_offset", "top_logprobs"):
+                assert [x for part in parts for x in part["logprobs"][name]] == whole["logprobs"][name]
+
+
 def test_an_echo_alone_writes_nothing(served):
     steps = served.model.engine.steps
     (choice,) = post(served, "/v1/completions", {"prompt": "to be", "echo": True, "max_tokens": 0}).json()["choices"]
@@ -160,7 +186,6 @@ BAD = [
     ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None, "min_tokens=17"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
     ("/v1/completions", {"prompt": "a", "best_of": 3}, 400, "best_of", "not supported"),
-    ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo", "not computed"),
     ("/v1/completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", "only with stream"),
     ("/v1/completions", {"prompt": ["a"] * 100, "n": 2}, 400, "n", "over 128 texts"),
     ("/v1/completions", {"prompt": ["a"] * 129}, 400, "prompt", "at most 128"),

@@ -53,6 +53,21 @@ def test_a_text_is_what_the_llm_writes(served, llm):
         assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == len(output.outputs[0].token_ids)
 
 
+def test_a_prompt_is_as_likely_as_it_was_to_write(served, llm):
+    """The log-probabilities of an echoed text are those that it was written with, to rounding."""
+    body = {"prompt": "to be", "seed": 7, "max_tokens": 12, "logprobs": 1, "return_token_ids": True}
+    (written,) = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    ids = written["prompt_token_ids"] + written["token_ids"]
+    echo = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 0}
+    (scored,) = httpx.post(f"{served.url}/v1/completions", json=echo, timeout=60).json()["choices"]
+    logprobs = scored["logprobs"]["token_logprobs"]
+    assert len(logprobs) == len(ids)
+    # float32 sums over the width in a few layers, once by row and once by chunk
+    bound = 64 * llm.model.config.hidden_size * 2.0**-23
+    count = len(written["token_ids"])
+    assert logprobs[-count:] == pytest.approx(written["logprobs"]["token_logprobs"], abs=bound)
+
+
 def bodies(count, seed=0):
     """Requests of random lengths and settings, some of which stop early, and some that are bad."""
     draw = random.Random(seed)
