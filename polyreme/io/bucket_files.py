@@ -105,6 +105,7 @@ class BucketFile:
         """Replace one array, by its place."""
         part = self.parts[at]
         with self._lock, self._named("written"):
+            fault_point("offload.fill")
             if self._is_linked:
                 whole = self.read(aligned_buffer(self.data_bytes))
                 whole[at] = array

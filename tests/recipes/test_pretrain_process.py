@@ -116,10 +116,19 @@ def test_a_failed_update_of_state_on_disk_resumes_from_the_last_checkpoint(tmp_p
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
+# a step fills 46 parts with gradients, then 50 with parameters, and reads 234
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["offload.write:kill@13", "offload.read:kill@13"])
-def test_killed_in_an_update_of_state_on_disk(fault, tmp_path):
-    on_disk = ["plan.offload={state: disk}", f"plan.offload_path={tmp_path / 'ssd'}"]
+@pytest.mark.parametrize(
+    ("kinds", "fault"),
+    [
+        pytest.param("state: disk", "offload.write:kill@13", id="write"),
+        pytest.param("state: disk", "offload.read:kill@13", id="read"),
+        pytest.param("param: disk, state: disk", "offload.part:kill@1300", id="weights"),
+        pytest.param("param: disk, state: disk", "offload.fill:kill@590", id="parameters"),
+    ],
+)
+def test_killed_in_an_update_of_state_on_disk(kinds, fault, tmp_path):
+    on_disk = [f"plan.offload={{{kinds}}}", f"plan.offload_path={tmp_path / 'ssd'}"]
     finish(start(tmp_path / "whole", *on_disk))
     finish(start(tmp_path / "run", *on_disk, FAULTS=fault), code=-signal.SIGKILL)
     resumed_equals(tmp_path / "run", tmp_path / "whole", start(tmp_path / "run", *on_disk))
