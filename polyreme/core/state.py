@@ -5,6 +5,7 @@ Eager Tensors and random generators are made of this; capture sees all of a prog
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -43,9 +44,49 @@ class TensorState:
 class Elsewhere:
     """Stands as the array of a Tensor whose value is not in the devices' memory, such as a parameter on a disk.
 
-    It tells shape, dtype and layout; `read` gives the value. state.read and the modes that run ops call it, and
-    state.write replaces the value with `fill`.
+    It tells shape, dtype and layout on the devices; `read` gives the value there. state.read and the modes that run ops
+    call it, and state.write replaces the value with `fill`. Anything else that is asked of it is asked of the value.
     """
+
+    committed = True
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> None:
+        self.shape, self.dtype, self.sharding = tuple(shape), np.dtype(dtype), sharding
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        return self.sharding.is_fully_addressable
+
+    @property
+    def saved(self) -> Any:
+        """What a checkpoint takes in its place."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.read(), dtype)
+
+    def __jax_array__(self) -> Any:
+        return self.read()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "sharding" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.read(), name)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return self.read()
 
     def read(self) -> Any:
         """The value as an array, in the devices' memory."""

@@ -13,6 +13,7 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.abstract import mode
 from polyreme.core.backend import Device
+from polyreme.core.host_array import HostArray
 from polyreme.core.layout import Layout
 from polyreme.core.meshes import HOST
 from polyreme.distributed.communication import replicas
@@ -60,9 +61,9 @@ def apply_plan(
         replicas.agree([*(p for p, _ in placed if is_made(p)), *model.buffers(), holder])
     for p, shardings in placed:
         set_layouts(p, plan, shardings)
-        if (is_made(p) or mode.on) and "param" not in plan.offload:
+        if mode.on or (is_made(p) and "param" not in plan.offload):
             state.write(p, put(p._array, shardings["param"]))
-    if "param" in plan.offload:
+    if "param" in plan.offload and not mode.on:
         _move_values(plan, [p for p, _ in placed])
     _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():
@@ -109,6 +110,14 @@ def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
 
 def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
     """Give parameters their values in the order in which they were made, each moved to its tier before the next."""
+    if plan.offload["param"] == "host":
+        for p in sorted(parameters, key=_order_made):
+            p.initialize()
+            if p.is_statistic:
+                state.write(p, put(p._array, p.layouts["param"]))
+            else:
+                p._array = HostArray(state.read(p), p.layouts["param"])
+        return
     moved = [p for p in parameters if not p.is_statistic]
     files = StateFiles(DiskTier(plan.offload_path or "", plan.offload_buffers), "parameters")
     entries = []
@@ -144,10 +153,6 @@ def _check_offload(plan: Plan, streams: bool) -> None:
             "plan: offload 'param' needs a step that brings the weights of one chunk of the model after another: "
             "polyreme pretrain, or PlannedStep; use one of those, or sharding stage 3 to hold fewer parameters on each "
             "device"
-        )
-    if plan.offload["param"] == "host":
-        raise PlacementError(
-            "plan: offload 'param' to host is not available; offload {param: disk, state: disk}, or leave 'param' out"
         )
     if plan.mesh.pp > 1:
         raise PlacementError(

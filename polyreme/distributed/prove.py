@@ -266,7 +266,7 @@ class _Side:
 
     def arrays(self) -> dict[str, jax.Array]:
         """What a checkpoint holds."""
-        found = {f"model/{n}": t._array for n, t in self.model.state_dict().items()}
+        found = {f"model/{n}": state.read(t) for n, t in self.model.state_dict().items()}
         return found | {f"optimizer/{n}": a for n, a in self.optimizer.state_arrays(self._names).items()}
 
     def load(self, arrays: Mapping[str, jax.Array]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import math
 import os
 import shutil
 import weakref
@@ -53,49 +52,17 @@ class StateEntry:
 
 class StoredArray(Elsewhere):
     """Stands for a jax array whose bytes lie in a bucket's file: one part of the file for each box of it that devices
-    of this process hold, by where the box starts.
+    of this process hold, by where the box starts. keeper: what deletes the file once nothing stands in it."""
 
-    It may stand in the place of a Tensor's array. Anything but shape, dtype and layout that is asked of it is asked of
-    the array, which is read from the file for it.
-    """
-
-    committed = True
+    keeper: Any = None
 
     def __init__(self, like: Any, file: BucketFile, places: Mapping[Start, int]) -> None:
-        self.shape, self.dtype, self.sharding = tuple(like.shape), np.dtype(like.dtype), like.sharding
+        super().__init__(like.shape, like.dtype, like.sharding)
         self.file, self.places = file, dict(places)
-        # what deletes the file once nothing stands in it any longer
-        self.keeper: Any = None
 
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        return self.sharding.is_fully_addressable
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.read(), dtype)
-
-    def __jax_array__(self) -> jax.Array:
-        return self.read()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "places" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.read(), name)
-
-    def __deepcopy__(self, memo: dict) -> jax.Array:
-        return self.read()
+    def saved(self) -> StoredArray:
+        return self
 
     def read(self) -> jax.Array:
         """The array, in the devices' memory."""

@@ -29,7 +29,7 @@ from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeErr
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.groups import ParameterGroup, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.on_disk import Bucket, StoredArray, UpdateFile
+from polyreme.optimizer.on_disk import BUCKET_BYTES, Bucket, StoredArray, UpdateFile
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
 from polyreme.optimizer.state import OptimizerState
 from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, Update, compile_squares, compile_update
@@ -342,6 +342,11 @@ class Optimizer(OptimizerState):
             if near:
                 self._update_in_memory(devices, near, skip, squares)
             self._update_in_buckets(devices, away, skip, squares)
+        elif any(isinstance(p._array, state.Elsewhere) for p in live):
+            if self.clips_together and not squares:
+                squares = [self.squared_norms(MeshGroup(devices, tuple(live)))]
+            self._check_clips(live, squares)
+            self._update_one_by_one(devices, live, skip, squares)
         else:
             self._update_in_memory(devices, live, skip, squares)
         for p in live:
@@ -362,6 +367,47 @@ class Optimizer(OptimizerState):
         shared = self._shared.copies[devices]
         inputs = self._inputs(live, shared, skip)
         self._write(live, shared, update(inputs | {"squares": [state.read(v) for v in squares]}))
+
+    def _update_one_by_one(
+        self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]
+    ) -> None:
+        """The update of parameters in host memory: each is brought with what belongs to it, updated and sent back."""
+        if state.watch.active is not None:
+            raise CaptureError(
+                f"{type(self).__name__}.step() in a captured function: its parameters lie in host memory, and are "
+                "updated one by one; call step() after the captured function"
+            )
+        updates, shared = self._updates_by_kind(live, squares), self._shared.copies[devices]
+        inputs = {
+            "lr": shared.rate._array,
+            "skip": None if skip is None else skip._array,
+            "scalars": {n: t._array for n, t in shared.scalars.items()},
+            "squares": [v._array for v in squares],
+        }
+        common, scalars, nbytes = updates.common(inputs), inputs["scalars"], 0
+        for at, p in enumerate(live):
+            master = self._masters.get(id(p))
+            now = state.read(p)
+            slots = {n: self._slots[n][id(p)]._array for n in self.slots}
+            wide, rounded, slots, scalars = updates.one(
+                at,
+                common,
+                now if master is None else master._array,
+                now if master is not None and skip is not None else None,
+                state.read(p._grad),
+                slots,
+                scalars,
+            )
+            state.write(p, wide if master is None else rounded)
+            if master is not None:
+                state.write(master, wide)
+            for name, array in slots.items():
+                state.write(self._slots[name][id(p)], array)
+            nbytes += p._array.nbytes
+            if nbytes > BUCKET_BYTES:  # else the calls would run ahead, and all values be on the devices at once
+                jax.block_until_ready(wide)
+                nbytes = 0
+        _keep_scalars(shared, scalars)
 
     def _update_in_buckets(
         self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]
@@ -403,7 +449,7 @@ class Optimizer(OptimizerState):
             new: dict[tuple[int, str], jax.Array] = {}
             changed: list[tuple[StoredArray, jax.Array]] = []
             for p in (p for p in bucket.parameters if id(p) in place):
-                now, gradient = (others.get(id(t._array), t._array) for t in (p, p._grad))
+                now, gradient = (_value(t, others) for t in (p, p._grad))
                 master = old.get((id(p), "master"))
                 slots = {n: old[id(p), n] for n in self.slots}
                 low = now if master is not None and skip is not None else None
@@ -424,10 +470,7 @@ class Optimizer(OptimizerState):
         except BaseException as error:
             files.failure = error
             raise
-        for name, tensor in shared.scalars.items():
-            # laid out as before: numbers made of them in another layout would round otherwise, as after a restore
-            where, array = tensor._array.sharding, scalars[name]
-            state.write(tensor, array if array.sharding == where else put(array, where))
+        _keep_scalars(shared, scalars)
 
     def _updates_by_kind(self, live: list[Any], squares: Sequence[Tensor]) -> KindUpdates:
         """The updates of these parameters one by one."""
@@ -665,3 +708,16 @@ def _update_file(bucket: Bucket, live: Container[int]) -> UpdateFile:
     values = [p._array for p in parameters if isinstance(p._array, StoredArray)]
     gradients = [p._grad._array for p in parameters if isinstance(p._grad._array, StoredArray)]
     return UpdateFile(bucket.file, [*values, *gradients], len(values))
+
+
+def _keep_scalars(shared: Shared, scalars: Mapping[str, jax.Array]) -> None:
+    for name, tensor in shared.scalars.items():
+        # laid out as before: numbers made of them in another layout would round otherwise, as after a restore
+        where, array = tensor._array.sharding, scalars[name]
+        state.write(tensor, array if array.sharding == where else put(array, where))
+
+
+def _value(tensor: Any, known: Mapping[int, jax.Array]) -> jax.Array:
+    """The value of a Tensor: the known one of what stands for its array, else read."""
+    array = known.get(id(tensor._array))
+    return state.read(tensor) if array is None else array

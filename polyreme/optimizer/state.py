@@ -92,8 +92,12 @@ class OptimizerState:
 
     @property
     def is_streamed(self) -> bool:
-        """True if state goes to a disk, so that updates run bucket by bucket and not in a captured program."""
-        return any(_tier_of(p) is not None and self._keeps_arrays(p) for p in self._parameters)
+        """True if state goes to a disk, or parameters lie outside of the devices' memory, so that updates run bucket by
+        bucket and not in a captured program."""
+        return any(
+            isinstance(p._array, state.Elsewhere) or (_tier_of(p) is not None and self._keeps_arrays(p))
+            for p in self._parameters
+        )
 
     @property
     def files(self) -> StateFiles | None:

@@ -14,6 +14,7 @@ from polyreme.distributed.comm_report import (
     stage_workloads,
     workload_of,
 )
+from polyreme.errors import ConfigError
 from polyreme.models.families import FAMILIES
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.plan_job import AbstractJob, devices_for, job_of
@@ -29,6 +30,11 @@ def report(config: PretrainConfig, balance: float | None = None, topology: str =
     plan = config.parallel_plan
     devices = devices_for(plan.mesh.size, topology)
     plan.mesh.check_devices(len(devices))
+    if "param" in plan.offload:
+        raise ConfigError(
+            "plan: offload of param is not seen by comm, which reads the programs of one step or of pipeline stages; "
+            "leave param out of plan.offload: each chunk has the collectives that its part of the step has"
+        )
     job = AbstractJob(job_of(config), plan, devices)
     try:
         return _report(config, job, devices[0].platform, balance)

@@ -101,10 +101,10 @@ def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "")
             f"plan on mesh {plan.mesh} needs {plan.mesh.size} devices to be compiled for, this process has "
             f"{len(devices)}; set CPU_NUM={plan.mesh.size} before it starts, or call verify_apart"
         )
-    if plan.offload.on_disk:
+    if plan.offload.on_disk or "param" in plan.offload:
         raise ConfigError(
-            f"plan: offload {plan.offload.plain()} cannot be verified: what is on disk is updated outside of the "
-            "programs that are compiled; verify the plan without it"
+            f"plan: offload {plan.offload.plain()} cannot be verified: what is on disk, and parameters, are moved "
+            "outside of the programs that are compiled; verify the plan without it"
         )
     abstract = AbstractJob(job, plan, devices)
     try:

@@ -197,7 +197,7 @@ class Trainer:
         call it."""
         if self.planned.is_staged:
             self.planned.step.updating().share_numbers()
-        found = {name: tensor._array for name, tensor in self._tensors().items()}
+        found = {name: _saved(tensor) for name, tensor in self._tensors().items()}
         optimizer = self.optimizer.state_arrays(self._names(), as_stored=True)
         return found | {f"{_OPTIMIZER}{name}": array for name, array in optimizer.items()}
 
@@ -238,6 +238,11 @@ def packed_loss(model: Any, inputs: Any, labels: Any) -> Tensor:
     says of them."""
     tokens, ends, places = inputs.unbind(1)
     return model(tokens, labels, Documents(ends, places))
+
+
+def _saved(tensor: state.TensorState) -> Any:
+    """What a checkpoint takes of a Tensor."""
+    return tensor._array.saved if isinstance(tensor._array, state.Elsewhere) else tensor._array
 
 
 def check_supported(config: PretrainConfig) -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from polyreme.core import layout
 from polyreme.core.abstract import Abstract, abstractly, copied, full
-from polyreme.errors import PlacementError
+from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
 from polyreme.planner import ModelShape, Training
 from polyreme.planner.devices import cluster_of_kind
 from polyreme.planner.memory import memory
+from polyreme.recipes import communication
 from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig, TrainConfig
 from polyreme.recipes.plan import memory_of, space_of
 from polyreme.recipes.plan_verify import Verified, verify, verify_apart
@@ -103,6 +104,16 @@ def test_each_stage_of_a_pipeline_is_as_the_planner_says():
 def test_too_few_devices_are_refused():
     with pytest.raises(PlacementError, match=r"needs 16 devices .* has 8; set CPU_NUM=16"):
         verify(config(), Plan.from_degrees(dp=16))
+
+
+def test_what_is_moved_outside_of_programs_is_refused():
+    plan = Plan.from_degrees(offload=["param", "state"])
+    with pytest.raises(ConfigError, match=r"offload \['param', 'state'\] cannot be verified.*verify the plan without"):
+        verify(config(), plan)
+    run_config = config()
+    streamed = run_config.model_copy(update={"plan": run_config.plan.model_copy(update={"offload": ["param"]})})
+    with pytest.raises(ConfigError, match=r"offload of param is not seen by comm.*leave param out"):
+        communication.report(streamed)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ class DryRun:
         return sum(self._copies[k] for k in self._chunks(stage))
 
     def _chunks(self, stage: int) -> list[int]:
-        return [k for k, at in enumerate(self._pipeline.plan.stage_of_chunk) if at == stage]
+        return [k for k, at in enumerate(self._pipeline.stage_of_chunk) if at == stage]
 
     def _observe(self, stage: int, task: Task, run: Run) -> None:
         """Take down what a stage works in and holds, after each task."""

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from polyreme.core import state
+from polyreme.core.host_array import HostArray
 from polyreme.core.layout import Layout
 from polyreme.core.state import Elsewhere, TensorState
 from polyreme.distributed.pipeline.chunk import Chunk
@@ -46,12 +47,13 @@ class Waiting:
             self.waited += time.perf_counter() - begin
 
 
-class GradientFiles:
-    """Gradients of parameters that lie on a disk, there too: the update of a bucket reads them beside its state."""
+class Gradients:
+    """Gradients of parameters, each where its parameter lies: on a disk the update of a bucket reads them beside its
+    state."""
 
     def __init__(self, tier: DiskTier, parameters: Sequence[Any]) -> None:
         self.files = StateFiles(tier, "gradients")
-        trained = [p for p in parameters if isinstance(p._array, Elsewhere) and not p.stop_gradient]
+        trained = [p for p in parameters if isinstance(p._array, StoredArray) and not p.stop_gradient]
         entries = []
         for p in trained:
             where = p.sharding_of("grad") or p._array.sharding
@@ -60,15 +62,19 @@ class GradientFiles:
         if entries:
             self.files.add(entries)
 
-    def add(self, p: Any, gradient: jax.Array) -> None:
-        """Add to a parameter's gradient, which is 0 where there is none."""
+    def add(self, p: Any, gradient: jax.Array) -> Callable[[], None]:
+        """Add to a parameter's gradient, which is 0 where there is none; -> what writes it, which a thread may call.
+
+        Tensors are for the caller's thread to change: another may meet one that is being traced.
+        """
+        total = gradient if p._grad is None else sum_arrays(state.read(p._grad), gradient)
         if not self.files.has(p):
-            p._grad = Tensor(gradient if p._grad is None else sum_arrays(state.read(p._grad), gradient))
-            return
+            p._grad = Tensor(HostArray(total, total.sharding) if isinstance(p._array, HostArray) else total)
+            return lambda: None
         stored = self.files.tensor(p, "grad").stored
-        stored.fill(gradient if p._grad is None else sum_arrays(state.read(p._grad), gradient))
         if p._grad is None or p._grad._array is not stored:
             p._grad = Tensor(stored)  # type: ignore[arg-type]  # stands for an array
+        return functools.partial(stored.fill, total)
 
 
 class StreamedPipeline(Pipeline):
@@ -90,7 +96,7 @@ class StreamedPipeline(Pipeline):
         self._parameters = list(parameters)
         self.waiting = Waiting()
         tier = DiskTier(self.plan.offload_path or "", self.plan.offload_buffers)
-        self.gradients = GradientFiles(tier, parameters)
+        self.gradients = Gradients(tier, parameters)
         is_ahead = self.plan.offload_buffers > 1
         self._reader = ThreadPoolExecutor(1, "weights") if is_ahead else None
         self._writer = ThreadPoolExecutor(1, "gradients") if is_ahead else None
@@ -123,15 +129,17 @@ class StreamedPipeline(Pipeline):
     def bring(self, chunk: Chunk, at: int) -> Future:
         """Read the weights that a chunk will need, -> Values; in a thread if the plan has room for it."""
         tensors = chunk.known_reads or list(self._parts[at].parameters())
-        stored = [t for t in tensors if isinstance(t._array, Elsewhere)]
-        return _start(self._reader, functools.partial(_read, stored))
+        # what stands for their values now: while a program is traced Tensors hold tracers
+        away = [(t, t._array) for t in tensors if isinstance(t._array, Elsewhere)]
+        return _start(self._reader, lambda: [(t, array.read()) for t, array in away])
 
     def send(self, gradients: Sequence[tuple[TensorState, jax.Array]]) -> Future:
         """Write gradients of a chunk; in a thread if the plan has room for it."""
+        writes = [self.gradients.add(p, array) for p, array in gradients]
 
         def write() -> None:
-            for p, array in gradients:
-                self.gradients.add(p, array)
+            for write_one in writes:
+                write_one()
 
         return _start(self._writer, write)
 
@@ -209,10 +217,6 @@ class StreamedRun(Run):
     def _bring_next(self) -> None:
         k = next(self._coming, None)
         self._next = None if k is None else (k, self._pipeline.bring(self.chunks[k], k))
-
-
-def _read(tensors: Sequence[TensorState]) -> Values:
-    return [(t, t._array.read()) for t in tensors]
 
 
 def _start(pool: ThreadPoolExecutor | None, call: Callable[[], Any]) -> Future:
