@@ -53,7 +53,7 @@ class PlannedStep:
     ) -> None:
         self.model, self.plan, self.policy = model, plan, policy
         streams = "param" in plan.offload
-        check_offload(plan, policy)
+        check_offload(plan, policy, has_loss=loss is not None and not mode.on)
         self.layers: PipelineLayer | None = None
         if plan.mesh.pp > 1 or streams:
             self.layers = in_small_chunks(model) if streams else in_chunks(model, plan)
@@ -128,10 +128,15 @@ class PlannedStep:
         return cut([inputs, labels], self.plan.num_microbatches, None)
 
 
-def check_offload(plan: Plan, policy: StepPolicy) -> None:
-    """Raises ConfigError for a policy under which the plan's offload does not work."""
+def check_offload(plan: Plan, policy: StepPolicy, *, has_loss: bool) -> None:
+    """Raises ConfigError for a policy, or a loss beside the model's own, that the plan's offload does not serve."""
     if "param" not in plan.offload:
         return
+    if has_loss:
+        raise ConfigError(
+            "plan: offload of param with a loss of its own, as data.packing=best_fit has: chunks end with the model's "
+            "pipeline_loss(output, labels); leave that loss out (data.packing=none), or param"
+        )
     if policy.precision.level == "O2":
         raise ConfigError(
             "plan: offload of param with amp level O2, whose 16-bit parameters and float32 master weights are not "

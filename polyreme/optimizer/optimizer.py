@@ -385,12 +385,12 @@ class Optimizer(OptimizerState):
             "squares": [v._array for v in squares],
         }
         common, scalars, nbytes = updates.common(inputs), inputs["scalars"], 0
-        for at, p in enumerate(live):
+        for place, p in enumerate(live):
             master = self._masters.get(id(p))
             now = state.read(p)
             slots = {n: self._slots[n][id(p)]._array for n in self.slots}
             wide, rounded, slots, scalars = updates.one(
-                at,
+                place,
                 common,
                 now if master is None else master._array,
                 now if master is not None and skip is not None else None,

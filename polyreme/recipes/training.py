@@ -46,7 +46,8 @@ class Trainer:
         self.config = config
         rng.seed(config.train.seed)
         plan = config.parallel_plan
-        check_offload(plan, step_policy(config.train))  # told before the model is made
+        loss = packed_loss if config.data.packing == "best_fit" else None
+        check_offload(plan, step_policy(config.train), has_loss=loss is not None)  # told before the model is made
         # parameters that go to a disk are made one after another, when there is a place for them
         with LazyGuard() if "param" in plan.offload else contextlib.nullcontext():
             self.model = build_model(config.model)
@@ -60,7 +61,7 @@ class Trainer:
             lambda model: make_optimizer(config.train, model, self.schedule),
             step_policy(config.train),
             devices,
-            packed_loss if config.data.packing == "best_fit" else None,
+            loss,
         )
         self.planned.check_rows(config.train.global_batch)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer

@@ -141,13 +141,13 @@ def test_host_memory_gives_the_same_bits_as_a_disk(mesh, tmp_path):
     host = Run(tmp_path, tier="host", clip=0.5, mesh=mesh)
     p = host.model.tokens.weight
     value = p.numpy()
-    kept = p._array.saved
+    first_array = p._array.saved
     assert {a.sharding.memory_kind for a in host.arrays().values() if a.ndim > 1} == {"pinned_host"}
     np.testing.assert_array_equal((p * 2).numpy(), value * 2)
     with pytest.raises(ShapeError, match=r"in host memory has shape \[64, 16\], the new one \[2\]"):
         state.write(p, np.zeros(2, np.float32))
     host.steps(0, 3)
-    assert p._array.saved is not kept
+    assert p._array.saved is not first_array
     disk = Run(tmp_path, clip=0.5, mesh=mesh).steps(0, 3)
     assert host.results == disk.results
     check_same_bits(values(host), values(disk))
@@ -252,6 +252,8 @@ def test_what_does_not_work_is_refused_before_anything_is_written(more, policy, 
 
 
 def test_models_and_steps_without_chunks_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"a loss of its own, as data.packing=best_fit.*data.packing=none"):
+        PlannedStep(GPT(CONFIG), plan(tmp_path / "ssd"), make_optimizer, StepPolicy(), loss=lambda m, x, y: m(x, y))
     with pytest.raises(ConfigError, match="needs a model in chunks; make Whole a PipelineLayer of one stage"):
         PlannedStep(Whole(), plan(tmp_path / "ssd"), make_optimizer, StepPolicy(), jax.devices()[:1])
     with pytest.raises(PlacementError, match="'param' needs a step that brings the weights"):
