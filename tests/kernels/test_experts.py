@@ -103,7 +103,9 @@ def test_equals_every_token_through_every_expert():
     compare(value_and_gradients(experts))
 
 
-@pytest.mark.slow_cases("two levels-balanced", "ep, width over mp-balanced", "ep and mp-padded", "in parts-gather")
+@pytest.mark.slow_cases(
+    "two levels-balanced", "ep, width over mp-balanced", "ep and mp-padded", "in parts-gather", "in parts-balanced"
+)
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, (_, hows) in SPLITS.items() for how in hows])
 def test_equals_one_device_over_a_mesh(name, how, monkeypatch):
     split = ExpertSplit(over(*MESH), *SPLITS[name][0])

@@ -132,8 +132,6 @@ def test_texts_and_images_are_compared(tmp_path):
     both = [np.mean(np.log(np.exp(scores).sum(-1)) - np.diag(scores)) for scores in (per_text, per_text.T)]
     loss = model(**inputs, return_loss=True)
     np.testing.assert_allclose(float(loss), np.mean(both), rtol=0, atol=200 * parity.EPS * np.abs(per_text).max())
-    loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
 
     ids = np.array([[5, 24, 47, 24], [47, 6, 24, 7]])
     hidden = model.text(to_tensor(ids))[0].numpy()
@@ -169,8 +167,6 @@ def test_a_text_is_written_of_another(tmp_path):
     want = np.mean((np.log(np.exp(logits).sum(-1)) - logits[range(3), [9, 3, 0]])[:2])
     loss = model(to_tensor(ids), labels=to_tensor(labels))
     np.testing.assert_allclose(float(loss), want, rtol=0, atol=200 * parity.EPS * np.abs(logits).max())
-    loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
 
     mask = to_tensor([[1, 1, 1, 0]])
     seen = [
@@ -253,11 +249,27 @@ def test_losses_of_labels():
     want = np.mean([log_sums[1] - logits[1, 3], log_sums[3] - logits[3, 9]])
     loss = model(to_tensor(ids), labels=to_tensor(labels))
     np.testing.assert_allclose(float(loss), want, rtol=0, atol=50 * parity.EPS * np.abs(logits).max())
-    loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
     one = BertForSequenceClassification(BertConfig.nano(num_labels=1, dropout=0.0, attention_dropout=0.0))
     scores = one(to_tensor(ids)).numpy()[:, 0]
     np.testing.assert_allclose(float(one(to_tensor(ids), labels=to_tensor([2.0]))), (scores - 2) ** 2, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("bert_masked_lm", BertForMaskedLM), ("clip", AutoModel), ("t5", AutoModelForSeq2SeqLM)],
+    ids=["bert", "clip", "t5"],
+)
+def test_every_parameter_has_a_gradient_of_the_loss(name, kind):
+    model = kind.from_pretrained(FOLDERS / name)
+    ids = to_tensor([[5, 6, 7, 8], [8, 5, 7, 6]])
+    if name == "clip":
+        images = to_tensor(load_file(FOLDERS / name / "recorded.safetensors")["pixel_values"])
+        loss = model(ids, images, return_loss=True)
+    else:
+        loss = model(ids, labels=ids)
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_a_plan_splits_an_encoder():

@@ -84,6 +84,7 @@ def check(found, want, terms):
     "4-pp2-scheduleFThenB-dp2-mp2",
     "4-pp2-scheduleZBH1-sharding2-mp2-sharding_stage3-sequence_parallelTrue",
     "4-pp4-schedule1F1B-sharding2-sharding_stage2",
+    "4-pp3-scheduleZBVPP",
 )
 @pytest.mark.parametrize(
     ("microbatches", "degrees"),
@@ -92,6 +93,7 @@ def check(found, want, terms):
         (4, {"pp": 4, "schedule": "1F1B", "sharding": 2, "sharding_stage": 2}),
         (3, {"pp": 2, "schedule": "VPP", "virtual_stages": 3}),
         (4, {"pp": 2, "schedule": "ZBH1", "sharding": 2, "mp": 2, "sharding_stage": 3, "sequence_parallel": True}),
+        (3, {"pp": 2, "schedule": "ZBVPP"}),
         (4, {"pp": 3, "schedule": "ZBVPP"}),
         pytest.param(1, {"pp": 2, "schedule": "ZBVPP", "recompute": "full"}, marks=pytest.mark.slow),
     ],
