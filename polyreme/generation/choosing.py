@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -74,13 +74,31 @@ class ChosenTokens(NamedTuple):
     top_ids: Any = None
 
 
+class TokenGrammar(Protocol):
+    """What a text may be, token by token."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the text is whole, and nothing can follow."""
+        ...
+
+    def allowed(self) -> np.ndarray:
+        """The tokens that may come next, bool [vocab], at least one of them."""
+        ...
+
+    def take(self, token: int) -> None:
+        """Go on by a token of those."""
+        ...
+
+
 class _ChoiceKind(NamedTuple):
-    """What choosing a token of each row takes: whether tokens that were seen are penalized, and whether texts have a
-    least length."""
+    """What choosing a token of each row takes: whether tokens that were seen are penalized, whether texts have a least
+    length, and whether a text has a grammar."""
 
     choice: Choice
     penalty: bool
     least: bool
+    grammar: bool
 
 
 class TokenChooser:
@@ -95,6 +113,7 @@ class TokenChooser:
         self.vocab_size, self.num_known, self.end = vocab_size, num_known, tuple(end)
         self._seen = creation.zeros([rows, vocab_size], "bool")
         self._params: list[SamplingParams | None] = [None] * rows
+        self._grammars: list[TokenGrammar | None] = [None] * rows
         self._columns = {name: np.full(rows, default, dtype) for name, (dtype, default) in _COLUMNS.items()}
         self._settings: list[Tensor] | None = None
         self._choices: dict[_ChoiceKind, Callable[..., tuple[Any, ...]]] = {}
@@ -102,9 +121,17 @@ class TokenChooser:
         self._logs = to_static(functools.partial(F.log_softmax, axis=-1))
         self._tops: dict[int, Callable[..., tuple[Any, ...]]] = {}
 
-    def begin(self, row: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> None:
-        """Choose for a row by these settings from now on; tokens: the prompt, and what of the text is there already."""
-        self._params[row], self._settings = params, None
+    def begin(
+        self,
+        row: int,
+        params: SamplingParams,
+        tokens: Sequence[int],
+        prompt_length: int,
+        grammar: TokenGrammar | None = None,
+    ) -> None:
+        """Choose for a row by these settings from now on; tokens: the prompt, and what of the text is there already.
+        grammar: says which tokens may be chosen."""
+        self._params[row], self._grammars[row], self._settings = params, grammar, None
         for name, column in self._columns.items():
             column[row] = prompt_length + params.min_tokens if name == "least" else getattr(params, name)
         if params.repetition_penalty != 1:
@@ -114,7 +141,7 @@ class TokenChooser:
 
     def leave(self, row: int) -> None:
         """Choose nothing for a row from now on."""
-        self._params[row], self._settings = None, None
+        self._params[row], self._grammars[row], self._settings = None, None, None
         for name, (_, default) in _COLUMNS.items():
             self._columns[name][row] = default
 
@@ -125,6 +152,7 @@ class TokenChooser:
             max((p.choice for p in known), key=("greedy", "draw", "filter").index, default="greedy"),
             any(p.repetition_penalty != 1 for p in known),
             bool(self.end) and any(p.min_tokens for p in known),
+            any(grammar is not None for grammar in self._grammars),
         )
         if kind not in self._choices:
             self._choices[kind] = to_static(functools.partial(self._choose, kind))
@@ -132,7 +160,7 @@ class TokenChooser:
             self._settings = [to_tensor(column) for column in self._columns.values()]
         seeds, *rest = self._settings
         noise = None if kind.choice == "greedy" else self._noise(seeds, lengths.astype("int64"))
-        tokens = self._choices[kind](logits, lengths, noise, *rest)
+        tokens = self._choices[kind](logits, lengths, noise, self._allowed() if kind.grammar else None, *rest)
         counts = [p.logprobs for p in known if p.logprobs is not None]
         if not counts:
             return ChosenTokens(tokens.numpy())
@@ -146,6 +174,14 @@ class TokenChooser:
             self._tops[count] = to_static(functools.partial(likeliest, count=count))
         return tuple(part.numpy() for part in self._tops[count](self._logs(logits), tokens))
 
+    def _allowed(self) -> Tensor:
+        """What grammars allow, bool [rows, vocab]."""
+        allowed = np.ones((len(self._grammars), self.vocab_size), bool)
+        for row, grammar in enumerate(self._grammars):
+            if grammar is not None:
+                allowed[row] = grammar.allowed()
+        return to_tensor(allowed)
+
     # what is captured
 
     def _choose(
@@ -154,6 +190,7 @@ class TokenChooser:
         logits: Any,
         lengths: Any,
         noise: Any,
+        allowed: Any,
         temperature: Any,
         top_k: Any,
         top_p: Any,
@@ -167,6 +204,8 @@ class TokenChooser:
             ids = creation.arange(logits.shape[-1], dtype="int32")
             is_end = sum((ids == end).astype("int32") for end in self.end).astype("bool").unsqueeze(0)
             hidden = hidden | (is_end & (lengths < least).unsqueeze(1))
+        if kind.grammar:
+            hidden = hidden | ~allowed
         scores = scores.masked_fill(hidden, -np.inf)
         tokens = next_tokens(scores, noise, temperature, top_k, top_p, min_p, choice=kind.choice)
         tokens = tokens.masked_fill(~logits.isfinite().all(-1), -1)

@@ -15,7 +15,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.generation.blockwise import BlockwiseSteps
-from polyreme.generation.choosing import Completion, TokenChooser
+from polyreme.generation.choosing import Completion, TokenChooser, TokenGrammar
 from polyreme.generation.sampling import SamplingParams
 from polyreme.jit import to_static
 from polyreme.models.cache import PagedCache, PagedRows
@@ -73,6 +73,7 @@ class _Sequence:
     arrival: int
     keys: list[bytes]
     num_scored: int | None = None
+    grammar: TokenGrammar | None = None
     completion: Completion = field(default_factory=Completion)
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -189,11 +190,13 @@ class TextEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         prompt_logprobs: int | None = None,
+        grammar: TokenGrammar | None = None,
     ) -> None:
         """Write after a prompt, token ids, from the next step on; n and stop strings are not read.
 
         prompt_logprobs: tell the log-probabilities of the prompt's tokens, and of so many likeliest ones; the whole
-        prompt is then computed. Raises ConfigError for an id in use, and for a prompt that is empty, too long, or not
+        prompt is then computed. grammar: says which tokens may come, and when the text is whole; it is this request's
+        own. Raises ConfigError for an id in use, and for a prompt that is empty, too long, or not
         of the vocabulary.
         """
         try:
@@ -206,6 +209,10 @@ class TextEngine:
             raise ConfigError(f"request {request_id!r}: the prompt has no tokens; give at least one")
         if prompt_logprobs is not None and prompt_logprobs < 0:
             raise ConfigError(f"request {request_id!r}: prompt_logprobs={prompt_logprobs}; give at least 0")
+        if grammar is not None and params.min_tokens:
+            raise ConfigError(
+                f"request {request_id!r}: min_tokens and a grammar may ask for opposites; give one of them"
+            )
         outside = next((token for token in tokens if not 0 <= token < self._vocab), None)
         if outside is not None:
             raise ConfigError(
@@ -224,7 +231,7 @@ class TextEngine:
                 f"{self.block_size}, and there are {self._pool.num_blocks}; ask for fewer, or give more num_blocks"
             )
         keys = block_keys(tokens, self.block_size) if self.enable_prefix_caching else []
-        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs)
+        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs, grammar)
         self._arrivals += 1
         self._counts["prompt_tokens"] += len(tokens)
         self._sequences[request_id] = sequence
@@ -411,7 +418,7 @@ class TextEngine:
             lengths[sequence.slot] = sequence.num_in
             if not sequence.is_choosing:
                 tokens = sequence.prompt + sequence.completion.token_ids
-                self._chooser.begin(sequence.slot, sequence.params, tokens, len(sequence.prompt))
+                self._chooser.begin(sequence.slot, sequence.params, tokens, len(sequence.prompt), sequence.grammar)
                 sequence.is_choosing = True
         chosen = self._chooser(logits, to_tensor(lengths))
         return list(self._taken(sequences, chosen))
@@ -429,6 +436,10 @@ class TextEngine:
                 completion.finish_reason = "error"
             elif completion.take(chosen, sequence.slot, sequence.params, self._end, sequence.limit):
                 self._counts["generated_tokens"] += 1
+                if sequence.grammar is not None:
+                    sequence.grammar.take(completion.token_ids[-1])
+                    if sequence.grammar.is_done:
+                        completion.finish_reason = "stop"
                 output.token_ids = completion.token_ids[-1:]
                 output.logprobs, output.top_logprobs = completion.logprobs[-1:], completion.top_logprobs[-1:]
             output.finish_reason = completion.finish_reason

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from polyreme.errors import ConfigError
+from polyreme.generation.grammar import JsonGrammar
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer
 from polyreme.serving.metrics import CONTENT_TYPE
 from polyreme.serving.page_files import page_file
@@ -111,7 +112,8 @@ class Endpoints:
             pieces = [TextPiece(index, finish_reason="length") for index in range(len(prompts) * answer.copies)]
             return _json(answer.whole([answer.whole_choice(piece) for piece in pieces]))
         params = [body.sampling(limit, body.logprobs) for limit in limits]
-        writing = functools.partial(self.service.writing, prompts, params, scored)
+        grammar = await self._grammar(body)
+        writing = functools.partial(self.service.writing, prompts, params, scored, grammar)
         return await self._answer(request, body, answer, writing, drops_text=not wanted)
 
     async def chat(self, request: Request) -> Response:
@@ -123,7 +125,9 @@ class Endpoints:
         limit = self.service.room_after(prompt, "messages", body.limit)
         answer = ChatAnswer(body, self.service.names[0], self._token_texts(), [prompt])
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        writing = functools.partial(self.service.writing, [prompt], [body.sampling(limit, logprobs)])
+        params = [body.sampling(limit, logprobs)]
+        grammar = await self._grammar(body)
+        writing = functools.partial(self.service.writing, [prompt], params, None, grammar)
         return await self._answer(request, body, answer, writing)
 
     async def embed(self, request: Request) -> Response:
@@ -215,6 +219,14 @@ class Endpoints:
                     waiting[index] = TextPiece(index)
         if tells:
             yield answer.usage_event()
+
+    async def _grammar(self, body: CompletionBody | ChatBody) -> JsonGrammar | None:
+        if not body.wants_json:
+            return None
+        try:
+            return await asyncio.to_thread(self.service.model.grammars.of_schema, body.schema_wanted)
+        except ConfigError as error:
+            raise HttpRefusal(400, str(error), param="response_format", code="invalid_schema") from None
 
     async def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
         encode = self.service.tokenizer.encode

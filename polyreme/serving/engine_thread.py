@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.sampling import SamplingParams
 
 Deliver = Callable[[Any], None]
@@ -15,12 +16,13 @@ Deliver = Callable[[Any], None]
 
 class EngineRequest(NamedTuple):
     """One text that the engine is to write. prompt_logprobs: so many of the likeliest tokens are told of at each place
-    of the prompt, with its own; None for nothing of it."""
+    of the prompt, with its own; None for nothing of it. grammar: of the text."""
 
     request_id: str
     prompt: Sequence[int]
     params: SamplingParams
     prompt_logprobs: int | None = None
+    grammar: TokenGrammar | None = None
 
 
 class EngineThread:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation import AutoTokenizer, SamplingParams, TextEngine, TextTokenizer
 from polyreme.generation.embedding import TextEmbedder
+from polyreme.generation.grammar import JsonGrammars
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
@@ -64,7 +65,7 @@ def load_served(
     )
     say("compiling")
     warm(engine)
-    return ServedModel(engine, tokenizer, engine.max_model_len)
+    return ServedModel(engine, tokenizer, engine.max_model_len, JsonGrammars(tokenizer, model.config.vocab_size))
 
 
 def warm(engine: TextEngine) -> None:

@@ -85,6 +85,34 @@ class StreamOptions(_Strict):
     include_obfuscation: Annotated[Any, PlainValidator(_only(False))] = None
 
 
+class TextFormat(_Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(_Strict):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(_Strict):
+    """A JSON schema as OpenAI wraps it. strict is not asked: the schema is always followed."""
+
+    name: Annotated[str, Field(max_length=200)]
+    description: Annotated[str, Field(max_length=10_000)] | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class SchemaFormat(_Strict):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 class _Sampled(_Strict):
     """What both kinds of completions take, under OpenAI's names and those that vLLM adds."""
 
@@ -106,12 +134,26 @@ class _Sampled(_Strict):
     presence_penalty: Annotated[Any, PlainValidator(_only(0, 0.0))] = None
     frequency_penalty: Annotated[Any, PlainValidator(_only(0, 0.0))] = None
     logit_bias: Annotated[Any, PlainValidator(_only({}))] = None
+    response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream set to true")
+        if self.wants_json and self.min_tokens:
+            raise ValueError("min_tokens: JSON ends where it is whole; leave it out")
         return self
+
+    @property
+    def wants_json(self) -> bool:
+        """Whether the text is to be JSON."""
+        return isinstance(self.response_format, (ObjectFormat, SchemaFormat))
+
+    @property
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """The schema that the JSON is to follow; None for any object."""
+        form = self.response_format
+        return form.json_schema.schema_ if isinstance(form, SchemaFormat) else None
 
     @property
     def include_usage(self) -> bool:
@@ -170,7 +212,6 @@ class ChatBody(_Sampled):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_ids: bool = False
-    response_format: Annotated[Any, PlainValidator(_only({"type": "text"}))] = None
     tools: Annotated[Any, PlainValidator(_only([]))] = None
     tool_choice: Annotated[Any, PlainValidator(_only("none"))] = None
 
@@ -260,6 +301,6 @@ def _refusal(kind: type[BaseModel], error: Mapping[str, Any]) -> HttpRefusal:
 
 
 def _names(kind: type[BaseModel], place: Sequence[Any]) -> list[str]:
-    inner = {"stream_options": StreamOptions, "messages": ChatMessage}
+    inner = {"stream_options": StreamOptions, "messages": ChatMessage, "response_format": NamedSchema}
     holder = inner.get(str(place[0])) if place else kind
     return list(holder.model_fields) if holder else []

@@ -15,6 +15,7 @@ import numpy as np
 
 from polyreme.errors import ConfigError
 from polyreme.generation.embedding import TextEmbedder
+from polyreme.generation.grammar import JsonGrammar, JsonGrammars
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import TextTokenizer
@@ -28,12 +29,13 @@ State = Literal["loading", "ready", "draining"]
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the endpoints need of a model: its engine, its tokenizer, and the tokens that a text may have, prompt
-    included."""
+    """What the endpoints need of a model: its engine, its tokenizer, the tokens that a text may have, prompt included,
+    and grammars of JSON over its tokens."""
 
     engine: Any
     tokenizer: TextTokenizer
     max_model_len: int
+    grammars: JsonGrammars
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ class TextService:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         prompt_logprobs: int | None = None,
+        grammar: JsonGrammar | None = None,
     ) -> AsyncIterator[AsyncIterator[TextPiece]]:
         """The pieces of the texts after the prompts, as they come, n of each by its params; leaving ends them.
 
@@ -221,7 +224,10 @@ class TextService:
         ]
         self._admit(len(rows))
         request_id = uuid.uuid4().hex
-        requests = [EngineRequest(f"{request_id}-{number}", *row, prompt_logprobs) for number, row in enumerate(rows)]
+        requests = [
+            EngineRequest(f"{request_id}-{number}", *row, prompt_logprobs, None if grammar is None else grammar.copy())
+            for number, row in enumerate(rows)
+        ]
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         clocks = {request.request_id: self.metrics.clock() for request in requests}
         seconds = self.limits.request_seconds

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from polyreme.errors import ConfigError
 from polyreme.generation import TextTokenizer
+from polyreme.generation.grammar import JsonGrammars
 from polyreme.models.tokenizer import train_byte_level_bpe
 from polyreme.serving.server import Server, ServerOptions, listen
 from polyreme.serving.service import ServedModel, ServiceLimits, TextService
@@ -84,7 +85,7 @@ class ScriptedEngine:
         running = min(len(self.live), self.max_num_seqs)
         return ScriptedStatistics(running, len(self.live) - running)
 
-    def add(self, request_id, prompt, params, prompt_logprobs=None):
+    def add(self, request_id, prompt, params, prompt_logprobs=None, grammar=None):
         if REFUSED in self.tokenizer.decode(prompt):
             raise ConfigError("the engine takes no such prompt")
         told = [] if prompt_logprobs is None else [-float(i) for i in range(1, len(prompt))]
@@ -179,4 +180,5 @@ def wait_until(is_so, seconds=5.0):
 
 def scripted_model(seconds=0.0, max_model_len=64, max_num_seqs=8, **options):
     tokenizer = tokenizer_of(**options)
-    return ServedModel(ScriptedEngine(tokenizer, seconds, max_num_seqs), tokenizer, max_model_len)
+    grammars = JsonGrammars(tokenizer, tokenizer.vocab_size)
+    return ServedModel(ScriptedEngine(tokenizer, seconds, max_num_seqs), tokenizer, max_model_len, grammars)

@@ -169,6 +169,7 @@ def test_models_health_version_and_tokens(served, client):
 
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
+FORMAT = "response_format.json_object.x"
 BAD = [
     ("/v1/completions", {"prompt": "a", "max_tokns": 2}, 400, "max_tokns", "did you mean 'max_tokens'"),
     ("/v1/completions", {}, 400, "prompt", "is missing"),
@@ -204,6 +205,22 @@ BAD = [
         400,
         "messages.0.content",
         "text alone",
+    ),
+    ("/v1/chat/completions", CHAT | {"response_format": {"type": "xml"}}, 400, "response_format", "json_schema"),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object", "x": 1}}, 400, FORMAT, "not known"),
+    (
+        "/v1/chat/completions",
+        CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "b"}}}},
+        400,
+        "response_format",
+        "Invalid type: b",
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a", "min_tokens": 2, "response_format": {"type": "json_object"}},
+        400,
+        "min_tokens",
+        "JSON ends where it is whole",
     ),
     ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, 400, "prompt", "either"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens.0", "greater"),

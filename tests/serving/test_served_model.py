@@ -68,6 +68,28 @@ def test_a_prompt_is_as_likely_as_it_was_to_write(served, llm):
     assert logprobs[-count:] == pytest.approx(written["logprobs"]["token_logprobs"], abs=bound)
 
 
+def test_an_answer_follows_a_schema(served):
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}, "pet": {"enum": ["né", "cat"]}},
+        "required": ["age", "pet"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema, "strict": True}}
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "response_format": form,
+        "n": 3,
+        "temperature": 2,
+        "seed": 1,
+    }
+    answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
+    values = [json.loads(choice["message"]["content"]) for choice in answer["choices"]]
+    assert all(value["age"] in range(10) and value["pet"] in ("né", "cat") for value in values)
+    assert len({json.dumps(value) for value in values}) > 1
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
+
+
 def bodies(count, seed=0):
     """Requests of random lengths and settings, some of which stop early, and some that are bad."""
     draw = random.Random(seed)
