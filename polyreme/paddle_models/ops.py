@@ -466,6 +466,17 @@ def _pad(call: PaddleCall) -> Results:
 # constants
 
 
+def _constant(shape: Sequence[int], value: Any, dtype: np.dtype) -> Tensor | np.ndarray:
+    """One number all over; a large one takes no place in what is compiled."""
+    count = math.prod(shape)
+    if any(n < 0 for n in shape) or count > _MOST_NUMBERS:
+        raise CheckpointError(f"makes a constant of shape {list(shape)!s:.80}; it is of another model, or damaged")
+    return np.full(shape, value, dtype) if count <= _FEW_NUMBERS else OPS["full"](list(shape), value, dtype)
+
+
+_FEW_NUMBERS, _MOST_NUMBERS = 1 << 16, 1 << 28
+
+
 def _fill(call: PaddleCall) -> Results:
     shape, dtype = _integers(call, ("ShapeTensor", "ShapeTensorList"), "shape"), call.dtype("dtype", dtypes.float32)
     if call.has("ValueTensor"):
@@ -474,7 +485,7 @@ def _fill(call: PaddleCall) -> Results:
     number, text = call.attribute("value", 0.0), call.attribute("str_value", "")
     if text:  # value is float32 and would round it
         number = float(text) if dtypes.is_inexact(dtype) or not text.lstrip("-").isdigit() else int(text)
-    return np.full(shape, number, dtype)
+    return _constant(shape, number, dtype)
 
 
 def _fill_like(call: PaddleCall) -> Results:
@@ -482,18 +493,18 @@ def _fill_like(call: PaddleCall) -> Results:
     value, dtype = _number(call, "Value", "value", 0.0), call.dtype("dtype", np.dtype(x.dtype))
     if isinstance(value, Tensor):
         return OPS["expand"](OPS["cast"](value, dtype), list(x.shape))
-    return np.full(x.shape, value, dtype)
+    return _constant(x.shape, value, dtype)
 
 
 def _zeros_like(call: PaddleCall) -> Results:
-    return np.zeros((x := call.tensor("X")).shape, np.dtype(x.dtype))
+    return _constant((x := call.tensor("X")).shape, 0, np.dtype(x.dtype))
 
 
 def _fill_batch(call: PaddleCall) -> Results:
     x, shape = call.tensor("Input"), list(call.attribute("shape", []))
     shape[call.attribute("output_dim_idx", 0)] = x.shape[call.attribute("input_dim_idx", 0)]
     text, dtype = call.attribute("str_value", ""), call.dtype("dtype", dtypes.float32)
-    return np.full(shape, float(text) if text else call.attribute("value", 0.0), dtype)
+    return _constant(shape, float(text) if text else call.attribute("value", 0.0), dtype)
 
 
 def _assign_value(call: PaddleCall) -> Results:
@@ -507,6 +518,8 @@ def _assign_value(call: PaddleCall) -> Results:
 
 def _range(call: PaddleCall) -> Results:
     ends = [(call.numbers(name) or [None])[0] for name in ("Start", "End", "Step")]
+    if None in ends or math.ceil((ends[1] - ends[0]) / ends[2]) > _MOST_NUMBERS:
+        raise CheckpointError(f"counts from start to end in steps as {ends}")
     return np.arange(*ends, dtype=call.dtype("dtype", np.dtype(call.tensor("Start").dtype)))
 
 
@@ -521,6 +534,10 @@ def _linspace(call: PaddleCall) -> Results:
 
 def _eye(call: PaddleCall) -> Results:
     rows, columns = int(_number(call, "Rows", "num_rows", 0)), int(_number(call, "Columns", "num_columns", -1))
+    if max(rows, columns) > 1 << 14:
+        raise CheckpointError(
+            f"is a unit matrix of {rows} rows and {columns} columns; it is of another model, or damaged"
+        )
     return np.eye(rows, rows if columns < 0 else columns, dtype=call.dtype("dtype", dtypes.float32))
 
 

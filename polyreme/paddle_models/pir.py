@@ -122,7 +122,8 @@ def read_pir(data: bytes, where: str) -> PaddleBlock:
         (region,) = said["program"]["regions"]
         (block,) = region["blocks"]
         return _Reader(where).block(block["ops"])
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError, DTypeError) as error:
+    # whatever Python says of a member that is missing or of another class
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError, DTypeError) as error:
         raise CheckpointError(
             f"{where}: no program of PaddlePaddle 3 in one block ({type(error).__name__}: {error!s:.200}); it is cut, "
             "altered, or of a later format"

@@ -13,7 +13,7 @@ from polyreme.core import state
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from polyreme.io.paddle_tensors import read_all
-from polyreme.paddle_models.call import PaddleCall, Value
+from polyreme.paddle_models.call import PaddleCall, Value, as_tensor
 from polyreme.paddle_models.description import PaddleBlock, PaddleOperation, PaddleVariable, read_description
 from polyreme.paddle_models.ops import TABLE
 from polyreme.paddle_models.pir import is_pir, read_pir
@@ -45,11 +45,14 @@ class PaddleProgram:
         for operation in self.block.operations:
             if operation.type not in _BORDERS:
                 values |= self._results(operation, values)
-        return [_as_tensor(values[v.name]) for v in self.outputs]
+        lacking = [v.name for v in self.outputs if v.name not in values]
+        if lacking:
+            raise CheckpointError(f"{self.where}: fetches {lacking[0]!r}, which no operation gives")
+        return [as_tensor(values[v.name]) for v in self.outputs]
 
     def _results(self, operation: PaddleOperation, values: Mapping[str, Value]) -> dict[str, Value]:
         call = PaddleCall(operation, values, self.where)
-        if call.is_known:
+        if call.is_known and call.operation.inputs:
             # what jax would trace is asked for as a shape later on, so it is computed now
             with jax.ensure_compile_time_eval():
                 results = self._applied(call)
@@ -61,6 +64,10 @@ class PaddleProgram:
             results = TABLE[call.operation.type](call)
         except (CheckpointError, ConfigError, DTypeError, ShapeError) as error:
             raise type(error)(f"{self.where}: {call.operation}: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.where}: {call.operation}: its inputs and attributes do not go together: {error!s:.300}"
+            ) from error
         call.check_all_was_read()
         return call.named(results)
 
@@ -136,8 +143,11 @@ def _parameters(names: list[str], path: Path | None, where: str) -> dict[str, np
 def _ends(block: PaddleBlock, kind: str, slot: str, where: str) -> tuple[PaddleVariable, ...]:
     """The variables that are fed or fetched, in order."""
     marked = [op for op in block.operations if op.type == kind]
+    places = [op.attributes.get("col") or 0 for op in marked]
+    if not all(isinstance(place, int) for place in places):
+        raise CheckpointError(f"{where}: {kind}s at places {places[:9]!s:.80}, which are no numbers")
     ends = []
-    for op in sorted(marked, key=lambda op: op.attributes.get("col") or 0):
+    for _, op in sorted(zip(places, marked, strict=True), key=lambda pair: pair[0]):
         (name,) = op.inputs.get(slot, op.outputs.get(slot, ())) or ("",)
         variable = block.variables.get(name)
         if variable is None or variable.dtype is None:
@@ -148,7 +158,3 @@ def _ends(block: PaddleBlock, kind: str, slot: str, where: str) -> tuple[PaddleV
     if len({v.name for v in ends}) < len(ends) and kind == "feed":
         raise CheckpointError(f"{where}: feeds {ends[0].name!r} twice")
     return tuple(ends)
-
-
-def _as_tensor(value: Value) -> Tensor:
-    return value if isinstance(value, Tensor) else Tensor(jax.numpy.asarray(value))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from polyreme.errors import CaptureError, ConfigError, DataError, DTypeError, ShapeError, did_you_mean
-from polyreme.export import Artifact, read
+from polyreme.export import Artifact, PaddleArtifact, read
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.inference import Config, Predictor, create_predictor
@@ -56,9 +56,11 @@ def describe(artifact: Artifact) -> list[str]:
     """An artefact in lines a person reads: what it takes and gives, what it was made with, and its files."""
     manifest = artifact.manifest
     weights = sum(np.asarray(a).nbytes for a in artifact.stored.values())
+    is_paddle = isinstance(artifact, PaddleArtifact)
+    maker = "PaddlePaddle" if is_paddle else f"polyreme {manifest.polyreme}, jax {manifest.jax}"
     lines = [
         f"artefact     {artifact.prefix}",
-        f"made with    polyreme {manifest.polyreme}, jax {manifest.jax}",
+        f"made with    {maker}",
         f"platforms    {', '.join(artifact.platforms)}",
         f"gradients    {'yes' if manifest.differentiable is True else manifest.differentiable or 'no'}",
         f"weights      {len(artifact.stored)} arrays, {bytes_text(weights)}",
