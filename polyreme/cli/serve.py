@@ -33,7 +33,7 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Texts that are written at once.")] = 8,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block of the cache.")] = 16,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the cache.")] = None,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that a step takes in.")] = 128,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that a step takes in.")] = 64,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Compute beginnings that prompts share once.")] = True,
     max_waiting: Annotated[int, typer.Option(min=0, help="Texts that may wait for a place.")] = 128,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 600.0,

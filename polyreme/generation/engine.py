@@ -122,6 +122,7 @@ class TextEngine:
     Keys and values are in num_blocks blocks of block_size tokens. Full chunks of prompts are kept while no other needs
     the blocks, for prompts that begin the same (enable_prefix_caching). Where blocks run out the request that came last
     gives its own back, and is taken in again later: its prompt by chunks, its text by the decoding program, as before.
+    prompt_sizes: tokens of the programs that take in prompts.
 
     max_model_len: tokens of a prompt and its text at most, the model's positions if None. num_blocks: if None, enough
     for 2,048 tokens of each row and for one text of max_model_len. end, num_known: as of TextGenerator. One thread at a
@@ -138,7 +139,7 @@ class TextEngine:
         max_model_len: int | None = None,
         block_size: int = 16,
         num_blocks: int | None = None,
-        prefill_chunk: int = 128,
+        prefill_chunk: int = 64,
         enable_prefix_caching: bool = True,
     ) -> None:
         positions = model.config.seq_len
@@ -169,7 +170,7 @@ class TextEngine:
         self._decode = BlockwiseSteps(model, self._rows, is_first=False)
         self._prefill = BlockwiseSteps(model, self._prompt_row, is_first=False)
         # what is left of a prompt after whole chunks has smaller programs, of which its length alone chooses
-        self._chunks = sorted({max(1, prefill_chunk // 4), max(1, prefill_chunk // 2), prefill_chunk})
+        self.prompt_sizes = sorted({max(1, prefill_chunk // 4), max(1, prefill_chunk // 2), prefill_chunk})
         num_known = vocab if num_known is None else min(num_known, vocab)
         self._chooser = TokenChooser(max_num_seqs, vocab, num_known, self._end)
         self._blank = creation.zeros([max_num_seqs, vocab], "float32")
@@ -374,7 +375,7 @@ class TextEngine:
     def _prefilled(self, sequence: _Sequence, count: int) -> Any:
         """Take in `count` tokens of a prompt -> logits [1, vocab] if a token of the text is to be chosen by them."""
         start = sequence.num_in
-        tokens = np.zeros((1, next(size for size in self._chunks if size >= count)), np.int64)
+        tokens = np.zeros((1, next(size for size in self.prompt_sizes if size >= count)), np.int64)
         tokens[0, :count] = sequence.prompt[start : start + count]
         self._place(self._prompt_row, [(0, sequence)])
         sequence.num_in += count

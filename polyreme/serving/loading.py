@@ -31,7 +31,7 @@ class EngineOptions:
     max_model_len: int | None = None
     block_size: int = 16
     num_blocks: int | None = None
-    prefill_chunk: int = 128
+    prefill_chunk: int = 64
     enable_prefix_caching: bool = True
 
 
@@ -69,13 +69,14 @@ def load_served(
 
 
 def warm(engine: TextEngine) -> None:
-    """Compile what most requests need: both sizes of a prompt's parts, the likeliest token, one drawn among some."""
-    longest = min(engine.prefill_chunk, engine.max_model_len - 2)
+    """Compile what most requests need: all sizes of parts of a prompt, and all ways of choosing a token."""
     greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     drawn = SamplingParams(temperature=1, top_p=0.9, max_tokens=2, ignore_eos=True)
     plain = SamplingParams(temperature=1, max_tokens=2, ignore_eos=True)
-    for number, (length, params) in enumerate(((1, greedy), (longest, drawn), (1, plain))):
-        engine.add(f"warm-{number}", [0] * length, params)
+    sizes = engine.prompt_sizes  # at most three
+    for number, params in enumerate((greedy, drawn, plain)):
+        size = sizes[min(number, len(sizes) - 1)]
+        engine.add(f"warm-{number}", [0] * max(1, min(size, engine.max_model_len - 2)), params)
         while engine.has_unfinished:
             engine.step()
 
