@@ -46,6 +46,11 @@ class TextTokenizer:
         """Tokens, added ones included."""
         return self.tokenizer.get_vocab_size()
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """What the folder calls bos_token, eos_token, pad_token and unk_token, those that it names."""
+        return dict(self._special)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; with what the model expects around one, unless add_special_tokens is False."""
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

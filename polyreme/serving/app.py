@@ -50,6 +50,7 @@ class Endpoints:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info),
             Route("/detokenize", self.detokenize, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {
@@ -158,6 +159,16 @@ class Endpoints:
         if body.return_token_strs:
             answer["token_strs"] = self._token_texts().texts_of(ids)
         return _json(answer)
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What a client needs to write prompts itself: special tokens and the chat template."""
+        tokenizer = self.service.tokenizer
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        known = tokenizer.special_tokens
+        answer: dict[str, Any] = {name: known.get(name) for name in names}
+        if answer["eos_token"] is None and tokenizer.end:
+            answer["eos_token"] = tokenizer.tokenizer.id_to_token(tokenizer.end[0])
+        return _json(answer | {"chat_template": tokenizer.template, "vocab_size": tokenizer.vocab_size})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of ids, special tokens included."""

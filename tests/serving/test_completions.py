@@ -164,6 +164,10 @@ def test_models_health_version_and_tokens(served, client):
     assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
     assert tokens["max_model_len"] == 64
     assert post(served, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "to né"}
+    told = httpx.get(f"{served.url}/tokenizer_info").json()
+    assert told["eos_token"] == "<|endoftext|>"
+    assert told["bos_token"] is None
+    assert told["chat_template"].startswith("{% for m in messages %}")
     of_chat = post(served, "/tokenize", {"messages": [{"role": "user", "content": "to"}]}).json()
     assert post(served, "/detokenize", {"tokens": of_chat["tokens"]}).json() == {"prompt": "<user>to<it>"}
 
