@@ -3,7 +3,6 @@
 import importlib.metadata
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from polyreme.cli.comm import comm
 from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.failure import exit_code, report
+from polyreme.cli.generate import generate
 from polyreme.cli.models import convert, models_app
 from polyreme.cli.plan import plan
 from polyreme.cli.prove import prove
@@ -119,28 +119,6 @@ def pretrain(
 
 
 @app.command()
-def generate(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="Output folder of a run.")],
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many; 0 for all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
-) -> None:
-    """Write text with a trained model."""
-    if not math.isfinite(temperature):
-        raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
-    if not checkpoint.is_dir():
-        found = "a file, not a folder" if checkpoint.exists() else "no such folder"
-        raise ConfigError(f"{checkpoint}: {found}; give the output folder of a run, such as runs/gpt_kjv")
-    from polyreme.recipes import generate as recipe
-
-    recipe.run(
-        checkpoint, prompt=prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed
-    )
-
-
-@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the devices.")] = 60.0,
@@ -163,6 +141,7 @@ app.command()(export)
 app.command()(infer)
 app.command()(convert)
 app.command()(serve)
+app.command()(generate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,30 +1,68 @@
-"""Writing text with a run's newest checkpoint."""
+"""Writing text after a prompt, with a run's newest checkpoint or published weights, printed as it comes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from polyreme.errors import CheckpointError
-from polyreme.recipes.sampling import TOKENIZER, sample_text
-from polyreme.recipes.trained import checkpoints_of, load_decoder
+from polyreme.generation import SamplingParams, TextGenerator, TextTokenizer
+from polyreme.generation.text_stream import TextStream
+from polyreme.recipes.trained import load_writer
 
 
-def run(folder: Path, *, prompt: str, max_new_tokens: int, temperature: float, top_k: int, seed: int) -> None:
-    """Print prompt and its continuation. Raises CheckpointError if the folder holds no valid run with a tokenizer."""
-    checkpoints_of(folder)
-    model, _ = load_decoder(folder)
-    tokenizer = _tokenizer(folder)
-    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    print(sample_text(model, tokenizer, prompt, **settings))  # noqa: T201  (the command's output)
+def run(
+    path: Path,
+    *,
+    prompt: str,
+    params: SamplingParams,
+    chat: bool = False,
+    dtype: str | None = None,
+    say: Callable[[str], None],
+) -> None:
+    """Write n texts, of seeds seed, seed + 1, ..., after the prompt, each beginning with it; as answers to it if chat.
+
+    path: as of load_writer, and dtype. say: takes each piece of text as soon as it is sure. Raises as load_writer does,
+    ConfigError for a model without a chat template.
+    """
+    model, tokenizer = load_writer(path, dtype)
+    if chat:
+        ids = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]), False)
+    else:
+        # a text of no tokens begins where one has ended
+        ids = tokenizer.encode(prompt) or [tokenizer.end[0] if tokenizer.end else 0]
+    generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size)
+    for copy in range(params.n):
+        if not chat:
+            say(prompt)
+        write(generator, tokenizer, ids, replace(params, n=1, seed=params.seed + copy), say)
+        say("\n" if copy == params.n - 1 else "\n\n")
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    path = folder / TOKENIZER
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder}: no {TOKENIZER} in it, so its tokens cannot be turned into text; the run trained on synthetic "
-            "tokens, or the file was moved"
-        )
-    return Tokenizer.from_file(str(path))
+def write(
+    generator: TextGenerator,
+    tokenizer: TextTokenizer,
+    ids: Sequence[int],
+    params: SamplingParams,
+    say: Callable[[str], None],
+) -> None:
+    """Say the text after ids, piece by piece. Where the model's positions end, it goes on from the latter half."""
+    stream = TextStream(tokenizer, params.stop, params.min_tokens)
+    known, positions, left, part = list(ids), generator.model.config.seq_len, params.max_tokens, 0
+
+    def take(_: int, token: int) -> bool:
+        say(stream.add([token]))
+        return stream.stopped
+
+    while left:
+        seen = known[-(positions - min(left, positions // 2)) :]
+        # a draw depends on seed and place, and places begin anew
+        seed = (params.seed + (part << 32)) % 2**63
+        least = max(0, params.min_tokens - (params.max_tokens - left))
+        again = replace(params, max_tokens=left, min_tokens=least, seed=seed)
+        (completion,) = generator.generate([seen], again, take)
+        known += completion.token_ids
+        left, part = left - len(completion.token_ids), part + 1
+        if completion.finish_reason == "stop":
+            break
+    say(stream.finish())

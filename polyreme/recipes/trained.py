@@ -1,4 +1,4 @@
-"""The model of a run's newest checkpoint."""
+"""The model of a run's newest checkpoint, and any decoder on disk with its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,62 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.errors import CheckpointError, ConfigError
+from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
+from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
+from polyreme.models.gguf_file import is_gguf
+from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
+from polyreme.recipes.sampling import TOKENIZER
 
 
 def checkpoints_of(folder: Path) -> Path:
     """Where a run keeps its checkpoints. Raises CheckpointError for a folder that is no run's."""
     checkpoints = folder / "checkpoints"
-    if not checkpoints.is_dir():
+    if not is_run(folder):
         raise CheckpointError(f"{folder}: no checkpoints/ in it; give the output folder of a run, such as runs/gpt_kjv")
     return checkpoints
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is the output folder of a run."""
+    return (path / "checkpoints").is_dir()
+
+
+def load_writer(path: Path, dtype: str | None = None) -> tuple[Any, TextTokenizer]:
+    """A decoder and its tokenizer: of a run's folder, of a folder of published weights, or of a GGUF file.
+
+    dtype: of published weights, float32 if None. Raises CheckpointError for what is none of them and for a run or
+    folder without a tokenizer, ConfigError for a model that writes no tokens and for the dtype of a run.
+    """
+    if not is_run(path):
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise CheckpointError(
+                f"{path}: neither checkpoints/ nor config.json in it; give the output folder of a run, such as "
+                "runs/gpt_kjv, a folder of published weights, or a GGUF file"
+            )
+        if not path.is_dir() and not is_gguf(path):
+            raise CheckpointError(
+                f"{path}: neither a folder nor a GGUF file; give a run, published weights or a GGUF file"
+            )
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), AutoTokenizer.from_pretrained(path)
+    if dtype is not None:
+        raise ConfigError(f"{path}: a run is read as it was trained, without --dtype; polyreme convert rounds weights")
+    file = path / TOKENIZER
+    if not file.is_file():
+        raise CheckpointError(
+            f"{path}: no {TOKENIZER} in it, so its tokens have no text; the run trained on synthetic tokens, or the "
+            "file was moved"
+        )
+    model, _ = load_decoder(path)
+    tokenizer = Tokenizer.from_file(str(file))
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    return model, TextTokenizer(tokenizer, [] if end is None else [end])
 
 
 def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer
-
-from polyreme.errors import CheckpointError, ConfigError
-from polyreme.generation import AutoTokenizer, SamplingParams, TextEngine, TextTokenizer
+from polyreme.generation import SamplingParams, TextEngine
 from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import JsonGrammars
-from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
-from polyreme.models.tokenizer import END_OF_TEXT
-from polyreme.recipes.sampling import TOKENIZER
-from polyreme.recipes.trained import load_decoder
+from polyreme.recipes.trained import is_run, load_writer
 from polyreme.serving.service import ServedModel
 
 
@@ -44,14 +37,9 @@ def load_served(
     Its programs are compiled, so that the first request waits no longer than others. Raises as reading weights does,
     CheckpointError for a model without a tokenizer.
     """
-    is_run = (path / "checkpoints").is_dir()
-    if is_run and options.dtype is not None:
-        raise ConfigError(
-            f"{path}: a run is served as it was trained, without --dtype; polyreme convert rounds weights"
-        )
-    if not is_run and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
+    if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
         return TextEmbedder.from_pretrained(path, dtype=options.dtype)
-    model, tokenizer = _of_run(path) if is_run else _of_weights(path, options.dtype)
+    model, tokenizer = load_writer(path, options.dtype)
     engine = TextEngine(
         model,
         tokenizer.end,
@@ -79,18 +67,3 @@ def warm(engine: TextEngine) -> None:
         engine.add(f"warm-{number}", [0] * max(1, min(size, engine.max_model_len - 2)), params)
         while engine.has_unfinished:
             engine.step()
-
-
-def _of_weights(path: Path, dtype: str | None) -> tuple[Any, TextTokenizer]:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    return model, AutoTokenizer.from_pretrained(path)
-
-
-def _of_run(folder: Path) -> tuple[Any, TextTokenizer]:
-    file = folder / TOKENIZER
-    if not file.is_file():
-        raise CheckpointError(f"{folder}: no {TOKENIZER} in it, so its tokens have no text; serve a run on text")
-    model, _ = load_decoder(folder)
-    tokenizer = Tokenizer.from_file(str(file))
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    return model, TextTokenizer(tokenizer, [] if end is None else [end])

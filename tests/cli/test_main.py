@@ -102,7 +102,7 @@ def test_version_is_printed():
         (["pretrain", CONFIG, "train.learning_rate=-1"], "train.learning_rate: input should be greater than 0, got -1"),
         (["pretrain", CONFIG, "--resume", "nver"], "--resume nver: needs auto, never or the number of a step; did you"),
         (["pretrain", CONFIG, "--output", ""], "output: string should have at least 1 character, got ''"),
-        (["generate", "nowhere"], "nowhere: no such folder; give the output folder of a run"),
+        (["generate", "nowhere"], "nowhere: no such folder or file; give the output folder of a run, a folder"),
         (["generate", ".", "--temperature", "inf"], "--temperature inf: needs a number"),
         (["generate", ".", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["data", "preview", CONFIG, "-n", "x"], "'-n'"),

@@ -11,6 +11,7 @@ import pytest
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, NumericsError
+from polyreme.generation import SamplingParams
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.recipes import generate
 from polyreme.recipes.sampling import Chooser, generate_ids
@@ -31,34 +32,45 @@ def run(tmp_path_factory):
     return output
 
 
-def write(folder, capsys, **changes):
-    settings = {"prompt": "In the", "max_new_tokens": 8, "temperature": 0.0, "top_k": 0, "seed": 0} | changes
-    generate.run(folder, **settings)
-    return capsys.readouterr().out
+def write(folder, prompt="In the", chat=False, dtype=None, **changes):
+    pieces = []
+    params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0} | changes)
+    generate.run(folder, prompt=prompt, params=params, chat=chat, dtype=dtype, say=pieces.append)
+    return "".join(pieces)
 
 
 @pytest.mark.slow
-def test_temperature_zero_has_one_answer_and_a_seed_has_its_own(run, capsys):
-    first = write(run, capsys)
+def test_temperature_zero_has_one_answer_and_a_seed_has_its_own(run):
+    first = write(run)
     assert first.startswith("In the")
     assert len(first) > len("In the\n")
-    assert write(run, capsys, seed=1) == first
-    drawn = [write(run, capsys, temperature=1.5, seed=seed, max_new_tokens=16) for seed in (1, 1, 2)]
+    assert write(run, seed=1) == first
+    drawn = [write(run, temperature=1.5, seed=seed, max_tokens=16) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_prompt_longer_than_the_window_and_none(run, capsys):
+def test_prompt_longer_than_the_window_and_none(run):
     prompt = TEXT[:400]
-    out = write(run, capsys, prompt=prompt)
+    out = write(run, prompt=prompt)
     assert out.startswith(prompt)
     assert len(out) > len(prompt) + 1
-    assert write(run, capsys, prompt="")
+    assert write(run, prompt="")
+
+
+def test_settings_of_the_text(run):
+    whole = write(run)
+    text = whole.removeprefix("In the")
+    assert write(run, stop=[text[2:4]]) == f"In the{text[: text.index(text[2:4])]}\n"
+    assert write(run, n=2) == f"{whole}\n{whole}"
+    assert write(run, repetition_penalty=5.0) != whole
+    long = write(run, max_tokens=80, repetition_penalty=2.0, temperature=1.0)
+    assert write(run, max_tokens=80, repetition_penalty=2.0, temperature=1.0) == long
 
 
 @pytest.mark.slow_cases("None")
 @pytest.mark.parametrize("devices", [None, "8"])
-def test_command_on_any_number_of_devices(run, capsys, devices):
-    expected = write(run, capsys)
+def test_command_on_any_number_of_devices(run, devices):
+    expected = write(run)
     environment = {name: value for name, value in os.environ.items() if name != "CPU_NUM"}
     settings = ["--prompt", "In the", "--max-new-tokens", "8", "--temperature", "0"]
     result = subprocess.run(
@@ -72,24 +84,32 @@ def test_command_on_any_number_of_devices(run, capsys, devices):
     assert (result.returncode, result.stdout) == (0, expected), result.stderr
 
 
-def test_folder_may_be_moved_and_its_data_deleted(run, capsys, tmp_path):
-    expected = write(run, capsys)
+def test_folder_may_be_moved_and_its_data_deleted(run, tmp_path):
+    expected = write(run)
     shutil.copytree(run, tmp_path / "moved")
     shutil.rmtree(tmp_path / "moved" / "data")
-    assert write(tmp_path / "moved", capsys) == expected
+    assert write(tmp_path / "moved") == expected
 
 
-def test_wrong_folders(run, capsys, tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoints/ in it; give the output folder of a run"):
-        write(tmp_path, capsys)
+def test_wrong_folders(run, tmp_path):
+    with pytest.raises(
+        CheckpointError, match=r"neither checkpoints/ nor config\.json in it; give the output folder of a run"
+    ):
+        write(tmp_path)
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json in it"):
-        write(tmp_path / "run", capsys)
+        write(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="neither a folder nor a GGUF file"):
+        write(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="a run is read as it was trained, without --dtype"):
+        write(run, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="no chat template"):
+        write(run, chat=True)
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     shutil.copy(run / "tokenizer.json", tmp_path / "empty")
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        write(tmp_path / "empty", capsys)
+        write(tmp_path / "empty")
 
 
 def test_likeliest_tokens_are_those_of_the_plain_forward():

@@ -176,7 +176,7 @@ def test_two_thousand_clients_leave_nothing_behind(served, llm):
 
 def test_a_run_without_text_is_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(CheckpointError, match="serve a run on text"):
+    with pytest.raises(CheckpointError, match="the run trained on synthetic tokens"):
         loading.load_served(tmp_path, OPTIONS)
     with pytest.raises(ConfigError, match="without --dtype"):
         loading.load_served(tmp_path, loading.EngineOptions(dtype="bfloat16"))

@@ -1,0 +1,51 @@
+"""`polyreme generate`: text after a prompt."""
+
+import math
+import sys
+from typing import Annotated
+
+import typer
+
+from polyreme.errors import ConfigError
+
+
+def generate(
+    weights: Annotated[
+        str,
+        typer.Argument(metavar="RUN|FOLDER|GGUF", help="Output folder of a run, published weights, or a fetched name."),
+    ],
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
+    chat: Annotated[bool, typer.Option("--chat", help="Answer the prompt, by the model's chat template.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest that make up this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Choose among those this likely, beside the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes tokens that were there less likely.")] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Where the text ends, left out; several times for several.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+    n: Annotated[int, typer.Option("--n", min=1, help="Texts, of seeds SEED, SEED + 1, ...")] = 1,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or auto for the files'.")] = None,
+) -> None:
+    """Write text with a trained model.
+
+    Example: polyreme generate smollm2-135m --chat --temperature 0 --prompt "What is the capital of France?"
+    """
+    if not math.isfinite(temperature):
+        raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
+    from polyreme.generation import SamplingParams
+    from polyreme.recipes import generate as recipe
+    from polyreme.recipes import published
+
+    params = SamplingParams(
+        n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty,
+        seed=seed, max_tokens=max_new_tokens, stop=tuple(stop or ()),
+    )  # fmt: skip
+
+    def say(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    recipe.run(published.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, say=say)
