@@ -71,8 +71,8 @@ def resolve(name: str) -> Path:
         return path
     if name not in PACKAGES:
         raise ConfigError(
-            f"{name}: no such folder or file{did_you_mean(name, PACKAGES)}; give the output folder of a run, a folder "
-            f"of published weights, a GGUF file or one of {', '.join(PACKAGES)}"
+            f"{name}: no such folder or file; give the output folder of a run, a folder of published weights, a GGUF "
+            f"file or a name of polyreme models list{did_you_mean(name, PACKAGES)}"
         )
     package = PACKAGES[name]
     if not is_cached(package):

@@ -16,6 +16,7 @@ from polyreme import recipes
 from polyreme.cli.failure import exit_code
 from polyreme.cli.main import app, main
 from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError, PlacementError, ShapeError
+from polyreme.generation import SamplingParams
 from polyreme.recipes.config_file import known_keys
 
 ROOT = Path(__file__).parents[2]
@@ -209,8 +210,11 @@ def test_what_generate_hands_to_the_recipe(recipe, tmp_path):
     module = recipe("generate")
     words = ["--prompt", "In the", "--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--seed", "4"]
     assert main(["generate", str(tmp_path), *words]) == 0
-    expected = {"prompt": "In the", "max_new_tokens": 9, "temperature": 0.5, "top_k": 3, "seed": 4}
-    assert module.calls == [((tmp_path,), expected)]
+    ((places, settings),) = module.calls
+    del settings["say"]
+    params = SamplingParams(max_tokens=9, temperature=0.5, top_k=3, seed=4)
+    assert places == (tmp_path,)
+    assert settings == {"prompt": "In the", "params": params, "chat": False, "dtype": None}
 
 
 def test_settings_lists_every_key_with_its_default_and_what_sections_say():
