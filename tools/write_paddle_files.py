@@ -195,6 +195,29 @@ def write_numbers(inputs: list) -> None:
     np.savez_compressed(FOLDER / f"numbers{SUFFIX}.npz", **arrays, **{f"out_{i}": a for i, a in enumerate(values)})
 
 
+class Boxes(paddle.nn.Layer):
+    """What detectors are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.offsets = paddle.nn.Conv2D(3, 21, 1), paddle.nn.Conv2D(3, 18, 3, padding=1)
+        self.bent = paddle.vision.ops.DeformConv2D(3, 4, 3, padding=1)
+
+    def forward(self, x, size, boxes, count):
+        ops, f = paddle.vision.ops, paddle.nn.functional
+        y = self.head(x)
+        outs = [*ops.yolo_box(y, size, [10, 13, 16, 30, 33, 23], 2, 0.01, 32, True)]
+        outs += [ops.roi_align(x, boxes, count, 2), ops.roi_pool(x, boxes, count, 2)]
+        priors, variances = ops.prior_box(y, x, [4.0, 8.0], aspect_ratios=[1.0, 2.0], flip=True)
+        outs += [priors, variances, self.bent(x, self.offsets(x) * 0.1)]
+        rows, spread = priors.reshape([-1, 4])[:4], [0.1, 0.1, 0.2, 0.2]
+        outs.append(ops.box_coder(rows, spread, paddle.ones([1, 4, 4]), "decode_center_size"))
+        turn = paddle.to_tensor([[[1.0, 0.1, 0.0], [0.0, 1.0, 0.2]]])
+        outs.append(f.grid_sample(x, f.affine_grid(turn, [1, 3, 5, 5])))
+        outs += [f.unfold(x, 3, 1, 1), f.channel_shuffle(y, 3), paddle.einsum("nchw,ndhw->ncd", x, x)]
+        return outs
+
+
 class Steps(paddle.nn.Layer):
     """Recurrent layers over a sequence."""
 
@@ -208,6 +231,29 @@ class Steps(paddle.nn.Layer):
         return [outputs, h, c, *self.gru(x), *self.plain(x)]
 
 
+class Loops(paddle.nn.Layer):
+    """Loops and branches that depend on what is fed, and one whose length is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = paddle.nn.Linear(3, 3)
+
+    def forward(self, x, count):
+        for _ in range(2):
+            x = x + 0.5
+        place = paddle.zeros([], "int64")
+        while place < count:
+            x = self.step(x)
+            if x.mean() > 0:
+                x = x * 0.5
+            place = place + 1
+        if x.sum() > 1.0:
+            y = x * 2
+        else:
+            y = x - 1
+        return [y, place]
+
+
 def write_models() -> None:
     """Layers saved for inference as programs of protocol buffers, what they are fed, and what
     PaddlePaddle's own predictor gives."""
@@ -216,6 +262,26 @@ def write_models() -> None:
     models = {
         "images": (Images(), [spec([-1, 3, -1, -1], "float32", "x")], [floats(1, 3, 7, 8)]),
         "text": (Text(), [spec([-1, 4], "int64", "ids")], [rng.integers(0, 11, (3, 4))]),
+        "boxes": (
+            Boxes(),
+            [
+                spec([1, 3, 6, 6], "float32", "x"),
+                spec([1, 2], "int32", "size"),
+                spec([2, 4], "float32", "boxes"),
+                spec([1], "int32", "count"),
+            ],
+            [
+                floats(1, 3, 6, 6),
+                np.array([[96, 128]], np.int32),
+                np.array([[0.5, 1, 4, 5], [1, 0, 3.2, 5.5]], np.float32),
+                np.array([2], np.int32),
+            ],
+        ),
+        "loops": (
+            Loops(),
+            [spec([2, 3], "float32", "x"), spec([], "int64", "count")],
+            [floats(2, 3), np.array(3)],
+        ),
         "steps": (Steps(), [spec([2, 5, 3], "float32", "x")], [floats(2, 5, 3)]),
     }
     for name, (layer, specs, inputs) in models.items():

@@ -6,7 +6,7 @@ Source: files written by PaddlePaddle 2.4 to 3.3.1; the numbers of fields as its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,13 @@ class PaddleVariable:
 
 @dataclass(frozen=True)
 class PaddleOperation:
-    """An operation: names of variables by slot, and attributes by name."""
+    """An operation: names of variables by slot, attributes by name, and the blocks that it may run."""
 
     type: str
     inputs: Mapping[str, tuple[str, ...]]
     outputs: Mapping[str, tuple[str, ...]]
     attributes: Mapping[str, Any]
+    blocks: tuple[PaddleBlock, ...] = ()
 
     def __str__(self) -> str:
         outputs = [name for names in self.outputs.values() for name in names]
@@ -87,26 +88,44 @@ class PaddleOperation:
 
 @dataclass(frozen=True)
 class PaddleBlock:
-    """Operations in order, and the variables that they name."""
+    """Operations in order, and the variables that they name; names of arguments and results, where it has some."""
 
     variables: Mapping[str, PaddleVariable]
     operations: tuple[PaddleOperation, ...]
+    arguments: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
-def read_description(data: bytes, where: str) -> list[PaddleBlock]:
-    """The blocks of a program, the outermost first.
+def read_description(data: bytes, where: str) -> PaddleBlock:
+    """The outermost block of a program, in whose operations the other blocks are.
 
     Raises CheckpointError for bytes that are no program: cut, of another format, without blocks.
     """
     try:
         blocks = [_block(block) for block in parse(data, _PROGRAM)["blocks"]]
+        for index in reversed(range(len(blocks))):  # a block comes after the one it lies in
+            blocks[index] = _with_blocks(blocks[index], blocks, index)
     except CheckpointError as error:
         raise CheckpointError(
             f"{where}: not a program of protocol buffers ({error}); the file is cut, or another"
         ) from None
     if not blocks or not blocks[0].operations:
         raise CheckpointError(f"{where}: no program of protocol buffers: there are no operations in it")
-    return blocks
+    return blocks[0]
+
+
+def _with_blocks(block: PaddleBlock, blocks: list[PaddleBlock], index: int) -> PaddleBlock:
+    operations = []
+    for op in block.operations:
+        inner = op.attributes.get("sub_block")
+        if inner is None:
+            operations.append(op)
+            continue
+        if not isinstance(inner, int) or not index < inner < len(blocks):
+            raise CheckpointError(f"{op.type} in block {index} has block {inner!s:.20}, which is none of its own")
+        rest = {name: value for name, value in op.attributes.items() if name != "sub_block"}
+        operations.append(replace(op, attributes=rest, blocks=(blocks[inner],)))
+    return replace(block, operations=tuple(operations))
 
 
 def _block(block: dict[str, Any]) -> PaddleBlock:

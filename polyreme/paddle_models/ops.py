@@ -672,6 +672,76 @@ def _rnn(call: PaddleCall) -> Results:
     return {"Out": x, "State": [OPS["stack"](list(finals), 0) for finals in zip(*last, strict=True)]}
 
 
+# boxes, and values at places that are computed
+
+
+def _yolo_box(call: PaddleCall) -> Results:
+    names = ("anchors", "class_num", "conf_thresh", "downsample_ratio", "clip_bbox", "scale_x_y", "iou_aware",
+             "iou_aware_factor")  # fmt: skip
+    defaults = ([], 1, 0.01, 32, True, 1.0, False, 0.5)
+    settings = {name: call.attribute(name, default) for name, default in zip(names, defaults, strict=True)}
+    boxes, scores = OPS["yolo_box"](call.tensor("X"), call.tensor("ImgSize"), **settings)
+    return {"Boxes": boxes, "Scores": scores}
+
+
+def _prior_box(call: PaddleCall) -> Results:
+    boxes, variances = OPS["prior_box"](
+        call.tensor("Input"), call.tensor("Image"), call.attribute("min_sizes", []),
+        call.attribute("max_sizes", []) or None, call.attribute("aspect_ratios", [1.0]),
+        call.attribute("variances", [0.1, 0.1, 0.2, 0.2]), call.attribute("flip", False), call.attribute("clip", False),
+        [call.attribute("step_w", 0.0), call.attribute("step_h", 0.0)], call.attribute("offset", 0.5),
+        call.attribute("min_max_aspect_ratios_order", False),
+    )  # fmt: skip
+    return {"Boxes": boxes, "Variances": variances}
+
+
+def _box_coder(call: PaddleCall) -> Results:
+    variance = call.optional("PriorBoxVar")
+    numbers = call.attribute("variance", [])
+    if variance is None and numbers:
+        variance = as_tensor(np.array(numbers, np.float32))
+    kinds = call.attribute("code_type", "encode_center_size"), call.attribute("box_normalized", True)
+    boxes = call.tensor("PriorBox"), variance, call.tensor("TargetBox")
+    return {"OutputBox": OPS["box_coder"](*boxes, *kinds, call.attribute("axis", 0))}
+
+
+def _roi_size(call: PaddleCall) -> list[int]:
+    return [call.attribute("pooled_height", 1), call.attribute("pooled_width", 1)]
+
+
+def _roi_align(call: PaddleCall) -> Results:
+    parts = call.tensor("X"), call.tensor("ROIs"), call.tensor("RoisNum"), _roi_size(call)
+    scale, ratio = call.attribute("spatial_scale", 1.0), call.attribute("sampling_ratio", -1)
+    return OPS["roi_align"](*parts, scale, ratio, call.attribute("aligned", False))
+
+
+def _roi_pool(call: PaddleCall) -> Results:
+    parts = call.tensor("X"), call.tensor("ROIs"), call.tensor("RoisNum"), _roi_size(call)
+    return OPS["roi_pool"](*parts, call.attribute("spatial_scale", 1.0))
+
+
+def _deform_conv(call: PaddleCall) -> Results:
+    names = ("strides", "paddings", "dilations", "deformable_groups", "groups")
+    settings = [call.attribute(name, 1) for name in names]
+    call.ignore("im2col_step")
+    x, offset, weight = call.tensor("Input"), call.tensor("Offset"), call.tensor("Filter")
+    return {"Output": OPS["deform_conv2d"](x, offset, weight, None, *settings, call.optional("Mask"))}
+
+
+def _affine_grid(call: PaddleCall) -> Results:
+    shape = _integers(call, ("OutputShape",), "output_shape")
+    return {"Output": OPS["affine_grid"](call.tensor("Theta"), shape, call.attribute("align_corners", True))}
+
+
+def _unfold(call: PaddleCall) -> Results:
+    names = ("kernel_sizes", "strides", "paddings", "dilations")
+    return {"Y": OPS["image_to_columns"](call.tensor("X"), *(call.attribute(name, 1) for name in names))}
+
+
+def _einsum(call: PaddleCall) -> Results:
+    return OPS["einsum"](call.attribute("equation", ""), *call.tensors("Operands"))
+
+
 TABLE: dict[str, Rule] = {
     **{f"elementwise_{name}": elementwise(op) for name, op in {
         "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "max": "maximum", "min": "minimum",
@@ -740,6 +810,9 @@ TABLE: dict[str, Rule] = {
     "scatter": plain("scatter", "X", "Ids", "Updates", overwrite=("overwrite", True)),
     "grid_sampler": plain("grid_sample", "X", "Grid", out="Output", mode=("mode", "bilinear"),
                           padding_mode=("padding_mode", "zeros"), align_corners=("align_corners", True)),
-    "dropout": _dropout, "rnn": _rnn,
+    "dropout": _dropout, "rnn": _rnn, "yolo_box": _yolo_box, "prior_box": _prior_box, "box_coder": _box_coder,
+    "roi_align": _roi_align, "roi_pool": _roi_pool, "deformable_conv": _deform_conv, "deformable_conv_v1": _deform_conv,
+    "affine_grid": _affine_grid, "unfold": _unfold, "einsum": _einsum,
+    "channel_shuffle": plain("channel_shuffle", "X", groups=("groups", 1), data_format=("data_format", "NCHW")),
 }  # fmt: skip
 """Type of operation -> what it is here."""

@@ -100,6 +100,12 @@ _LINES = {
     "sync_batch_norm": "batch_norm: X Mean Variance Scale Bias -> Y _ _ _ _ _ | data_format=data_layout",
     "take_along_axis": "take_along_axis: Input Index -> Result | axis=Axis", "tile": "tile: X RepeatTimes",
     "topk": "top_k_v2: X K -> Out Indices", "transpose": "transpose2: X -> Out _ | perm=axis",
+    "affine_grid": "affine_grid: Theta OutputShape -> Output",
+    "box_coder": "box_coder: PriorBox PriorBoxVar TargetBox -> OutputBox", "channel_shuffle": "channel_shuffle:",
+    "deformable_conv": "deformable_conv: Input Offset Filter Mask -> Output",
+    "einsum": "einsum: Operands -> Out _ _", "prior_box": "prior_box: Input Image -> Boxes Variances",
+    "roi_align": "roi_align: X ROIs RoisNum", "roi_pool": "roi_pool: X ROIs RoisNum -> Out _",
+    "unfold": "unfold: X -> Y", "yolo_box": "yolo_box: X ImgSize -> Boxes Scores",
     "unsqueeze": "unsqueeze2: X AxesTensor -> Out _", "where": "where: Condition X Y",
 }  # fmt: skip
 SPELLINGS = {name: _spelled(line) for name, line in _LINES.items()}
@@ -121,6 +127,7 @@ def read_pir(data: bytes, where: str) -> PaddleBlock:
             raise ValueError("its base_code is not pir")
         (region,) = said["program"]["regions"]
         (block,) = region["blocks"]
+        _check_kinds(block["ops"], where)
         return _Reader(where).block(block["ops"])
     # whatever Python says of a member that is missing or of another class
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError, DTypeError) as error:
@@ -140,17 +147,21 @@ class _Reader:
         self.variables: dict[str, PaddleVariable] = {}
 
     def block(self, operations: list[Any]) -> PaddleBlock:
-        kinds = {op["#"].removeprefix("1.") for op in operations if op["#"].startswith("1.")}
-        unknown = sorted(k for k in kinds if k not in ("data", "feed", "fetch") and _spelling(k) is None)
-        nested = sorted({op["#"] for op in operations if op.get("regions")})
-        unknown += sorted({op["#"] for op in operations if not op["#"].startswith("1.")} - _BUILTIN)
-        if nested or unknown:
-            raise CheckpointError(
-                f"{self.where}: {len({*nested, *unknown})} of its types of operations are not known here: "
-                f"{', '.join(sorted({*nested, *unknown})[:60])}"
-            )
         read = [operation for said in operations for operation in self.operations(said)]
         return PaddleBlock(self.variables, tuple(read))
+
+    def inner(self, region: dict[str, Any]) -> PaddleBlock:
+        """A block of a loop or branch: its arguments have numbers below 0, and what it gives is yielded last."""
+        (block,) = region["blocks"]
+        for argument in block["args"]:
+            self.named({"%": argument["#"], "TT": argument["TT"]}, f"%{argument['#']}")
+        arguments = tuple(f"%{argument['#']}" for argument in block["args"])
+        *operations, last = block["ops"]
+        if last["#"] != "2.yield":
+            raise ValueError(f"a block ends with {last['#']}, not with 2.yield")
+        read = self.block(operations)
+        results = tuple(name for value in last["I"] for name in self.names[value["%"]])
+        return PaddleBlock(read.variables, read.operations, arguments, results)
 
     def operations(self, said: dict[str, Any]) -> Iterator[PaddleOperation]:
         """What one operation is in the older words: none for what only gives names to values."""
@@ -171,6 +182,11 @@ class _Reader:
         elif kind in ("data", "feed"):
             self.named(said["O"][0], attributes["name"])
             yield PaddleOperation("feed", {}, {"Out": (attributes["name"],)}, {"col": attributes.get("col", 0)})
+        elif kind in _WITH_BLOCKS:
+            names = tuple(name for each in inputs for name in each)
+            blocks = tuple(self.inner(region) for region in said["regions"])
+            outputs = tuple(name for value in said["O"] for name in self.output(value))
+            yield PaddleOperation(_WITH_BLOCKS[kind], {"X": names}, {"Out": outputs}, {}, blocks)
         elif kind == "fetch":
             yield from self.fetched(inputs[0], attributes)
         else:
@@ -227,7 +243,29 @@ class _Reader:
         self.variables[name] = PaddleVariable(name, dtype, shape, persistable, is_parameter)
 
 
-_BUILTIN = {"p", "0.combine", "0.split", "0.slice"}
+def _check_kinds(operations: list[Any], where: str) -> None:
+    """Raises CheckpointError for operations that are not known, all of them by name."""
+    kinds, waiting = set(), list(operations)
+    while waiting:
+        said = waiting.pop()
+        kinds.add(said["#"])
+        waiting += [op for region in said.get("regions", ()) for block in region["blocks"] for op in block["ops"]]
+    theirs = {kind for kind in kinds if kind.startswith("1.")}
+    unknown = {
+        kind
+        for kind in theirs
+        if kind[2:] not in _ENDS and _spelling(kind[2:]) is None and kind[2:] not in _WITH_BLOCKS
+    }
+    unknown |= kinds - theirs - _BUILTIN
+    if unknown:
+        raise CheckpointError(
+            f"{where}: {len(unknown)} of its types of operations are not known here: {', '.join(sorted(unknown)[:60])}"
+        )
+
+
+_ENDS = ("data", "feed", "fetch")
+_WITH_BLOCKS = {"while": "while_by_arguments", "if": "if"}
+_BUILTIN = {"2.yield", "p", "0.combine", "0.split", "0.slice"}
 
 
 def _spelling(kind: str) -> _Spelling | None:

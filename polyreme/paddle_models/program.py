@@ -14,6 +14,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from polyreme.io.paddle_tensors import read_all
 from polyreme.paddle_models.call import PaddleCall, Value, as_tensor
+from polyreme.paddle_models.control import CONTROL, members
 from polyreme.paddle_models.description import PaddleBlock, PaddleOperation, PaddleVariable, read_description
 from polyreme.paddle_models.ops import TABLE
 from polyreme.paddle_models.pir import is_pir, read_pir
@@ -42,13 +43,29 @@ class PaddleProgram:
         """
         values: dict[str, Value] = dict(parameters)
         values |= dict(zip([v.name for v in self.inputs], inputs, strict=True))
-        for operation in self.block.operations:
-            if operation.type not in _BORDERS:
-                values |= self._results(operation, values)
+        values = self._run_block(self.block, values)
         lacking = [v.name for v in self.outputs if v.name not in values]
         if lacking:
             raise CheckpointError(f"{self.where}: fetches {lacking[0]!r}, which no operation gives")
         return [as_tensor(values[v.name]) for v in self.outputs]
+
+    def _run_block(self, block: PaddleBlock, values: dict[str, Value]) -> dict[str, Value]:
+        for operation in block.operations:
+            if operation.type in CONTROL:
+                values |= self._controlled(operation, values)
+            elif operation.type not in _BORDERS:
+                values |= self._results(operation, values)
+        return values
+
+    def _controlled(self, operation: PaddleOperation, values: dict[str, Value]) -> dict[str, Value]:
+        try:
+            return CONTROL[operation.type](operation, values, self._run_block)
+        except (ConfigError, ShapeError):  # of an operation inside, which says so
+            raise
+        except (LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.where}: {operation}: its block and what is around it do not go together: {error!s:.300}"
+            ) from error
 
     def _results(self, operation: PaddleOperation, values: Mapping[str, Value]) -> dict[str, Value]:
         call = PaddleCall(operation, values, self.where)
@@ -83,7 +100,7 @@ def read_program(program_file: Path, parameter_file: Path | None) -> PaddleProgr
     """
     where = str(program_file)
     data = _bytes(program_file, MAX_PROGRAM_BYTES)
-    block = read_pir(data, where) if is_pir(data[:64]) else _only_block(read_description(data, where), where)
+    block = read_pir(data, where) if is_pir(data[:64]) else read_description(data, where)
     _check_types(block, where)
     names = sorted(name for name, v in block.variables.items() if v.persistable)
     parameters = _parameters(names, parameter_file, where)
@@ -109,20 +126,9 @@ def _bytes(path: Path, limit: int | None = None) -> bytes:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _only_block(blocks: list[PaddleBlock], where: str) -> PaddleBlock:
-    if len(blocks) > 1:
-        kinds = sorted(
-            {op.type for b in blocks for op in b.operations if any(k.startswith("sub_block") for k in op.attributes)}
-        )
-        raise CheckpointError(
-            f"{where}: has {len(blocks)} blocks, of {', '.join(kinds) or 'control flow'}; programs of one block are "
-            "run: export the model without loops and branches on values"
-        )
-    return blocks[0]
-
-
 def _check_types(block: PaddleBlock, where: str) -> None:
-    missing = sorted({op.type for op in block.operations} - set(TABLE) - set(_BORDERS))
+    types = {inner.type for op in block.operations for inner in members(op)}
+    missing = sorted(types - set(TABLE) - set(CONTROL) - set(_BORDERS))
     if missing:
         raise CheckpointError(
             f"{where}: {len(missing)} of its types of operations are not known here: {', '.join(missing[:60])}; known "

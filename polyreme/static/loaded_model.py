@@ -35,11 +35,12 @@ class LoadedModel:
         missing = [name for name in self.feeds if name not in feed]
         if missing:
             raise ProgramError(f"{self.artifact.prefix}: no feed for {', '.join(missing)}; it is fed {self.feeds}")
+        asked = [fetch if isinstance(fetch, str) else fetch.name for fetch in fetch_list or ()]
+        names = [spec.name for spec in self.fetches]
+        for name in asked:
+            if name not in names:
+                raise ProgramError(f"{self.artifact.prefix} has no output {name!r}{did_you_mean(name, names)}")
         with executor.on_place():
             outs = self.artifact.call([np.asarray(feed[name]) for name in self.feeds])
-        by_name = dict(zip((spec.name for spec in self.fetches), outs, strict=True))
-        asked = [fetch if isinstance(fetch, str) else fetch.name for fetch in fetch_list or ()]
-        for name in asked:
-            if name not in by_name:
-                raise ProgramError(f"{self.artifact.prefix} has no output {name!r}{did_you_mean(name, by_name)}")
+        by_name = dict(zip(names, outs, strict=True))
         return [np.asarray(by_name[n]) if return_numpy else by_name[n] for n in asked]

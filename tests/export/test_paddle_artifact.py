@@ -12,6 +12,7 @@ from polyreme import export, inference
 from polyreme.errors import CheckpointError, ConfigError, DataError, ProgramError, ShapeError
 from polyreme.io.protobuf_wire import WireField, parse
 from polyreme.models import packages
+from polyreme.paddle_models import control
 from polyreme.paddle_models.ops import TABLE
 
 FOLDER = Path(__file__).parent.parent / "paddle_files"
@@ -33,7 +34,17 @@ def assert_agrees(ours, theirs, tolerance=TOLERANCE):
         np.testing.assert_allclose(np.asarray(x), y, rtol=tolerance, atol=tolerance, err_msg=f"output {i}")
 
 
-@pytest.mark.parametrize("name", ["images", "text", "numbers", "steps", "images_3", "text_3", "numbers_3", "steps_3"])
+NAMES = ("images", "text", "numbers", "steps", "boxes", "loops")
+QUICK = ("steps", "numbers_3")  # one of each format; the others take a second each to compile
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in (*NAMES, *(f"{name}_3" for name in NAMES))
+    ],
+)
 def test_outputs_are_paddlepaddles(name):
     inputs, outputs = arrays_of(name)
     artifact = export.read(FOLDER / name)
@@ -41,6 +52,7 @@ def test_outputs_are_paddlepaddles(name):
     assert_agrees(artifact.call(list(inputs.values())), outputs)
 
 
+@pytest.mark.slow
 def test_a_layer_gives_the_same():
     inputs, outputs = arrays_of("text_3")
     results = paddle.jit.load(str(FOLDER / "text_3"))(*inputs.values())
@@ -52,35 +64,36 @@ def test_a_layer_gives_the_same():
 
 
 def test_a_predictor_and_an_executor():
-    inputs, outputs = arrays_of("text")
-    config = inference.Config(str(FOLDER / "text.pdmodel"), str(FOLDER / "text.pdiparams"))
+    inputs, outputs = arrays_of("loops")
+    config = inference.Config(str(FOLDER / "loops.pdmodel"), str(FOLDER / "loops.pdiparams"))
     predictor = inference.create_predictor(config)
-    predictor.get_input_handle("ids").copy_from_cpu(inputs["ids"])
+    for name, array in inputs.items():
+        predictor.get_input_handle(name).copy_from_cpu(array)
     assert predictor.run()
     names = predictor.get_output_names()
     assert_agrees([predictor.get_output_handle(n).copy_to_cpu() for n in names], outputs)
-    (rows, *_) = predictor.run([inputs["ids"][:1]])  # another batch
-    assert_agrees([rows], [outputs[0][:1]])
     paddle.enable_static()
     try:
         executor = paddle.static.Executor()
-        model, feed, fetch_list = paddle.static.load_inference_model(str(FOLDER / "text"), executor)
+        model, feed, fetch_list = paddle.static.load_inference_model(str(FOLDER / "loops"), executor)
+        assert set(feed) == set(inputs)
         assert_agrees(executor.run(model, feed=inputs, fetch_list=fetch_list), outputs)
-        (one,) = executor.run(model, feed={feed[0]: inputs["ids"]}, fetch_list=[names[1]], return_numpy=False)
-        assert_agrees([one.numpy()], outputs[1:2])
+        (one,) = executor.run(model, feed=inputs, fetch_list=[names[1]], return_numpy=False)
+        assert_agrees([one.numpy()], outputs[1:])
         files = {"model_filename": "text.pdmodel", "params_filename": "text.pdiparams"}
         model, feed, fetch_list = paddle.static.load_inference_model(str(FOLDER), executor, **files)
         assert feed == ["ids"]
         with pytest.raises(ProgramError, match=r"text: no feed for ids"):
             executor.run(model, feed={}, fetch_list=fetch_list)
         with pytest.raises(ProgramError, match=r"text has no output 'y'"):
-            executor.run(model, feed=inputs, fetch_list=["y"])
+            executor.run(model, feed={"ids": np.ones((1, 4), np.int64)}, fetch_list=["y"])
         with pytest.raises(ConfigError, match=r"one of model_filename and params_filename"):
             paddle.static.load_inference_model(str(FOLDER), executor, model_filename="text.pdmodel")
     finally:
         paddle.disable_static()
 
 
+@pytest.mark.slow
 def test_a_loaded_layer_is_trained_and_saved_again(tmp_path):
     inputs, outputs = arrays_of("text")
     layer = paddle.jit.load(str(FOLDER / "text"))
@@ -171,7 +184,19 @@ def numbers_attribute(name, *values):
             program(VARIABLES, FEED, operation("warp", [("X", "x")], [("Out", "y")]), operation("bend"), FETCH),
             "2 of its types of operations are not known here: bend, warp",
         ),
-        (program(VARIABLES, FEED, RELU, FETCH) + program(RELU), "has 2 blocks, of control flow"),
+        (
+            program(VARIABLES, FEED, operation("while", [], [], attribute("sub_block", 12, 8, 0)), FETCH),
+            "while in block 0 has block 0, which is none of its own",
+        ),
+        (
+            program(VARIABLES, FEED, operation("while", [], [], attribute("sub_block", 12, 8, 9)), FETCH),
+            "while in block 0 has block 9, which is none of its own",
+        ),
+        (
+            program(VARIABLES, FEED, operation("while", [], [], attribute("sub_block", 12, 8, 1)), FETCH)
+            + program(operation("warp")),
+            "1 of its types of operations are not known here: warp",
+        ),
         (program(VARIABLES, variable("w", persistable=True), FEED, RELU, FETCH), "has 1 parameters"),
         (program(VARIABLES, FEED, FEED, RELU, FETCH), "feeds 'x' twice"),
         (
@@ -284,6 +309,11 @@ def pir(*operations):
     return {**PIR, "program": {"regions": [{"blocks": [{"ops": [data, *operations]}]}]}}
 
 
+def inside(kind, *kinds):
+    blocks = [{"args": [], "ops": [{"#": k} for k in kinds]}]
+    return {"#": f"1.{kind}", "A": [], "I": [{"%": 1}], "O": [], "regions": [{"blocks": blocks}]}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -291,7 +321,9 @@ def pir(*operations):
         ({"base_code": {"magic": "pie"}}, "base_code is not pir"),
         ({**PIR, "program": {"regions": [{"blocks": [{"ops": 3}]}]}}, "TypeError"),
         ({**PIR, "program": {"regions": [{"blocks": [{"ops": []}, {"ops": []}]}]}}, "in one block"),
-        (pir({"#": "1.warp"}, {"#": "1.if", "regions": [{}]}, {"#": "9.x"}), "4 of its types .*: 1.if, 9.x, if, warp"),
+        (pir({"#": "1.warp"}, inside("if", "9.x")), "2 of its types .*: 1.warp, 9.x"),
+        (pir({"#": "1.if", "regions": [{}]}), "KeyError: 'blocks'"),
+        (pir(inside("if", "1.relu")), "a block ends with 1.relu, not with 2.yield"),
         (pir({"#": "1.relu", "A": [], "I": [{"%": 77}], "O": []}), "KeyError: 77"),
         (pir({"#": "1.relu", "A": [], "I": [{"%": 1}, {"%": 1}], "O": []}), "relu has 2 inputs, of which"),
         (pir({"#": "1.relu", "A": [], "I": [{"%": 1}], "O": [{"%": 2}]}), "fetchs nothing"),
@@ -310,6 +342,29 @@ def test_torn_json(tmp_path):
         (tmp_path / "m.json").write_bytes(data[:length])
         with pytest.raises(CheckpointError, match=r"m\.json: no program of PaddlePaddle 3"):
             export.read(tmp_path / "m")
+
+
+def test_loops_and_branches_at_every_length():
+    inputs, _ = arrays_of("loops")
+    old, new = export.read(FOLDER / "loops"), export.read(FOLDER / "loops_3")
+    for count in (0, 7):
+        values = {**inputs, "count": np.array(count)}
+        results = [a.call([values[s.name] for s in a.inputs]) for a in (old, new)]
+        assert_agrees(*results)
+        assert int(results[0][1]) == count
+
+
+def test_a_loop_that_would_not_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "MAX_KNOWN_STEPS", 50)
+    true = operation("fill_constant", [], [("Out", "go")], attribute("value", 3, 0, 1) + attribute("dtype", 3, 0, 0))
+    loop = operation("while", [("Condition", "go"), ("X", "x")], [("Out", "x")], attribute("sub_block", 12, 8, 1))
+    outer = program(VARIABLES, variable("go", (), 0), FEED, true, loop, RELU, FETCH)
+    (tmp_path / "m.pdmodel").write_bytes(outer + program(operation("assign", [("X", "go")], [("Out", "go")])))
+    with pytest.raises(CheckpointError, match=r"goes round more than 50 times"):
+        export.read(tmp_path / "m").call([np.ones(2, np.float32)])
+    (tmp_path / "m.pdmodel").write_bytes(program(VARIABLES, FEED, loop, RELU, FETCH) + program(RELU))
+    with pytest.raises(CheckpointError, match=r"while .*: its block and what is around it do not go together"):
+        export.read(tmp_path / "m").call([np.ones(2, np.float32)])
 
 
 def test_files_of_two_models_and_torn_ones(tmp_path):
