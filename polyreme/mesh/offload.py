@@ -100,6 +100,11 @@ def _check(given: Any) -> dict[str, str]:
         )
     tiers = given if isinstance(given, Mapping) else dict.fromkeys(given, "host")
     for kind, tier in tiers.items():
+        if kind == "expert":
+            raise ConfigError(
+                "offload 'expert' in plan is not available by itself: AdamW moves experts that no token chose too, and "
+                "which are chosen is known only inside a block; offload 'param' and 'state', which moves all experts"
+            )
         if kind not in OFFLOAD:
             raise ConfigError(f"unknown offload {kind!r} in plan{did_you_mean(kind, OFFLOAD)}")
         if tier not in TIERS:

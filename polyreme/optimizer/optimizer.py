@@ -463,6 +463,8 @@ class Optimizer(OptimizerState):
                 new |= {(id(p), n): array for n, array in slots.items()}
                 if master is not None:
                     new[id(p), "master"] = wide
+            # the next bucket is read meanwhile; what the stream waits for after this keeps the devices idle
+            jax.block_until_ready((new, [array for _, array in changed]))
             return functools.partial(bucket.result, arrays[: len(bucket.file.parts)], new, changed)
 
         try:

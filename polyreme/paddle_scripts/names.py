@@ -301,7 +301,7 @@ ABSENT: dict[str, str] = {
     "incubate.nn.functional.moe_gate_dispatch_and_quant": _KERNELS,
     "incubate.nn.functional.block_multihead_attention_xpu": "use block_multihead_attention",
     "incubate.nn.attn_bias": "give memory_efficient_attention a Tensor to add to the scores, or LowerTriangularMask()",
-    "incubate.tensor incubate.operators": "use the functions of paddle.incubate and paddle.geometric",
+    "incubate.tensor.math incubate.operators": "use the functions of paddle.incubate and paddle.geometric",
     "distributed.auto_parallel.moe_utils": _EXPERTS,
     "distributed.auto_parallel.api.moe_global_mesh_tensor": _EXPERTS,
     "distributed.auto_parallel.api.moe_sub_mesh_tensors distributed.auto_parallel.api.split_mesh": _EXPERTS,

@@ -154,6 +154,11 @@ def test_prints_one_readable_block():
             "only param, state .*nearest is 'act' to host",
         ),
         (
+            lambda: Plan(offload=["expert"]),
+            ConfigError,
+            "'expert' in plan is not available by itself.*'param' and 'state'",
+        ),
+        (
             lambda: Plan(offload={"param": "disk", "state": "host"}, offload_path="x"),
             ConfigError,
             "param to disk with .* in memory; set offload to {param: disk, state: disk}",

@@ -188,9 +188,10 @@ class StreamedRun(Run):
             return
         assert self._next is not None
         assert self._next[0] == k  # tasks come in the schedule's order
-        values: Values = self._pipeline.waiting.result(self._next[1])
         self._now = before
-        self._leave()  # only now: what this waits for ran while the weights came
+        self._leave()
+        # after the chunk before has computed: what is waited for from now on keeps the devices idle
+        values: Values = self._pipeline.waiting.result(self._next[1])
         self._now = (kind, k)
         for tensor, array in values:
             self.chunks[k].lend(tensor, array)
