@@ -67,6 +67,13 @@ class BlockPool:
         if key not in self._block_of:
             self._block_of[key], self._key_of[block] = block, key
 
+    def forget(self) -> None:
+        """Take the keys of all blocks away."""
+        self._free.extend(self._idle)
+        self._idle.clear()
+        self._key_of.clear()
+        self._block_of.clear()
+
     def give_back(self, blocks: Sequence[int]) -> None:
         """One user less of each; of a sequence's blocks the last are the first to go."""
         for block in reversed(blocks):

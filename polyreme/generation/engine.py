@@ -244,6 +244,10 @@ class TextEngine:
         if sequence is not None:
             self._end_of(sequence, "abort")
 
+    def forget_prefixes(self) -> None:
+        """Compute the beginnings of later prompts again; needed when the model's parameters are other ones."""
+        self._pool.forget()
+
     @property
     def has_unfinished(self) -> bool:
         """Whether a request runs or waits."""

@@ -1,0 +1,33 @@
+"""Requests alone and in company, as `polyreme prove --serve` compares them."""
+
+import pytest
+
+from polyreme.core import rng
+from polyreme.generation.company import check_company
+from polyreme.models.llama import Llama, LlamaConfig
+
+
+def nano(kind=Llama):
+    rng.seed(5)
+    return kind(LlamaConfig.nano(vocab_size=48, seq_len=48))
+
+
+class Gossip(Llama):
+    """What a row gives depends a little on the others."""
+
+    def normed(self, x):
+        return super().normed(x) + 1e-5 * x.mean(0, keepdim=True)
+
+
+@pytest.mark.slow
+def test_a_decoder_gives_the_same_bits_in_every_company():
+    checks = list(check_company(nano(), end=[3]))
+    assert [check.difference for check in checks] == [None] * 4
+    assert checks[2].num_known > checks[0].num_known
+    assert max(check.num_preemptions for check in checks) > 0
+    assert str(checks[0]).endswith("the same bits")
+
+
+def test_a_row_that_depends_on_others_is_told():
+    differences = [check.difference for check in check_company(nano(Gossip), num_requests=4)]
+    assert any("of request" in (difference or "") for difference in differences)
