@@ -236,6 +236,8 @@ class DataLoader:
             stream=self._stream,
             drop_last=self.drop_last,
             skips_bad=self.skip_bad > 0,
+            # what a worker_init_fn sets up may differ from worker to worker
+            is_shared=not self._stream and self.worker_init_fn is None,
         )
         pool = WorkerPool(self.dataset, self.collate_fn, self.worker_init_fn, options, self._left_out)
         self._pool = pool if self.persistent_workers else None

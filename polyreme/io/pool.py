@@ -11,7 +11,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, shared_memory
 from typing import Any
 
@@ -25,6 +25,8 @@ from polyreme.io.shipment import Definitions, pack
 from polyreme.io.worker import IDLE, STARTING, BatchRequest, Begin, Reply, Setup
 
 _GRACE = 1.0  # seconds a worker has to leave when asked, and again when terminated
+_AHEAD = 2  # times its prefetch_factor, how many batches a quick worker may hold while a slow one has fewer
+_FORGIVEN = 0.99  # after 230 batches ten times as slow counts as slow as others
 _COUNT = itertools.count()  # pools of this process, for unique names of segments
 
 
@@ -40,6 +42,8 @@ class PoolOptions:
     stream: bool
     drop_last: bool
     skips_bad: bool = False
+    is_shared: bool = False
+    """Whether any worker may take any batch."""
 
 
 @dataclass
@@ -50,13 +54,25 @@ class _WorkerHandle:
     results: connection.Connection
     progress: Any
     views: list[View]
-    answered: int = 0
+    sent: int = 0
+    seconds: float = 0.0
+    """What a batch takes it, as far as is known."""
     ended: bool = False
     waiting: deque[BatchRequest] = field(default_factory=deque)
 
     def view(self, message: Any) -> Any:
         """The batch of a reply; its arrays may look into shared memory."""
-        return self.views[self.answered % len(self.views)].read(message) if isinstance(message, InSlot) else message
+        return self.views[self.waiting[0].slot].read(message) if isinstance(message, InSlot) else message
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long it would take to answer one more task, as far as is known."""
+        return (self.sent - self.progress[2] + 1) * self.seconds
+
+    def free_slot(self) -> int:
+        """The first slot that no batch is in or on its way to."""
+        taken = {task.slot for task in self.waiting}
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
 
 class WorkerPool:
@@ -121,7 +137,7 @@ class WorkerPool:
             batch = convert(worker.view(reply.content)) if reply.kind == "batch" else None
             self._done(worker)
             if not worker.ended:
-                self._hand_out(worker)
+                self._hand_out(self._quickest() if self._options.is_shared else worker)
             if reply.kind == "batch":
                 return True, batch
         return False, None
@@ -134,9 +150,20 @@ class WorkerPool:
         """Stop the workers and give their shared memory back."""
         self._finalizer()
 
+    def _quickest(self) -> _WorkerHandle:
+        """The worker that is likely to answer first. One that was slow is forgiven as time goes on, since it may have
+        been a slow sample."""
+        open_to = [worker for worker in self._workers if len(worker.waiting) < _AHEAD * self._options.prefetch_factor]
+        chosen = min(open_to, key=lambda worker: (worker.busy_seconds, len(worker.waiting)))
+        for worker in open_to:
+            worker.seconds *= _FORGIVEN
+        return chosen
+
     def _hand_out(self, worker: _WorkerHandle) -> None:
         task = next(self._tasks, None)
         if task is not None:
+            task = replace(task, slot=worker.free_slot())
+            worker.sent += 1
             self._send(worker, task)
             worker.waiting.append(task)
             self._order.append(worker)
@@ -147,7 +174,7 @@ class WorkerPool:
 
     def _done(self, worker: _WorkerHandle) -> None:
         worker.waiting.popleft()
-        worker.answered += 1
+        worker.seconds = worker.progress[3] / 1e9
 
     def _reply(self, worker: _WorkerHandle) -> Reply:
         timeout, stall = self._options.timeout, 0.0 if self._options.timeout else flags.loader_stall()
@@ -177,7 +204,7 @@ class WorkerPool:
             progress, deadline = tuple(worker.progress), time.monotonic() + stall
 
     def _fail(self, worker: _WorkerHandle, what: str, hung: bool = False) -> None:
-        number, position = worker.progress
+        number, position = worker.progress[:2]
         task = next((task for task in worker.waiting if task.number == number), None)
         if position == STARTING:
             where = "starting"
@@ -205,7 +232,7 @@ def _start(
         context.set_forkserver_preload([worker_process.__name__])
     prefix = f"polyreme{os.getpid()}p{next(_COUNT)}"
     shipment, definitions, memory = pack(content, f"{prefix}data", options.use_shared_memory)
-    slots = options.prefetch_factor if options.use_shared_memory else 0
+    slots = options.prefetch_factor * (_AHEAD if options.is_shared else 1) if options.use_shared_memory else 0
     setup = Setup(
         shipment=shipment,
         num_workers=options.num_workers,
@@ -231,7 +258,7 @@ def _start(
 def _start_one(context: Any, number: int, setup: Setup) -> _WorkerHandle:
     task_reader, tasks = context.Pipe(duplex=False)
     results, result_writer = context.Pipe(duplex=False)
-    progress = context.RawArray("q", [-1, STARTING])
+    progress = context.RawArray("q", [-1, STARTING, 0, 0])
     process = context.Process(
         target=worker_process.main,
         args=(number, setup, task_reader, result_writer, progress),

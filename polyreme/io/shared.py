@@ -1,6 +1,7 @@
 """Batches in shared memory: the slots a worker writes, and the parent's view of them.
 
-only after it has taken batch n, so that a slot is never written while it is read. A slot grows by becoming a new
+A task names the slot that its batch goes into; the parent names one whose last batch it has taken, so that a slot is
+never written while it is read. A slot grows by becoming a new
 segment `<prefix>w<worker>s<slot>g<generation>`; since the names can be told in advance, the parent can remove the
 segments of a worker that was killed.
 """

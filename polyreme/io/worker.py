@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,7 +22,8 @@ from polyreme.io.shared import Slot, slot_names
 from polyreme.io.shipment import Definitions, Shipment
 from polyreme.io.worker_info import WorkerInfo, become_worker, set_worker_info
 
-# progress holds the number of the task and the place in its batch of the sample being read, -1 for collation, or these
+# progress holds the number of the task; the place in its batch of the sample being read, -1 for collation, or one of
+# these; how many tasks were answered; and the nanoseconds that the last one took
 IDLE = -2
 STARTING = -3
 
@@ -37,12 +39,13 @@ class Begin:
 class BatchRequest:
     """One batch to read: sample indices, one index, or for a stream how many samples (None: one bare sample).
 
-    skip is for a stream that resumes: read, but do not send.
+    skip is for a stream that resumes: read, but do not send. slot: of the worker's, which the batch goes into.
     """
 
     number: int
     content: Any
     skip: bool = False
+    slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,6 @@ class _WorkerLoop:
         self._results = results
         self._progress = progress
         self._slots = slots
-        self._answered = 0
         self._memory: Any = None
         self._definitions = Definitions(())
         self._writing = threading.Lock()  # held while slots change, so that leaving removes every one of them
@@ -141,7 +143,10 @@ class _WorkerLoop:
                 continue
             if seeded:
                 _seed([self._setup.seed, epoch, message.number])
-            self._send(Reply("failed", failed) if failed else self._reply(fetcher, message))
+            began = time.monotonic_ns()
+            reply = Reply("failed", failed) if failed else self._reply(fetcher, message)
+            self._progress[3] = time.monotonic_ns() - began
+            self._send(reply)
 
     def leave(self) -> None:
         """Remove the slots and end the process, whatever it is doing."""
@@ -179,18 +184,18 @@ class _WorkerLoop:
             if task.skip or batch is EMPTY:
                 return Reply("skipped", left_out=left_out)
             place = "writing " + doing(task.content, -1).removeprefix("reading ").removeprefix("collating ")
-            return Reply("batch", self._stored(batch), left_out)
+            return Reply("batch", self._stored(batch, task.slot), left_out)
         except Exception as error:  # noqa: BLE001  (as above)
             return Reply("failed", WorkerFailure.of(error, place or doing(task.content, fetcher.position)))
 
-    def _stored(self, batch: Any) -> Any:
+    def _stored(self, batch: Any, slot: int) -> Any:
         if not self._slots:
             return materialize(batch)
         with self._writing:
-            return self._slots[self._answered % len(self._slots)].write(batch)
+            return self._slots[slot].write(batch)
 
     def _send(self, reply: Reply) -> None:
-        self._answered += 1
+        self._progress[2] += 1
         self._note(IDLE)
         try:
             data = self._definitions.dumps(reply)

@@ -66,7 +66,7 @@ def test_an_exception_that_cannot_be_made_again_comes_as_text():
 )
 def test_a_dead_worker_is_named_with_its_sample(how, what):
     error = failure_of(sources.Faulty(40, 14, how))
-    assert re.search(rf"worker 1 \(pid \d+\) {what} while reading", str(error))
+    assert re.search(rf"worker \d \(pid \d+\) {what} while reading", str(error))
     assert "reading sample 14 (batch of samples 14, 15)" in str(error)
 
 
