@@ -79,8 +79,18 @@ def serve(options: ServerOptions, load: Callable[[], ServedModel | TextEmbedder]
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections. Raises ConfigError where the address cannot be had."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=1024)
+        # with its protocol, as asyncio sends small writes at once on sockets alone that say they are TCP
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; give another --host or --port") from None
     listener.setblocking(False)

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from polyreme.serving.requests import ChatBody, CompletionBody  # noqa: E402
 from polyreme.serving.service import ServiceLimits  # noqa: E402
 from tests.serving.scripted import ServedThread, scripted_model, wait_until  # noqa: E402
 
@@ -257,6 +260,26 @@ def test_what_is_no_body_is_refused(served, data):
     assert response.status_code == 400
     assert response.json()["error"]["message"]
     assert len(response.content) < 2000
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*CompletionBody.model_fields, *ChatBody.model_fields, "role", "tokens", "input"])
+PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/embeddings"]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(PATHS), st.dictionaries(NAMES, JSON, max_size=4), st.booleans())
+def test_whatever_a_body_holds_the_server_does_not_fail(served, client, path, body, is_whole):
+    likely = {"prompt": "to", "max_tokens": 2} if path.endswith("/completions") and is_whole else {}
+    data = json.dumps(likely | body)
+    answer = client._client.post(f"{served.url}{path}", content=data)
+    assert answer.status_code in (200, 400, 404)
+    if answer.status_code != 200:
+        assert answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("word", "message"), [("poison", "not finite"), ("broken", "the server's log says how")])

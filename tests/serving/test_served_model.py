@@ -10,11 +10,13 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
 from polyreme.core import rng  # noqa: E402
+from polyreme.distributed.placement import clear_plan  # noqa: E402
 from polyreme.errors import CheckpointError, ConfigError  # noqa: E402
 from polyreme.generation import LLM, SamplingParams  # noqa: E402
 from polyreme.models.llama import Llama, LlamaConfig  # noqa: E402
 from polyreme.serving import loading  # noqa: E402
 from polyreme.serving.service import ServiceLimits  # noqa: E402
+from tests.recipes.tiny_run import train  # noqa: E402
 from tests.serving.scripted import ServedThread, tokenizer_of  # noqa: E402
 
 OPTIONS = loading.EngineOptions(max_num_seqs=4, block_size=4, prefill_chunk=8)
@@ -172,6 +174,24 @@ def test_many_clients_of_all_kinds_leave_nothing_behind(served, llm):
 @pytest.mark.slow
 def test_two_thousand_clients_leave_nothing_behind(served, llm):
     check_soak(served, llm, 2000)
+
+
+@pytest.mark.slow
+def test_a_run_on_text_is_served(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("In the beginning was the word, and the word was with all. " * 200)
+    settings = [f"data.text={text}", "data.tokenizer_vocab_size=300", "train.steps=5"]
+    train(tmp_path / "run", *settings)
+    clear_plan()
+    with ServedThread(loading.load_served(tmp_path / "run", OPTIONS)) as served:
+        body = {"prompt": "In the", "max_tokens": 4, "temperature": 0}
+        answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 4
+        assert answer["choices"][0]["text"]
+        # a run has no chat template
+        refused = httpx.post(f"{served.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
+        assert "no chat template" in refused.json()["error"]["message"]
+        assert httpx.get(f"{served.url}/tokenizer_info").json()["eos_token"] == "<|endoftext|>"
 
 
 def test_a_run_without_text_is_refused(tmp_path):
