@@ -163,6 +163,40 @@ def numbers(x, y):
     calls += [lambda: f.pad(x.unsqueeze(0), [1, 1, 2, 0], value=7.0), lambda: p.isnan(x / (n * 0))]
     calls += [lambda: x.sum() if SUFFIX else p.increment(x.sum()), lambda: [*p.meshgrid(x[0, 0], y[0, :, 0])]]
     calls += [lambda: p.scatter(x[0], p.to_tensor([1, 0]), y[0, :2])]
+    rows = [[1, 0, 2, 1], [0, 0, 2, 1]]
+    index, square = paddle.to_tensor([rows, rows]), paddle.matmul(x[0], y[0], transpose_y=True)
+    calls += [lambda: p.trunc(x), lambda: p.cumprod(x, 1), lambda: p.put_along_axis(x, index, 1.0, 1)]
+    calls += [lambda: p.scatter_nd_add(x[0], p.to_tensor([[1], [0]]), y[0, :2]), lambda: p.diagonal(square)]
+    calls += [lambda: p.trace(square), lambda: f.pixel_unshuffle(x.reshape([1, 1, 4, 6]), 2), lambda: p.isclose(x, y)]
+    calls += [lambda: p.repeat_interleave(x, 2, 1), lambda: p.kron(x[0], y[0]), lambda: p.lgamma(n)]
+    calls += [lambda: p.expand_as(x[:1], x), lambda: p.atan2(x, y), lambda: p.fmax(x, y), lambda: p.logical_not(x > 0)]
+    calls += [lambda: p.index_sample(x[0], p.to_tensor([[0, 1], [2, 3], [1, 1]])), lambda: f.celu(x, 0.7)]
+    calls += [lambda: f.thresholded_relu(x), lambda: f.softsign(x), lambda: f.tanhshrink(x), lambda: x != y]
+    calls += [
+        lambda: p.dot(x[0, 0], y[0, 0]),
+        lambda: p.mv(x[0], y[0, 0]),
+        lambda: p.addmm(square, square, square, 0.5, 2.0),
+    ]
+    calls += [
+        lambda: p.unstack(x, 1),
+        lambda: p.diag(x[0, 0]),
+        lambda: p.cumsum(x),
+        lambda: p.mean(x),
+        lambda: p.clip(x, 0.0),
+    ]
+    calls += [
+        lambda: p.crop(x, [1, 2, 2], [0, 1, 1]),
+        lambda: f.maxout(x.reshape([1, 4, 2, 3]), 2),
+        lambda: p.var(x, 1),
+    ]
+    calls += [lambda: f.fold(x.reshape([1, 4, 6]), [3, 4], [2, 2]), lambda: p.outer(x[0, 0], y[0, 0]), lambda: p.std(x)]
+    calls += [lambda: p.logit(p.nn.functional.sigmoid(x)), lambda: f.label_smooth(n)]
+    calls += [lambda: p.linalg.inv(square + 3 * p.eye(3)), lambda: p.searchsorted(p.sort(x[0, 0]), y[0, 0])]
+    calls += [
+        lambda: p.allclose(x, y),
+        lambda: p.index_add(x, p.to_tensor([1, 0]), 1, y[:, :2]),
+        lambda: p.remainder(x, n),
+    ]
     outs = []
     for call in calls:
         try:

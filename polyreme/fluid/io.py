@@ -17,6 +17,7 @@ import numpy as np
 
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
+from polyreme.export.reading import is_paddle
 from polyreme.fluid.reader import DataLoader, PyReader
 from polyreme.nn.parameter import Parameter
 from polyreme.program import stored
@@ -343,13 +344,17 @@ def load_inference_model(
     dirname: str | os.PathLike[str], executor: Any, model_filename: str | None = None,
     params_filename: str | None = None, pserver_endpoints: Any = None,
 ) -> list[Any]:  # fmt: skip
-    """-> [Program, names to feed, Variables to fetch] of what save_inference_model wrote.
+    """-> [Program, names to feed, Variables to fetch] of what save_inference_model wrote; of a program and a file of
+    all parameters that PaddlePaddle wrote, what static.load_inference_model gives.
 
     Raises CheckpointError for files that are missing or changed, ConfigError for pserver_endpoints.
     """
     if pserver_endpoints is not None:
         raise ConfigError("load_inference_model: there are no parameter servers here; leave pserver_endpoints out")
-    return static_io.load_inference_model(_path(dirname, model_filename or _MODEL), executor)
+    model = model_filename or _MODEL
+    if params_filename is not None and is_paddle(Path(_path(dirname, model))):
+        return static_io.load_inference_model(dirname, executor, model_filename=model, params_filename=params_filename)
+    return static_io.load_inference_model(_path(dirname, model), executor)
 
 
 # Programs and all their values

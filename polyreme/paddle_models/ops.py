@@ -672,6 +672,41 @@ def _rnn(call: PaddleCall) -> Results:
     return {"Out": x, "State": [OPS["stack"](list(finals), 0) for finals in zip(*last, strict=True)]}
 
 
+def _close(op: str) -> Rule:
+    def rule(call: PaddleCall) -> Results:
+        near, far = (float(_number(call, n, n.lower(), d)) for n, d in (("Rtol", 1e-5), ("Atol", 1e-8)))
+        return OPS[op](call.tensor("Input"), call.tensor("Other"), near, far, call.attribute("equal_nan", False))
+
+    return rule
+
+
+def _crop(call: PaddleCall) -> Results:
+    shape = _integers(call, ("ShapeTensor", "Shape"), "shape")
+    return OPS["crop"](call.tensor("X"), shape, _integers(call, ("OffsetsTensor", "Offsets"), "offsets"))
+
+
+def _cumprod(call: PaddleCall) -> Results:
+    if call.attribute("exclusive", False) or call.attribute("reverse", False):
+        raise CheckpointError("is exclusive or reversed, which is not known")
+    return OPS["cumprod"](call.tensor("X"), call.attribute("dim", 0))
+
+
+def _repeat(call: PaddleCall) -> Results:
+    if call.has("RepeatsTensor"):
+        raise CheckpointError("repeats as often as a Tensor says, which is not known")
+    return OPS["repeat_interleave"](call.tensor("X"), call.attribute("Repeats", 1), call.attribute("dim", 0))
+
+
+def _index_add(call: PaddleCall) -> Results:
+    axis = call.attribute("axis", 0)
+    return OPS["index_add"](call.tensor("X"), call.tensor("Index"), axis, call.tensor("AddValue"))
+
+
+def _fold(call: PaddleCall) -> Results:
+    names = ("output_sizes", "kernel_sizes", "strides", "paddings", "dilations")
+    return {"Y": OPS["fold"](call.tensor("X"), *(call.attribute(name, 1) for name in names))}
+
+
 # boxes, and values at places that are computed
 
 
@@ -767,7 +802,7 @@ TABLE: dict[str, Rule] = {
     "hard_sigmoid": plain("hardsigmoid", "X", slope=("slope", 0.2), offset=("offset", 0.5)),
     "hard_shrink": plain("hardshrink", "X", threshold=("threshold", 0.5)),
     "softshrink": plain("softshrink", "X", threshold=("lambda", 0.5)),
-    "thresholded_relu": plain("thresholded_relu", "X", threshold=("threshold", 1.0)),
+    "thresholded_relu": plain("thresholded_relu", "X", threshold=("threshold", 1.0), value=("value", 0.0)),
     "brelu": plain("hardtanh", "X", min=("t_min", 0.0), max=("t_max", 24.0)),
     "hard_swish": _hard_swish, "relu6": _relu6, "swish": _swish, "prelu": _prelu, "pow": _pow, "clip": _clip,
     "scale": _scale, "cast": _cast, "sum": _add_n,
@@ -810,6 +845,22 @@ TABLE: dict[str, Rule] = {
     "scatter": plain("scatter", "X", "Ids", "Updates", overwrite=("overwrite", True)),
     "grid_sampler": plain("grid_sample", "X", "Grid", out="Output", mode=("mode", "bilinear"),
                           padding_mode=("padding_mode", "zeros"), align_corners=("align_corners", True)),
+    "trunc": plain("trunc"), "lgamma": plain("lgamma"), "kron": plain("kron", "X", "Y"), "cumprod": _cumprod,
+    "put_along_axis": plain("put_along_axis", "Input", "Index", "Value", out="Result", axis=("Axis", 0),
+                            reduce=("Reduce", "assign"), include_self=("Include_self", True)),
+    "scatter_nd_add": plain("scatter_nd_add", "X", "Index", "Updates"),
+    **{name: plain(name, "Input", offset=("offset", 0), axis1=("axis1", 0), axis2=("axis2", 1))
+       for name in ("diagonal", "trace")},
+    "diag_v2": plain("diag", "X", offset=("offset", 0), padding_value=("padding_value", 0.0)),
+    "pixel_unshuffle": plain("pixel_unshuffle", "X", downscale_factor=("downscale_factor", 1),
+                             data_format=("data_format", "NCHW")),
+    "isclose": _close("isclose"), "allclose": _close("allclose"), "crop_tensor": _crop, "repeat_interleave": _repeat,
+    "maxout": plain("maxout", "X", groups=("groups", 1), axis=("axis", 1)), "fold": _fold,
+    "logit": plain("logit", "X", eps=("eps", None)), "index_add": _index_add,
+    "label_smooth": plain("label_smooth", "X", "PriorDist?", epsilon=("epsilon", 0.1)),
+    "inverse": plain("inverse", "Input", out="Output"),
+    "searchsorted": plain("searchsorted", "SortedSequence", "Values", out_int32=("out_int32", False),
+                          right=("right", False)),
     "dropout": _dropout, "rnn": _rnn, "yolo_box": _yolo_box, "prior_box": _prior_box, "box_coder": _box_coder,
     "roi_align": _roi_align, "roi_pool": _roi_pool, "deformable_conv": _deform_conv, "deformable_conv_v1": _deform_conv,
     "affine_grid": _affine_grid, "unfold": _unfold, "einsum": _einsum,

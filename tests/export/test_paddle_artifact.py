@@ -87,6 +87,8 @@ def test_a_predictor_and_an_executor():
             executor.run(model, feed={}, fetch_list=fetch_list)
         with pytest.raises(ProgramError, match=r"text has no output 'y'"):
             executor.run(model, feed={"ids": np.ones((1, 4), np.int64)}, fetch_list=["y"])
+        model, feed, _ = paddle.fluid.io.load_inference_model(FOLDER, executor, "loops.pdmodel", "loops.pdiparams")
+        assert_agrees(executor.run(model, feed=inputs, fetch_list=model.fetches), outputs)
         with pytest.raises(ConfigError, match=r"one of model_filename and params_filename"):
             paddle.static.load_inference_model(str(FOLDER), executor, model_filename="text.pdmodel")
     finally:
@@ -263,6 +265,14 @@ def test_programs_that_cannot_be(content, message, tmp_path):
         (
             [operation("cumsum", [("X", "x")], [("Out", "y")], attribute("reverse", 10, 6, 1))],
             CheckpointError, "is exclusive or reversed",
+        ),
+        (
+            [operation("cumprod", [("X", "x")], [("Out", "y")], attribute("reverse", 10, 6, 1))],
+            CheckpointError, "is exclusive or reversed",
+        ),
+        (
+            [operation("repeat_interleave", [("X", "x"), ("RepeatsTensor", "x")], [("Out", "y")])],
+            CheckpointError, "repeats as often as a Tensor says",
         ),
         (
             [operation("batch_norm", [(n, "x") for n in ("X", "Mean", "Variance", "Scale", "Bias")], [("Y", "y")])],
