@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from polyreme.models.gguf_file import gguf_fields, is_gguf
 
 _TEMPLATE_CHARS = 1 << 20
 _TEXT_CHARS = 1 << 24
+_TEMPLATE_SECONDS = 1.0
 # how texts are cut before merges, by the name that a GGUF file has for it; facts of the models' own tokenizers
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -190,21 +194,56 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    class Environment(sandbox.ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(["*", "**"])
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """Numbers and texts of an ordinary size alone: one operation takes no deadline."""
+            if operator == "**" or _product_size(left, right) > _TEXT_CHARS:
+                raise jinja2.TemplateError(f"the result of {operator} may be too large")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
     parts, size = [], 0
     try:
-        for part in environment.from_string(template).generate(**variables):
-            size += len(part)
-            if size > _TEXT_CHARS:
-                raise ConfigError(f"the chat template wrote over {_TEXT_CHARS} characters")
-            parts.append(part)
+        with _deadline(_TEMPLATE_SECONDS, jinja2.TemplateError(f"it took over {_TEMPLATE_SECONDS:g} s")):
+            for part in environment.from_string(template).generate(**variables):
+                size += len(part)
+                if size > _TEXT_CHARS:
+                    raise ConfigError(f"the chat template wrote over {_TEXT_CHARS} characters")
+                parts.append(part)
     except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"the chat template failed: {type(error).__name__}: {error}") from None
     return "".join(parts)
+
+
+def _product_size(left: Any, right: Any) -> int:
+    """How large left * right may be: characters or items, or of a number, which takes longer, 256 times its bits."""
+    sizes = [
+        value.bit_length() if isinstance(value, int) else len(value) if hasattr(value, "__len__") else 1
+        for value in (left, right)
+    ]
+    counts = [value for value in (left, right) if isinstance(value, int)]
+    return 256 * sum(sizes) if len(counts) == 2 else max(sizes) * max([1, *map(abs, counts)])
+
+
+@contextmanager
+def _deadline(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise the error in the code of templates that takes more processor time of this thread."""
+    end, before = time.thread_time() + seconds, sys.gettrace()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if time.thread_time() > end:
+            raise error
+        return trace if frame.f_code.co_filename == "<template>" else None
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

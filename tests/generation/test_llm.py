@@ -89,7 +89,13 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ raise_exception('roles must alternate') }}", "TemplateError: roles must alternate"),
-        ("{% for i in range(10**9) %}x{% endfor %}", "OverflowError|over"),
+        ("{% for i in range(1000000000) %}x{% endfor %}", "OverflowError|over"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it took over 1 s"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError|it took over"),
+        ("{{ 'a' * 10**9 }}", r"result of \*\* may be too large"),
+        ("{{ 'a' * 1000000000 }}", r"result of \* may be too large"),
+        ("{{ [1, 2] * 1000000000 }}", r"result of \* may be too large"),
+        ("{% set x = namespace(n=3) %}{% for i in range(99) %}{% set x.n = x.n * x.n %}{% endfor %}", "too large"),
         ("{% if %}", "TemplateSyntaxError"),
         (None, "no chat template"),
     ],
@@ -99,6 +105,13 @@ def test_a_template_runs_nothing_and_fails_by_name(llm, template, message):
     tokenizer = TextTokenizer(llm.tokenizer.tokenizer, template=template)
     with pytest.raises(ConfigError, match=message):
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+
+
+def test_a_long_conversation_takes_no_more_than_it_may(llm):
+    pytest.importorskip("jinja2")
+    messages = [{"role": "user", "content": "a" * 100}] * 5000
+    text = llm.tokenizer.apply_chat_template(messages)
+    assert len(text) == 5000 * len("<user>" + "a" * 100) + len("<it>")
 
 
 def test_what_an_llm_needs_is_said(llm):
