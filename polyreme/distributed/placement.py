@@ -49,6 +49,7 @@ def apply_plan(
     """
     _check_offload(plan, streams)
     layout = Layout(plan, devices)
+    _check_host_memory(plan, layout)
     home = _homes(layout, model, chunks)
     placed = []
     for name, p in model.named_parameters():
@@ -138,6 +139,24 @@ def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
 
 def _order_made(p: Parameter) -> int:
     return p._array.number if isinstance(p._array, Unmade) else -1
+
+
+def _check_host_memory(plan: Plan, layout: Layout) -> None:
+    kinds = [kind for kind, tier in plan.offload.items() if tier == "host"]
+    if not kinds or mode.on:
+        return
+    for device in layout.mesh.devices.flat:
+        if device.process_index == jax.process_index() and HOST not in memories_of(device):
+            raise PlacementError(
+                f"plan: offload {kinds} to host, and {device.platform} device {device.id} copies from no host memory "
+                f"({HOST}), it has {sorted(memories_of(device))}; set those to disk where they go there, or leave them "
+                "out"
+            )
+
+
+def memories_of(device: Device) -> set[str]:
+    """The kinds of memory that a device of this process computes from or copies with."""
+    return {memory.kind for memory in device.addressable_memories()}
 
 
 def _check_offload(plan: Plan, streams: bool) -> None:

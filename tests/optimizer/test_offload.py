@@ -8,6 +8,7 @@ from jax.sharding import SingleDeviceSharding
 import polyreme.optimizer as opt
 from polyreme.amp import decorate
 from polyreme.core import layout, rng, state
+from polyreme.distributed import placement
 from polyreme.distributed.checkpoint.store import CheckpointStore
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.eager.tensor import to_tensor
@@ -177,6 +178,15 @@ def test_a_state_dict_stays_on_the_host():
     second.optimizer.set_state_dict(renamed)
     assert second.kept()[0] == {"pinned_host"}
     check_same_bits(second.optimizer.state_arrays(second.names()), first.optimizer.state_arrays(first.names()))
+
+
+def test_devices_without_host_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(placement, "memories_of", lambda device: {"device"})
+    with pytest.raises(
+        PlacementError, match=r"offload \['state', 'act'\] to host, and cpu device 0 .*it has \['device'\]"
+    ):
+        apply_plan(Plan.from_degrees(dp=8, offload=["state", "act"], recompute="full"), Net())
+    assert layout.active.layout is None
 
 
 @pytest.mark.parametrize(

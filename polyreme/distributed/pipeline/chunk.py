@@ -11,6 +11,7 @@ import numpy as np
 
 from polyreme.core.abstract import Abstract, mode
 from polyreme.core.layout import Layout
+from polyreme.core.meshes import HOST
 from polyreme.core.state import Elsewhere, TensorState
 from polyreme.distributed.pipeline.transfer import move, note
 from polyreme.distributed.placement import parameter_layouts
@@ -97,16 +98,16 @@ class Chunk:
             if self._no_key is None:
                 self._no_key = put(np.zeros(2, np.uint32), self.stage.replicated())
             outs, _, residuals = program.forward(self._read(program), self._no_key, flow.arrays)
-            return outs, key, Done(program, residuals)
+            return outs, key, Done(program, self._moved(residuals, HOST))
         if key.sharding.device_set != self._devices:
             # sent along only where the programs known so far draw
             (key,) = move([key], [self.stage.replicated()])
         outs, key, residuals = program.forward(self._read(program), key, flow.arrays)
-        return outs, key, Done(program, residuals)
+        return outs, key, Done(program, self._moved(residuals, HOST))
 
     def backward(self, done: Done, cotangents: list[Any]) -> tuple[list[Any], Done]:
         """-> gradients of the input arrays, None where there are none; what weights needs."""
-        program, residuals = done
+        program, residuals = done.program, self._moved(done.kept, "device")
         read = self._read(program)
         if self.cut:
             gradients, _, residuals = program.backward(read, residuals, cotangents, [])
@@ -116,6 +117,14 @@ class Chunk:
         gradients, sums, residuals = program.backward(read, residuals, cotangents, sums, last=last)
         self._keep_sums(program, sums)
         return gradients, Done(program, residuals)
+
+    def _moved(self, kept: Kept, memory: str) -> Kept:
+        """What a forward leaves for its backward, in this memory of its devices where the plan offloads activations."""
+        if "act" not in self.stage.plan.offload or mode.on:
+            return kept
+        arrays, form = jax.tree.flatten(kept)
+        places = [array.sharding.with_memory_kind(memory) for array in arrays]
+        return jax.tree.unflatten(form, jax.device_put(arrays, places))
 
     def weights(self, done: Done) -> None:
         """The second part of a backward that was cut."""

@@ -73,7 +73,7 @@ class Run:
             self.model = GPT(replace(CONFIG, num_layers=layers))
         self.planned = PlannedStep(self.model, plan, lambda model: make_optimizer(model, clip), policy, devices)
         self.step, self.optimizer = self.planned.step, self.planned.optimizer
-        if "param" not in plan.offload:
+        if "param" not in plan.offload and plan.mesh.pp == 1:
             chunks = in_small_chunks(self.model).get_model_chunks()
             losses, output = [self.model.pipeline_loss], self.model.pipeline_output
             pipeline = StreamedPipeline(chunks, losses, self.planned.layout, output, self.model.parameters())
@@ -151,6 +151,30 @@ def test_host_memory_gives_the_same_bits_as_a_disk(mesh, tmp_path):
     disk = Run(tmp_path, clip=0.5, mesh=mesh).steps(0, 3)
     assert host.results == disk.results
     check_same_bits(values(host), values(disk))
+
+
+@pytest.mark.slow_cases("pipeline")
+@pytest.mark.parametrize(
+    ("mesh", "kinds"),
+    [
+        pytest.param({}, ("param", "state", "act"), id="chunks"),
+        pytest.param({"pp": 2, "num_microbatches": 2, "schedule": "1F1B"}, ("act",), id="pipeline"),
+    ],
+)
+def test_what_waits_for_a_backward_lies_in_host_memory(mesh, kinds, tmp_path):
+    here = {"kinds": tuple(kind for kind in kinds if kind != "act"), "tier": "host", "mesh": mesh, "recompute": "full"}
+    plain = Run(tmp_path, **here).steps(0, 2)
+    away = Run(tmp_path, **here | {"kinds": kinds})
+    memories = set()
+
+    def see(_stage, _task, run):
+        memories.update(a.sharding.memory_kind for done in run.waiting.values() for a in jax.tree.leaves(done.kept))
+
+    away.step.pipeline.observer = see
+    away.steps(0, 2)
+    assert memories == {"pinned_host"}
+    assert away.results == plain.results
+    check_same_bits(values(away), values(plain))
 
 
 def weight_bytes(model):
