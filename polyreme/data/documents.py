@@ -127,10 +127,8 @@ def kind_of(path: Path) -> Literal["text", "json", "parquet"]:
     inner = path.with_suffix("") if path.suffix in COMPRESSED else path
     kind = _ENDINGS.get(inner.suffix.lower())
     if kind is None or (kind == "parquet" and inner is not path):
-        known = ", ".join(_ENDINGS)
-        raise ConfigError(
-            f"{path}: {path.name} says not what it holds; end it with one of {known}, before {' or '.join(COMPRESSED)}"
-        )
+        known = f"{', '.join(_ENDINGS)}, each but .parquet also before {' or '.join(COMPRESSED)}"
+        raise ConfigError(f"{path}: the name does not say what the file holds; end it with one of {known}")
     return kind  # type: ignore[return-value]
 
 

@@ -91,8 +91,9 @@ def prepare(
     """
     paths = [Path(name).expanduser() for name in inputs]
     for path in paths:  # before minutes go into those before it
-        kind_of(path)
-        if not path.is_file():
+        if path.is_file():
+            kind_of(path)
+        else:
             raise DataError(
                 f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}; give files of text"
             )

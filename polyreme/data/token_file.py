@@ -13,6 +13,7 @@ import xxhash
 
 from polyreme.errors import DataError
 
+_LARGEST = np.iinfo(np.int32).max
 BLOCK_BYTES = 1 << 20
 """How much of the file one digest is of; a block is checked when this process first reads of it."""
 
@@ -61,7 +62,15 @@ class TokenFile:
             raise DataError(f"{self.path}: cannot be read: {error.strerror or error}; look at the disk") from error
         if len(data) != nbytes:
             raise self._changed(f"it ends before byte {offset + nbytes:,}")
-        return np.frombuffer(data, self.dtype).astype(np.int32)
+        tokens = np.frombuffer(data, self.dtype)
+        outside = (tokens < 0) | (tokens > _LARGEST)
+        if outside.any():
+            place = int(np.argmax(outside))
+            raise DataError(
+                f"{self.path}: token {start + place:,} is {tokens[place]}, and tokens are 0 to {_LARGEST:,}; "
+                "prepare it again"
+            )
+        return tokens.astype(np.int32)
 
     def _check_blocks(self, descriptor: int, is_checked: np.ndarray, offset: int, nbytes: int) -> None:
         assert self.blocks is not None

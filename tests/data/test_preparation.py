@@ -193,8 +193,14 @@ def test_settings_that_cannot_be_meant(tmp_path, monkeypatch):
         DocumentForm("verse")
     with pytest.raises(ConfigError, match="end token 300 is not one of the tokenizer's, 0 to 299"):
         prepare([tmp_path / "a.txt"], tmp_path / "p", how(end=300))
-    with pytest.raises(ConfigError, match=r"a\.pdf says not what it holds; end it with one of \.txt"):
+    (tmp_path / "a.pdf").touch()
+    with pytest.raises(
+        ConfigError, match=r"a\.pdf: the name does not say what the file holds; end it with one of \.txt"
+    ):
         prepare([tmp_path / "a.pdf"], tmp_path / "p", how())
+    (tmp_path / "a.pdf").unlink()
+    with pytest.raises(DataError, match="a folder, not a file; give files of text"):
+        prepare([tmp_path], tmp_path / "p", how())
     with pytest.raises(DataError, match=r"b\.txt: no such file"):
         prepare([tmp_path / "b.txt"], tmp_path / "p", how())
     with pytest.raises(DataError, match="no documents for it"):

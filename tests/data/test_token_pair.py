@@ -134,3 +134,11 @@ def test_digest_is_of_content_not_of_place(prefix, tmp_path):
 def test_names_and_dtypes():
     assert [str(prefix_of(name)) for name in ("a/b.bin", "a/b.c.idx", "a/b.c")] == ["a/b", "a/b.c", "a/b.c"]
     assert [token_dtype(size) for size in (65499, 65500)] == ["uint16", "int32"]  # as Megatron-LM chooses
+
+
+@pytest.mark.parametrize(("dtype", "wrong"), [("int64", 2**32 + 5), ("int32", -1), ("uint32", 2**31), ("int16", -7)])
+def test_tokens_that_are_none_are_refused_and_not_wrapped(tmp_path, dtype, wrong):
+    pair = TokenPair(write(tmp_path / "p", [[1, 2], [3, wrong]], dtype))
+    assert pair.sequence(0).tolist() == [1, 2]
+    with pytest.raises(DataError, match=rf"p\.bin: token 3 is {wrong}, and tokens are 0 to 2,147,483,647; prepare it"):
+        pair.sequence(1)
