@@ -206,7 +206,8 @@ def _without_suffix(path: str) -> str:
 def _only_artefact(folder: Path) -> Path:
     # the manifests; a bucket's or method's program has no manifest of its own
     prefixes = sorted(p.with_suffix("") for p in folder.glob("*.json") if p.with_suffix(".safetensors").exists())
-    prefixes += sorted(p.with_suffix("") for p in folder.glob("*.pdmodel") if p.with_suffix(".pdiparams").exists())
+    pairs = [p for s in ("pdmodel", "json") for p in folder.glob(f"*.{s}") if p.with_suffix(".pdiparams").exists()]
+    prefixes += sorted({p.with_suffix("") for p in pairs if is_paddle(p)})
     if len(prefixes) != 1:
         names = ", ".join(p.name for p in prefixes) or "none"
         raise CheckpointError(

@@ -44,9 +44,15 @@ def read(data: bytes, where: str) -> tuple[Any, int]:
     try:
         value, length = parse_pickle(data, where, _NAMES, 2 * len(data) + _ROOM)
     except DataError as error:
-        raise CheckpointError(
-            f"{error}; a pickle can run code, so nothing else is looked up or called: convert it where you trust it"
-        ) from None
+        is_damage = isinstance(
+            error.__cause__, Exception
+        )  # of the machine; what is refused has no other error before it
+        advice = (
+            "the file is cut or damaged"
+            if is_damage
+            else "a pickle can run code, so nothing else is looked up or called: convert it where you trust it"
+        )
+        raise CheckpointError(f"{error}; {advice}") from None
     if isinstance(value, dict) and BIG in value:
         value = _joined(value, where)
     if not _any_tensor(value, where):

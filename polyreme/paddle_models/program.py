@@ -89,7 +89,7 @@ class PaddleProgram:
         return call.named(results)
 
 
-_BORDERS = ("feed", "fetch")
+_BORDERS = {"feed": "feeds", "fetch": "fetches"}
 
 
 def read_program(program_file: Path, parameter_file: Path | None) -> PaddleProgram:
@@ -128,7 +128,7 @@ def _bytes(path: Path, limit: int | None = None) -> bytes:
 
 def _check_types(block: PaddleBlock, where: str) -> None:
     types = {inner.type for op in block.operations for inner in members(op)}
-    missing = sorted(types - set(TABLE) - set(CONTROL) - set(_BORDERS))
+    missing = sorted(types - set(TABLE) - set(CONTROL) - _BORDERS.keys())
     if missing:
         raise CheckpointError(
             f"{where}: {len(missing)} of its types of operations are not known here: {', '.join(missing[:60])}; known "
@@ -151,16 +151,16 @@ def _ends(block: PaddleBlock, kind: str, slot: str, where: str) -> tuple[PaddleV
     marked = [op for op in block.operations if op.type == kind]
     places = [op.attributes.get("col") or 0 for op in marked]
     if not all(isinstance(place, int) for place in places):
-        raise CheckpointError(f"{where}: {kind}s at places {places[:9]!s:.80}, which are no numbers")
+        raise CheckpointError(f"{where}: {_BORDERS[kind]} at places {places[:9]!s:.80}, which are no numbers")
     ends = []
     for _, op in sorted(zip(places, marked, strict=True), key=lambda pair: pair[0]):
         (name,) = op.inputs.get(slot, op.outputs.get(slot, ())) or ("",)
         variable = block.variables.get(name)
         if variable is None or variable.dtype is None:
-            raise CheckpointError(f"{where}: {kind}s {name!r}, which is no Tensor of the program")
+            raise CheckpointError(f"{where}: {_BORDERS[kind]} {name!r}, which is no Tensor of the program")
         ends.append(variable)
     if not ends:
-        raise CheckpointError(f"{where}: {kind}s nothing; it is a program for training: save it for inference")
+        raise CheckpointError(f"{where}: {_BORDERS[kind]} nothing; it is a program for training: save it for inference")
     if len({v.name for v in ends}) < len(ends) and kind == "feed":
         raise CheckpointError(f"{where}: feeds {ends[0].name!r} twice")
     return tuple(ends)

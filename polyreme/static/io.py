@@ -23,6 +23,8 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
 from polyreme.export.manifest import MAIN
 from polyreme.export.program import PLATFORMS
+from polyreme.io.paddle_pickle import is_pickle
+from polyreme.io.serialization import load as load_file
 from polyreme.jit.capture import Capture, watching
 from polyreme.program import serial, stored
 from polyreme.program.block import Variable as BlockVariable
@@ -113,14 +115,22 @@ def load(
 def load_program_state(
     model_path: str | os.PathLike[str], var_list: Sequence[Any] | None = None
 ) -> dict[str, np.ndarray]:
-    """Values by name that static.save wrote, those of optimizers too; var_list: of these only.
+    """Values by name that static.save wrote, those of optimizers too; var_list: of these only. PaddlePaddle's files of
+    these names are read as well.
 
     Raises CheckpointError for files that are missing or changed, and for names that are not there.
     """
     base = stored.file_prefix("load_program_state", model_path)
-    arrays, digest = _parameters_in(base)
-    if os.path.exists(f"{base}.pdopt"):
-        arrays.update(_training_in(base, digest)[0])
+    with_training = os.path.exists(f"{base}.pdopt")
+    if _is_pickle(f"{base}.pdparams"):
+        arrays: Arrays = {}
+        for path in (f"{base}.pdparams", *[f"{base}.pdopt"] * with_training):
+            loaded = load_file(path, return_numpy=True)
+            arrays |= {name: value for name, value in loaded.items() if isinstance(value, np.ndarray)}
+    else:
+        arrays, digest = _parameters_in(base)
+        if with_training:
+            arrays.update(_training_in(base, digest)[0])
     if var_list is None:
         return arrays
     names = [_name_of(v) for v in var_list]
@@ -135,6 +145,13 @@ def set_program_state(program: Program, state_dict: dict[str, Any]) -> list[str]
     Raises CheckpointError for a shape or dtype that does not fit, ProgramError if no name fits.
     """
     return stored.set_state(_program("set_program_state", program), global_scope(), state_dict, "set_program_state")
+
+
+def _is_pickle(path: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return is_pickle(file.read(12))
 
 
 def _parameters_in(base: str) -> tuple[Arrays, str]:

@@ -179,7 +179,7 @@ def numbers_attribute(name, *values):
     [
         (b"", "there are no operations"),
         (b"hello", "not a program of protocol buffers"),
-        (program(VARIABLES, FEED, RELU), "fetchs nothing; it is a program for training"),
+        (program(VARIABLES, FEED, RELU), "fetches nothing; it is a program for training"),
         (program(VARIABLES, RELU, FETCH), "feeds nothing"),
         (program(variable("y"), FEED, RELU, FETCH), "feeds 'x', which is no Tensor"),
         (
@@ -336,8 +336,8 @@ def inside(kind, *kinds):
         (pir(inside("if", "1.relu")), "a block ends with 1.relu, not with 2.yield"),
         (pir({"#": "1.relu", "A": [], "I": [{"%": 77}], "O": []}), "KeyError: 77"),
         (pir({"#": "1.relu", "A": [], "I": [{"%": 1}, {"%": 1}], "O": []}), "relu has 2 inputs, of which"),
-        (pir({"#": "1.relu", "A": [], "I": [{"%": 1}], "O": [{"%": 2}]}), "fetchs nothing"),
-        (pir({"#": "1.fetch", "A": [], "I": [{"%": 0}], "O": []}), "fetchs '', which is no Tensor"),
+        (pir({"#": "1.relu", "A": [], "I": [{"%": 1}], "O": [{"%": 2}]}), "fetches nothing"),
+        (pir({"#": "1.fetch", "A": [], "I": [{"%": 0}], "O": []}), "fetches '', which is no Tensor"),
     ],
 )
 def test_json_programs_that_cannot_be(content, message, tmp_path):
@@ -399,6 +399,17 @@ def test_files_of_two_models_and_torn_ones(tmp_path):
         inference.create_predictor(inference.Config(str(tmp_path / "t.pdmodel"), str(tmp_path / "m.pdiparams")))
     with pytest.raises(CheckpointError, match=r"absent\.pdiparams: cannot be read"):
         export.read(FOLDER / "text.pdmodel", tmp_path / "absent.pdiparams")
+
+
+def test_a_folder_of_one_model(tmp_path):
+    for name, other in (("old", "loops.pdmodel"), ("new", "loops_3.json")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for source in (FOLDER / other, (FOLDER / other).with_suffix(".pdiparams")):
+            shutil.copy(source, folder / f"inference{source.suffix}")
+        assert inference.Config(str(folder)).prefix == folder / "inference"
+    with pytest.raises(CheckpointError, match=r"paddle_files: holds 12 artefacts \(boxes, boxes_3, images, "):
+        inference.create_predictor(inference.Config(str(FOLDER)))
 
 
 def test_a_batch_is_not_filled_up_where_rows_may_depend_on_each_other():
