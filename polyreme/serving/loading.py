@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import JsonGrammars
@@ -14,10 +15,16 @@ from polyreme.models.pretrained import open_published
 from polyreme.recipes.trained import is_run, load_writer
 from polyreme.serving.service import ServedModel
 
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+"""Of parameters; auto is that of the files."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Sizes of the engine, as of TextEngine; dtype of published weights, float32 if None."""
+    """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None.
+
+    Raises ConfigError for another dtype.
+    """
 
     dtype: str | None = None
     max_num_seqs: int = 8
@@ -26,6 +33,10 @@ class EngineOptions:
     num_blocks: int | None = None
     prefill_chunk: int = 64
     enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(f"--dtype {self.dtype}: not one that is served in{did_you_mean(self.dtype, DTYPES)}")
 
 
 def load_served(

@@ -163,5 +163,8 @@ class Server(uvicorn.Server):
 
 
 def names_of(path: Any, served: Sequence[str]) -> tuple[str, ...]:
-    """The names that answers and requests use: those that were asked for, or the last part of the path."""
+    """The names that answers and requests use: those that were asked for, or the last part of the path. Raises
+    ConfigError for one that is empty."""
+    if not all(name.strip() for name in served):
+        raise ConfigError("--served-model-name is empty; give a name, or leave it out for the path's last part")
     return tuple(served) or (str(path).rstrip("/").rsplit("/", 1)[-1],)

@@ -17,6 +17,8 @@ from polyreme.serving import loading, server
         ([".", "--allow-origin", "*"], "give a scheme and a host"),
         ([".", "--port", "70000"], "less than or equal to 65535"),
         ([".", "--prot", "1"], "--port"),
+        ([".", "--dtype", "float23"], "did you mean 'float32'"),
+        ([".", "--served-model-name", ""], "--served-model-name is empty"),
     ],
 )
 def test_options_that_cannot_be_are_refused(words, message, capsys):
