@@ -26,6 +26,7 @@ from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.eager.host import put
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
@@ -98,6 +99,7 @@ def prove(
     devices: Sequence[Device] | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
+    loss: Callable[[Any, Any, Any], Tensor] | None = None,
 ) -> Proof:
     """Run one training step per batch under plan and on one device, and compare everything.
 
@@ -106,7 +108,7 @@ def prove(
     arrays `[batch, ...]`, cut into the plan's number of microbatches. optimizer: makes the optimizer of a model. amp:
     (level, dtype) of auto_cast, short for a policy of that precision. policy: the step's; what is compared are the two
     halves of the very step that training runs under it. folder: where the checkpoints go, a temporary one by default.
-    The plan in force is cleared.
+    loss: of (model, inputs, labels), if not what the model returns. The plan in force is cleared.
 
     Raises ConfigError for no batches, for amp beside a policy, or a model a pipeline cannot cut, NumericsError for a
     loss that is not finite on one device, and what placing the model raises.
@@ -121,8 +123,8 @@ def prove(
     with tempfile.TemporaryDirectory() as temporary:
         where = Path(folder if folder is not None else temporary)
         try:
-            ours = _Side(build, plan, optimizer, policy, devices, seed)
-            alone = _Side(build, one, optimizer, policy, jax.local_devices()[:1], seed)
+            ours = _Side(build, plan, optimizer, policy, devices, seed, loss)
+            alone = _Side(build, one, optimizer, policy, jax.local_devices()[:1], seed, loss)
             differences = [*_compare("weight", 0, ours.weights(), alone.weights(), {})]
             for step, (inputs, labels) in enumerate(batches, 1):
                 differences += _step(ours, alone, step, inputs, labels)
@@ -228,12 +230,13 @@ class _Side:
         policy: StepPolicy,
         devices: Sequence[Device] | None,
         seed: int,
+        loss: Callable[[Any, Any, Any], Tensor] | None,
     ) -> None:
         clear_plan()
         rng.seed(seed)
         self.plan, self.precision = plan, policy.precision
         self.model = build()
-        self.planned = PlannedStep(self.model, plan, optimizer, policy, devices)
+        self.planned = PlannedStep(self.model, plan, optimizer, policy, devices, loss)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
         self._mean: Any = None
         self._names = {id(p): n for n, p in self.model.named_parameters()}

@@ -17,7 +17,7 @@ from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.abstract import Abstract, abstractly
 from polyreme.distributed.pipeline.dry_run import DryRun
-from polyreme.distributed.planned_step import PlannedStep
+from polyreme.distributed.planned_step import PlannedStep, loss_of
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.kernels import select
@@ -29,7 +29,7 @@ from polyreme.optimizer.lr import LRScheduler
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.samples import Input, labels_of
-from polyreme.recipes.training import learning_rate_schedule, make_optimizer, step_policy
+from polyreme.recipes.training import learning_rate_schedule, loss_of_config, make_optimizer, step_policy
 from polyreme.training import Microbatch, StepPolicy
 
 
@@ -51,6 +51,7 @@ class TrainingJob:
 
 def job_of(config: PretrainConfig) -> TrainingJob:
     """The step of a pretraining run."""
+    loss = loss_of_config(config) or loss_of
 
     def optimizer(model: Any) -> Optimizer:
         schedule: LRScheduler = learning_rate_schedule(config.train)
@@ -58,8 +59,8 @@ def job_of(config: PretrainConfig) -> TrainingJob:
 
     return TrainingJob(
         model=lambda: build_model(config.model),
-        loss=lambda model, arrays: model(arrays[0], labels_of(arrays[1:])),
-        inputs=config.samples.arrays(config.model, config.train.global_batch),
+        loss=lambda model, arrays: loss(model, arrays[0], labels_of(arrays[1:])),
+        inputs=config.samples.arrays(config),
         optimizer=optimizer,
         policy=step_policy(config.train),
     )

@@ -9,7 +9,13 @@ from polyreme.distributed.prove import Proof, prove
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.samples import labels_of
-from polyreme.recipes.training import check_supported, learning_rate_schedule, make_optimizer, step_policy
+from polyreme.recipes.training import (
+    check_supported,
+    learning_rate_schedule,
+    loss_of_config,
+    make_optimizer,
+    step_policy,
+)
 
 
 def run(config: PretrainConfig, *, steps: int) -> Proof:
@@ -32,4 +38,5 @@ def run(config: PretrainConfig, *, steps: int) -> Proof:
         policy=step_policy(train),
         devices=jax.devices()[: plan.mesh.size],
         seed=train.seed,
+        loss=loss_of_config(config),
     )

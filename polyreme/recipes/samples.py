@@ -35,12 +35,12 @@ Checker = Callable[..., None]
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleKind:
     """One kind of samples. settings: keys of data: that it alone has a use for. tokens: how many tokens a sample counts
-    as, given the model's configuration. arrays: of a batch of so many rows, given that too, the labels last."""
+    as, given the model's configuration. arrays: of a global batch, given the run's configuration, the labels last."""
 
     name: str
     settings: tuple[str, ...]
     tokens: Callable[[Any], int]
-    arrays: Callable[[Any, int], tuple[Input, ...]]
+    arrays: Callable[[Any], tuple[Input, ...]]
     load: Reference[Loader]
     draw: Reference[Drawer]
     check: Reference[Checker]
@@ -69,7 +69,13 @@ TOKENS = SampleKind(
         "cache",
     ),
     tokens=lambda model: model.seq_len,
-    arrays=lambda model, rows: (Input((rows, model.seq_len), "int64"),) * 2,
+    arrays=lambda config: (
+        Input(
+            (config.train.global_batch, *((3,) if config.data.packing == "best_fit" else ()), config.model.seq_len),
+            "int64",
+        ),
+        Input((config.train.global_batch, config.model.seq_len), "int64"),
+    ),
     load=Reference("polyreme.recipes.text_data", "load_corpus"),
     draw=Reference("polyreme.recipes.text_data", "random_rows"),
     check=Reference("polyreme.recipes.batches", "check_tokens"),
@@ -79,10 +85,10 @@ ALIGNMENTS = SampleKind(
     name="alignments",
     settings=("alignments",),
     tokens=lambda model: model.num_sequences * model.num_residues,
-    arrays=lambda model, rows: (
-        Input((rows, model.num_sequences, model.num_residues), "int64"),
-        Input((rows, model.num_sequences, model.num_residues), "int64"),
-        Input((rows, model.num_residues, model.num_residues), "int64"),
+    arrays=lambda config: (
+        Input((config.train.global_batch, config.model.num_sequences, config.model.num_residues), "int64"),
+        Input((config.train.global_batch, config.model.num_sequences, config.model.num_residues), "int64"),
+        Input((config.train.global_batch, config.model.num_residues, config.model.num_residues), "int64"),
     ),
     load=Reference("polyreme.recipes.alignments", "load_alignments"),
     draw=Reference("polyreme.recipes.alignments", "draw_alignments"),

@@ -34,10 +34,27 @@ _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a proces
 
 
 def random_rows(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each step tokens and the tokens that follow them, int64 `[batch, seq]` each, drawn from the train seed."""
+    """For each step tokens and the tokens that follow them, int64 `[batch, seq]` each, drawn from the train seed.
+
+    Where documents share rows, what PackedDataset gives: inputs `[batch, 3, seq]`, of documents of 4 tokens on average.
+    """
     shape = (steps, config.train.global_batch, config.model.seq_len + 1)
-    rows = np.random.default_rng(config.train.seed).integers(0, config.model.vocab_size, shape)
-    return [(tokens[:, :-1], tokens[:, 1:]) for tokens in rows]
+    rng = np.random.default_rng(config.train.seed)
+    rows = rng.integers(0, config.model.vocab_size, shape)
+    batches = [(tokens[:, :-1], tokens[:, 1:]) for tokens in rows]
+    if config.data.packing != "best_fit":
+        return batches
+    return [(_in_documents(tokens, rng.random(tokens.shape) < 0.25), labels) for tokens, labels in batches]
+
+
+def _in_documents(tokens: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+    """Rows of tokens with where their documents lie, which begin where is_first: `[batch, 3, seq]`."""
+    places = np.arange(tokens.shape[1])
+    starts = np.maximum.accumulate(np.where(is_first, places, 0), 1)
+    ends = np.where(is_first, places, len(places))[:, ::-1]
+    after = np.minimum.accumulate(ends, 1)[:, ::-1]  # the first document that begins here or later
+    after = np.concatenate([after[:, 1:], np.full((len(tokens), 1), len(places))], 1)
+    return np.stack([tokens, after, places - starts], 1)
 
 
 def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:

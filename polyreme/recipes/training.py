@@ -46,7 +46,7 @@ class Trainer:
         self.config = config
         rng.seed(config.train.seed)
         plan = config.parallel_plan
-        loss = packed_loss if config.data.packing == "best_fit" else None
+        loss = loss_of_config(config)
         check_offload(plan, step_policy(config.train), has_loss=loss is not None)  # told before the model is made
         # parameters that go to a disk are made one after another, when there is a place for them
         with LazyGuard() if "param" in plan.offload else contextlib.nullcontext():
@@ -232,6 +232,11 @@ class Trainer:
 
 
 _OPTIMIZER = "optimizer/"
+
+
+def loss_of_config(config: PretrainConfig) -> Callable[[Any, Any, Any], Tensor] | None:
+    """The loss (model, inputs, labels) of a run's samples; None for a model's own."""
+    return packed_loss if config.data.packing == "best_fit" else None
 
 
 def packed_loss(model: Any, inputs: Any, labels: Any) -> Tensor:

@@ -13,7 +13,8 @@ from polyreme.data.token_pair import PairWriter
 from polyreme.errors import ConfigError, DataError
 from polyreme.io import DataLoader
 from polyreme.models.tokenizer import train_byte_level_bpe
-from polyreme.recipes import text_data
+from polyreme.recipes import plan_verify, proving, text_data
+from polyreme.recipes.config import DataConfig, DataSource, PretrainConfig
 from tests.recipes.tiny_run import history, load, train
 
 
@@ -195,3 +196,23 @@ def test_packing_that_a_model_or_plan_cannot_take(pairs):
         )
     with pytest.raises(ConfigError, match=r"packing=best_fit has no use without data\.train"):
         load(pairs / "run", *NO_TEXT, "data.packing=best_fit")
+
+
+def test_made_up_rows_lie_as_packed_ones_do():
+    config = PretrainConfig(data=DataConfig(train=[DataSource(path="a")], packing="best_fit"))
+    (inputs, labels), *_ = text_data.random_rows(config, 1)
+    first, second = config.samples.arrays(config)
+    assert (inputs.shape, labels.shape) == (first.shape, second.shape) == ((16, 3, 128), (16, 128))
+    for _, ends, places in inputs:
+        begins = np.flatnonzero(places == 0)
+        expected = np.repeat([*begins[1:], 128], np.diff([*begins, 128]))
+        np.testing.assert_array_equal(ends, expected)
+        np.testing.assert_array_equal(places, np.arange(128) - np.repeat(begins, np.diff([*begins, 128])))
+
+
+def test_a_plan_is_proved_and_compiled_with_packed_rows(pairs):
+    settings = ["data.packing=best_fit", "train.global_batch=8", "train.warmup_steps=0"]
+    config = load(pairs / "run", *MIXED, *DATA_PARALLEL, *settings).config
+    assert plan_verify.verify(config, config.parallel_plan).total > 0
+    proof = proving.run(config, steps=1)
+    assert proof.holds
