@@ -23,7 +23,7 @@ from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Parameter, Unmade, is_made
-from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles
+from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, check_room
 
 KINDS = ("param", "use", "grad", "state")
 
@@ -120,7 +120,10 @@ def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
                 p._array = HostArray(state.read(p), p.layouts["param"])
         return
     moved = [p for p in parameters if not p.is_statistic]
-    files = StateFiles(DiskTier(plan.offload_path or "", plan.offload_buffers), "parameters")
+    tier = DiskTier(plan.offload_path or "", plan.offload_buffers)
+    # before anything is written; the optimizer's state is asked for when there is an optimizer
+    check_room(tier, "parameters and gradients", 2 * sum(p.size * p.dtype.itemsize for p in moved))
+    files = StateFiles(tier, "parameters")
     entries = []
     for p in moved:
         like = jax.ShapeDtypeStruct(tuple(p.shape), p.dtype, sharding=p.layouts["param"])

@@ -26,6 +26,8 @@ from polyreme.io.bucket_files import BucketFile, BucketStream, DiskSpeed, FilePa
 
 BUCKET_BYTES = 32 << 20
 """State of parameters is joined into one file up to this; a parameter is never cut."""
+STATE = "optimizer state"
+"""What messages call an optimizer's arrays."""
 _FOLDER = "state-"
 _LOCK = "LOCK"
 
@@ -223,7 +225,7 @@ class StateFiles:
     cannot be written or that has no room.
     """
 
-    def __init__(self, tier: DiskTier, what: str = "optimizer state") -> None:
+    def __init__(self, tier: DiskTier, what: str = STATE) -> None:
         self.tier, self.what = tier, what
         self.stream = BucketStream(tier.buffers)
         self.buckets: list[Bucket] = []
@@ -294,14 +296,7 @@ class StateFiles:
     def _claim(self, nbytes: int) -> Path:
         """The folder of its own, once there is room for so many bytes more."""
         root = Path(self.tier.path)
-        free = free_bytes(root)
-        if nbytes > free:
-            part = int(100 * free / nbytes) / 100
-            near = f"lower offload_ratio to {part}" if part else "make room"
-            raise ConfigError(
-                f"offload_path: {self.what} takes {nbytes} bytes on the disk of {root}, {free} are free; "
-                f"{near}, or name a folder of another disk"
-            )
+        check_room(self.tier, self.what, nbytes)
         if self._folder is None:
             self._folder, lock = _open_folder(root)
             weakref.finalize(self, _discard, self._folder, lock)
@@ -316,6 +311,18 @@ class StateFiles:
         return (
             f"{text}; a trial of 4 MB, {way}, wrote {self.speed.write / 1e6:,.0f} MB/s and read "
             f"{self.speed.read / 1e6:,.0f} MB/s"
+        )
+
+
+def check_room(tier: DiskTier, what: str, nbytes: int) -> None:
+    """Raises ConfigError if a tier's disk has no room for so many bytes of this."""
+    free = free_bytes(Path(tier.path))
+    if nbytes > free:
+        part = int(100 * free / nbytes) / 100
+        near = f"lower offload_ratio to {part}" if part and what == STATE else "make room"
+        raise ConfigError(
+            f"offload_path: {what} takes {nbytes} bytes on the disk of {tier.path}, {free} are free; {near}, or name a "
+            "folder of another disk"
         )
 
 

@@ -275,6 +275,13 @@ def test_what_does_not_work_is_refused_before_anything_is_written(more, policy, 
     assert not (tmp_path / "ssd").exists()
 
 
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_disk, "free_bytes", lambda path: 60000)
+    with pytest.raises(ConfigError, match=r"parameters and gradients takes 88192 bytes .* 60000 are free; make room"):
+        Run(tmp_path / "ssd")
+    assert not (tmp_path / "ssd").exists()
+
+
 def test_models_and_steps_without_chunks_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"a loss of its own, as data.packing=best_fit.*data.packing=none"):
         PlannedStep(GPT(CONFIG), plan(tmp_path / "ssd"), make_optimizer, StepPolicy(), loss=lambda m, x, y: m(x, y))
