@@ -41,12 +41,9 @@ class Corpus:
         inputs, labels = self.train[index]
         tokens, _, places = inputs if inputs.ndim == 2 else (inputs, None, np.arange(len(inputs)))
         counted = labels != NO_LABEL
-        rows = np.split(tokens, np.flatnonzero(places == 0)[1:])
-        texts = [
-            self._text(row)
-            for row, is_text in zip(rows, np.split(counted, np.flatnonzero(places == 0)[1:]), strict=True)
-            if is_text.any()
-        ]
+        begins = np.flatnonzero(places == 0)[1:]
+        parts = zip(np.split(tokens, begins), np.split(counted, begins), strict=True)
+        texts = [self._text(row[is_counted]) for row, is_counted in parts if is_counted.any()]  # without what pads it
         return "\n".join([f"{len(tokens)} tokens, {counted.sum()} counted in the loss", *texts])
 
     def _text(self, tokens: np.ndarray) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from polyreme.cli.main import main
+from polyreme.data.packing import NO_LABEL
 from polyreme.data.preparation import Preparation, prepare
 from polyreme.data.token_pair import PairWriter
 from polyreme.errors import ConfigError, DataError
@@ -169,7 +170,11 @@ def test_documents_are_packed_or_padded_and_train(pairs, tmp_path, packing, shap
     corpus = corpus_of(pairs, *settings)
     inputs, labels = corpus.train[0]
     assert (inputs.shape, labels.shape) == (shape, (16,))
-    assert "counted in the loss\n[" in corpus.shown(0)
+    for row in range(20):
+        head, *texts = corpus.shown(row).splitlines()
+        counted = sum(len(json.loads(text)) for text in texts)
+        assert head == f"16 tokens, {counted} counted in the loss"
+        assert counted == (corpus.train[row][1] != NO_LABEL).sum()
     train(tmp_path / "run", *settings, "train.steps=2", "train.warmup_steps=0", "log.validation_interval=2")
     assert len(history(tmp_path / "run")) == 2
 
@@ -210,6 +215,7 @@ def test_made_up_rows_lie_as_packed_ones_do():
         np.testing.assert_array_equal(places, np.arange(128) - np.repeat(begins, np.diff([*begins, 128])))
 
 
+@pytest.mark.slow
 def test_a_plan_is_proved_and_compiled_with_packed_rows(pairs):
     settings = ["data.packing=best_fit", "train.global_batch=8", "train.warmup_steps=0"]
     config = load(pairs / "run", *MIXED, *DATA_PARALLEL, *settings).config
