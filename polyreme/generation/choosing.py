@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -116,7 +117,7 @@ class TokenChooser:
         self._grammars: list[TokenGrammar | None] = [None] * rows
         self._columns = {name: np.full(rows, default, dtype) for name, (dtype, default) in _COLUMNS.items()}
         self._settings: list[Tensor] | None = None
-        self._choices: dict[_ChoiceKind, Callable[..., tuple[Any, ...]]] = {}
+        self._choices: dict[_ChoiceKind, Callable[..., Any]] = {}
         self._noise = to_static(functools.partial(gumbel_noise, count=vocab_size))
         self._logs = to_static(functools.partial(F.log_softmax, axis=-1))
         self._tops: dict[int, Callable[..., tuple[Any, ...]]] = {}
@@ -148,8 +149,9 @@ class TokenChooser:
     def __call__(self, logits: Any, lengths: Any) -> ChosenTokens:
         """A token of each row by logits [rows, vocab]; lengths: int32 [rows], of the texts that they follow."""
         known = [params for params in self._params if params is not None]
+        choices: list[Choice] = ["greedy", *(p.choice for p in known)]
         kind = _ChoiceKind(
-            max((p.choice for p in known), key=("greedy", "draw", "filter").index, default="greedy"),
+            max(choices, key=("greedy", "draw", "filter").index),
             any(p.repetition_penalty != 1 for p in known),
             bool(self.end) and any(p.min_tokens for p in known),
             any(grammar is not None for grammar in self._grammars),
@@ -202,8 +204,8 @@ class TokenChooser:
         hidden = creation.arange(logits.shape[-1], dtype="int32").unsqueeze(0) >= self.num_known
         if kind.least:
             ids = creation.arange(logits.shape[-1], dtype="int32")
-            is_end = sum((ids == end).astype("int32") for end in self.end).astype("bool").unsqueeze(0)
-            hidden = hidden | (is_end & (lengths < least).unsqueeze(1))
+            is_end = functools.reduce(operator.or_, [ids == end for end in self.end])
+            hidden = hidden | (is_end.unsqueeze(0) & (lengths < least).unsqueeze(1))
         if kind.grammar:
             hidden = hidden | ~allowed
         scores = scores.masked_fill(hidden, -np.inf)

@@ -154,25 +154,25 @@ class TextEngine:
                 "give at least 1 of each, and whole blocks to a chunk"
             )
         longest = -(-self.max_model_len // block_size)
-        if num_blocks is None:
-            num_blocks = max(longest, max_num_seqs * min(longest, -(-_ROOM_A_SEQUENCE // block_size)))
-        if num_blocks < 1:
+        usual = max(longest, max_num_seqs * min(longest, -(-_ROOM_A_SEQUENCE // block_size)))
+        total_blocks: int = usual if num_blocks is None else num_blocks
+        if total_blocks < 1:
             raise ConfigError(f"TextEngine: num_blocks={num_blocks}; give at least 1, {longest} for the longest text")
         model.eval()
         vocab = model.config.vocab_size
         self.block_size, self.prefill_chunk = block_size, prefill_chunk
         self.max_num_seqs, self.enable_prefix_caching = max_num_seqs, enable_prefix_caching
         self._vocab, self._end = vocab, tuple(end)
-        self._pool = BlockPool(num_blocks)
-        self.cache = PagedCache(model, num_blocks, block_size)
+        self._pool = BlockPool(total_blocks)
+        self.cache = PagedCache(model, total_blocks, block_size)
         self._rows = self.cache.rows(max_num_seqs, self.max_model_len)
         self._prompt_row = self.cache.rows(1, self.max_model_len)
         self._decode = BlockwiseSteps(model, self._rows, is_first=False)
         self._prefill = BlockwiseSteps(model, self._prompt_row, is_first=False)
         # what is left of a prompt after whole chunks has smaller programs, of which its length alone chooses
         self.prompt_sizes = sorted({max(1, prefill_chunk // 4), max(1, prefill_chunk // 2), prefill_chunk})
-        num_known = vocab if num_known is None else min(num_known, vocab)
-        self._chooser = TokenChooser(max_num_seqs, vocab, num_known, self._end)
+        num_choices = vocab if num_known is None else min(num_known, vocab)
+        self._chooser = TokenChooser(max_num_seqs, vocab, num_choices, self._end)
         self._blank = creation.zeros([max_num_seqs, vocab], "float32")
         self._one_each = to_tensor(np.ones(max_num_seqs, np.int32))
         self._join = to_static(_joined)

@@ -174,7 +174,7 @@ def attend_blocks(
     tables = jnp.maximum(jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % together)), constant_values=-1), 0)
     places, rows = together * size, h // n * s
     grouped = jnp.transpose(query.reshape(b, s, n, h // n, d), (0, 2, 3, 1, 4)).reshape(b, n, rows, d)
-    scale = d**-0.5 if scale is None else scale
+    scaling = d**-0.5 if scale is None else scale
     query_place = start[:, None] + jnp.arange(s, dtype=jnp.int32)
     query_place = jnp.broadcast_to(query_place[:, None], (b, h // n, s)).reshape(b, 1, rows, 1)
 
@@ -187,7 +187,7 @@ def attend_blocks(
         place = number * places + jnp.arange(places, dtype=jnp.int32)
         scores = jnp.einsum("bnrd,bntd->bnrt", grouped, fetch(keys, ids), preferred_element_type=acc)
         seen = (place <= query_place) & (place > query_place - window) if window else place <= query_place
-        scores = jnp.where(seen, scores * scale, -jnp.inf)
+        scores = jnp.where(seen, scores * scaling, -jnp.inf)
         is_in = (place < start[:, None] + s)[:, None, :, None]
         rows_of_values = jnp.where(is_in, fetch(values, ids), jnp.zeros((), values.dtype))
         larger = jnp.maximum(most, scores.max(-1))
