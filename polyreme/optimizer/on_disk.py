@@ -321,7 +321,7 @@ def check_room(tier: DiskTier, what: str, nbytes: int) -> None:
         part = int(100 * free / nbytes) / 100
         near = f"lower offload_ratio to {part}" if part and what == STATE else "make room"
         raise ConfigError(
-            f"offload_path: {what} takes {nbytes} bytes on the disk of {tier.path}, {free} are free; {near}, or name a "
+            f"offload_path: {nbytes} bytes of {what} go to the disk of {tier.path}, {free} are free; {near}, or name a "
             "folder of another disk"
         )
 

@@ -170,7 +170,7 @@ class Trainer:
     def disturbed(self, factor: float) -> Iterator[None]:
         """Inside the block the first parameter is factor times itself, after it as before: for tests."""
         first, *_ = self.model.parameters()
-        before = first._array
+        before = state.read(first)
         state.write(first, put(before * np.asarray(factor, before.dtype), before.sharding))
         yield
         state.write(first, before)

@@ -260,7 +260,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
     with pytest.raises(ConfigError, match=r"offload_path: .*file cannot be written \(.*name a folder that can"):
         Bare(make_adam, disk(tmp_path / "file")).optimizer.create_state()
     monkeypatch.setattr(on_disk, "free_bytes", lambda path: 300)
-    with pytest.raises(ConfigError, match=r"state takes \d+ bytes .* 300 are free; lower offload_ratio to 0\.\d"):
+    with pytest.raises(
+        ConfigError, match=r"\d+ bytes of optimizer state go .* 300 are free; lower offload_ratio to 0\.\d"
+    ):
         Bare(make_adam, disk(tmp_path / "ssd")).optimizer.create_state()
     assert os.listdir(tmp_path) == ["file"]
     plan = Plan.from_degrees(**disk(tmp_path / "ssd"))

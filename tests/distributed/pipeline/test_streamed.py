@@ -277,7 +277,7 @@ def test_what_does_not_work_is_refused_before_anything_is_written(more, policy, 
 
 def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(on_disk, "free_bytes", lambda path: 60000)
-    with pytest.raises(ConfigError, match=r"parameters and gradients takes 88192 bytes .* 60000 are free; make room"):
+    with pytest.raises(ConfigError, match=r"88192 bytes of parameters and gradients go .* 60000 are free; make room"):
         Run(tmp_path / "ssd")
     assert not (tmp_path / "ssd").exists()
 
