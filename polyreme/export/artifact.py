@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,6 +18,18 @@ from polyreme.export.manifest import MAIN, ArtifactManifest, FunctionRecord, Pro
 from polyreme.export.program import stored_aval
 from polyreme.export.spec import ArraySpec
 from polyreme.io import safetensors_file
+
+
+class ArtifactProgram(Protocol):
+    """What runs one set of shapes: call(stored state, list of arrays) -> list of arrays, to be traced by jax."""
+
+    record: ProgramRecord
+    inputs: list[ArraySpec]
+    outputs: list[ArraySpec]
+
+    @property
+    def call(self) -> Callable[..., Any]: ...
+    def fits(self, shapes: Sequence[tuple[int, ...]]) -> bool: ...
 
 
 class ExportedProgram:
@@ -43,12 +55,12 @@ class ExportedProgram:
 class ArtifactFunction:
     """One function of an artefact. inputs, outputs: Specs, None where a size is open."""
 
-    def __init__(self, name: str, record: FunctionRecord, programs: Sequence[ExportedProgram]) -> None:
+    def __init__(self, name: str, record: FunctionRecord, programs: Sequence[ArtifactProgram]) -> None:
         self.name = name
         self.inputs, self.outputs, self.extra = record.inputs, record.outputs, record.extra
         self.programs = programs
 
-    def program_for(self, shapes: Sequence[tuple[int, ...]]) -> ExportedProgram:
+    def program_for(self, shapes: Sequence[tuple[int, ...]]) -> ArtifactProgram:
         """The program that takes arrays of these shapes. Raises ShapeError, naming input and dim, if none does."""
         program = next((p for p in self.programs if p.fits(shapes)), None)
         if program is None:

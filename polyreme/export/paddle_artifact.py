@@ -27,7 +27,7 @@ from polyreme.paddle_models import PaddleProgram, PaddleVariable, read_program
 class PaddleFunction:
     """A PaddlePaddle program as an exported one: call(stored state, list of arrays) -> list of arrays, to be traced.
 
-    It has the members of ExportedProgram that running one takes.
+    An ArtifactProgram.
     """
 
     def __init__(self, program: PaddleProgram, record: ProgramRecord) -> None:
@@ -107,7 +107,8 @@ def _own(name: str, dim: int) -> str:
 def _kind(variable: PaddleVariable) -> dict[str, Any]:
     # files of older releases do not say which are parameters; statistics of norms are not trained
     is_statistic = bool(re.search(r"norm.*\.w_[12]$", variable.name))
-    is_parameter = dtypes.is_inexact(variable.dtype) and (variable.is_parameter or not is_statistic)
+    has_numbers = variable.dtype is not None and dtypes.is_inexact(variable.dtype)
+    is_parameter = has_numbers and (variable.is_parameter or not is_statistic)
     return {"parameter": is_parameter, "stop_gradient": is_statistic, "persistable": True}
 
 
@@ -115,7 +116,7 @@ def _pairs(array: np.ndarray) -> np.ndarray:
     """A complex array as artefacts store it."""
     if not dtypes.is_complex(array.dtype):
         return array
-    return np.stack([array.real, array.imag], axis=-1)
+    return np.stack([np.real(array), np.imag(array)], axis=-1)
 
 
 def _file(path: Path) -> File:

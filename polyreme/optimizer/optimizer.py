@@ -687,6 +687,9 @@ class Optimizer(OptimizerState):
         own = self._group_of[id(param)].settings
         return own[name] if name in own else self._settings[name]
 
+    def _beta_of(self, param: Any, name: str) -> float | None:
+        return float(self.setting(param, name)) if name in self._settings else None
+
     def _options(self, p: Any) -> ParameterOptions:
         settings = self._group_of[id(p)].settings
         decay = settings.get("weight_decay", self._weight_decay)

@@ -303,14 +303,19 @@ class OptimizerState:
         moved = {key: parts for key, parts in keys.items() if parts and parts[1] not in known and parts[1] in earlier}
         return {earlier[moved[k][1]] + moved[k][2] if k in moved else k: v for k, v in values.items()}
 
+    def _beta_of(self, param: Any, name: str) -> float | None:
+        """What the optimizer has for beta1 or beta2 at a parameter; None if it has none."""
+        return None
+
     def _counted(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """values with the number of steps in place of PaddlePaddle's beta ** (steps + 1)."""
         result, powers = dict(values), {}
         for p in self._parameters:
             for name in ("beta1", "beta2"):
                 power = result.pop(f"{p.name}_{name}_pow_acc_0", None)
-                if power is not None and name in self._settings:
-                    powers[p.name, name] = float(np.asarray(power).reshape(-1)[0]), float(self.setting(p, name))
+                beta = self._beta_of(p, name)
+                if power is not None and beta is not None:
+                    powers[p.name, name] = float(np.asarray(power).reshape(-1)[0]), beta
         for (parameter, name), (power, beta) in powers.items():
             # beta1's counts exactly until float32 has no number so small; after beta2's, bias is corrected no more
             if not 0 < power < 1 or not 0 < beta < 1 or (power < 1e-30 and (parameter, "beta2") in powers):

@@ -111,9 +111,10 @@ class PaddleCall:
     def dtype(self, name: str, default: Any = None) -> np.dtype:
         """The dtype that an attribute has the number or name of; default where it says none (-1 or "")."""
         number = self.attribute(name, -1)
-        if isinstance(number, str) and number:
-            return dtypes.as_dtype(number)
-        dtype = DTYPES.get(number, default)
+        if isinstance(number, str):
+            dtype = dtypes.as_dtype(number) if number else default
+        else:
+            dtype = DTYPES.get(number, default)
         if dtype is None:
             raise CheckpointError(f"has {name}={number}, which is the number of no dtype")
         return dtype

@@ -286,7 +286,8 @@ def _kind(said: dict[str, Any]) -> str:
 
 
 def _attribute(said: dict[str, Any]) -> Any:
-    kind, value = _kind(said), said.get("D")
+    kind = _kind(said)
+    value: Any = said.get("D")
     if kind == "a_array":
         return [_attribute(item) for item in value]
     if kind == "a_dtype":
