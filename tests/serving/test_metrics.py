@@ -7,7 +7,7 @@ httpx = pytest.importorskip("httpx")
 parser = pytest.importorskip("prometheus_client.parser")
 
 from polyreme.serving.service import ServiceLimits  # noqa: E402
-from tests.serving.scripted import ServedThread, scripted_model  # noqa: E402
+from tests.serving.scripted import ServedThread, scripted_model, wait_until  # noqa: E402
 
 
 def metrics_of(served):
@@ -48,14 +48,14 @@ def test_what_is_counted_and_timed():
 
 
 def test_what_was_given_up_and_refused_is_counted():
-    limits = ServiceLimits(max_num_seqs=1, max_waiting=1, request_seconds=0.1)
+    limits = ServiceLimits(max_num_seqs=1, max_waiting=1)
     with ServedThread(scripted_model(seconds=0.02, max_model_len=4000), limits) as served:
         body = {"prompt": "to be", "max_tokens": 3000, "n": 2, "stream": True}
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as response:
-            lines = response.iter_lines()
+            lines = response.iter_lines()  # whose end closes the connection
             next(lines)
             assert httpx.post(f"{served.url}/v1/completions", json={"prompt": "a"}).status_code == 429
-            list(lines)
+        assert wait_until(lambda: not served.service.num_texts)
         samples = metrics_of(served)
     assert samples["polyreme:admission_rejections_total",] == 1
     assert samples["polyreme:request_success_total", "abort"] == 2

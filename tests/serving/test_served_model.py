@@ -172,6 +172,7 @@ def test_many_clients_of_all_kinds_leave_nothing_behind(served, llm):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_thousand_clients_leave_nothing_behind(served, llm):
     check_soak(served, llm, 2000)
 
