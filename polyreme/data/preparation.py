@@ -85,7 +85,7 @@ def prepare(
 ) -> Prepared:
     """Tokenize files into PREFIX.bin and PREFIX.idx, or into PREFIX_train and so on for several parts.
 
-    Beside each pair stand PREFIX.json, what it was made of, and PREFIX.tokenizer.json. Nothing is left of a
+    Beside each pair stand PREFIX.json, what it was made of, and PREFIX.tokenizer.json. No file is left of a
     preparation that fails. say: is told how far it is. Raises ConfigError for files that are there already and for
     settings that cannot be meant, DataError, naming file and line, for input that cannot be read.
     """

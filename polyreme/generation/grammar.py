@@ -39,13 +39,17 @@ class JsonGrammars:
                 self._start()
         wanted = _ANY_OBJECT if schema is None else schema
         try:
-            grammar = self._library.LLMatcher.grammar_from_json_schema(json.dumps(wanted), overrides=_FORM)
+            form = self._library.LLMatcher.grammar_from_json_schema(json.dumps(wanted), overrides=_FORM)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the JSON schema is not understood: {error}") from None
-        matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = self._library.LLMatcher(self._tokenizer, form, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the JSON schema is not understood: {_first_line(matcher.get_error())}")
-        return JsonGrammar(matcher, self.vocab_size)
+        grammar = JsonGrammar(matcher, self.vocab_size)
+        begins = set(np.flatnonzero(grammar.allowed()).tolist()) - set(self._text_tokenizer.end)
+        if not begins and not matcher.is_accepting():
+            raise ConfigError("no JSON follows the schema; look for a $ref that leads to itself alone")
+        return grammar
 
     def _start(self) -> None:
         try:

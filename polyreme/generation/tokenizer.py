@@ -19,6 +19,7 @@ from polyreme.models.folder import read_json, write_json
 from polyreme.models.gguf_file import gguf_fields, is_gguf
 
 _TEMPLATE_CHARS = 1 << 20
+_LONG_CHARS = 1 << 14
 _TEXT_CHARS = 1 << 24
 _TEMPLATE_SECONDS = 1.0
 # how texts are cut before merges, by the name that a GGUF file has for it; facts of the models' own tokenizers
@@ -57,7 +58,12 @@ class TextTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; with what the model expects around one, unless add_special_tokens is False."""
-        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > _LONG_CHARS:
+            # a batch lets other threads of Python run meanwhile
+            (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        else:
+            encoded = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = encoded.ids
         return [self.bos, *ids] if add_special_tokens and self.bos is not None and ids[:1] != [self.bos] else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -267,8 +267,8 @@ def _verify_lines(
         return
     same = np.mean([np.mean(a.argmax(-1) == b.argmax(-1)) for a, b in zip(want, got, strict=True)])
     yield (
-        f"outputs       {', '.join(written.dtypes())} against {', '.join(weights.dtypes())}: up to {apart:.3g} apart, "
-        f"the largest being {largest:.4g}; the highest is the same one in {same:.1%}"
+        f"outputs       {', '.join(written.dtypes())} against {', '.join(weights.dtypes())}, of random tokens: up to "
+        f"{apart:.3g} apart, the largest being {largest:.4g}; the highest is the same one in {same:.1%}"
     )
 
 

@@ -82,6 +82,8 @@ class EngineThread:
     def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._engine.abort(request_id)
+        # no step may follow that would tell
+        self._tell(self._on_step, self._engine.statistics)
 
     def _run(self) -> None:
         while not self._is_closing:

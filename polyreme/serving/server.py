@@ -158,6 +158,8 @@ class Server(uvicorn.Server):
         """Begin to drain; the second time leave at once."""
         if self.should_exit:
             self.force_exit = True
+            # answers that are cut off are no faults to tell of
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self.should_exit = True
         self._service.drain()
 

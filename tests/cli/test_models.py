@@ -108,7 +108,7 @@ def test_convert_rounds_to_a_dtype(capsys, copied, tmp_path):
     code, said, _ = run(capsys, "convert", copied, tmp_path / "half", "--dtype", "float16", "--verify")
     assert code == 0
     assert "the same bits rounded to float16" in said
-    assert "outputs       float16 against float32: up to " in said
+    assert "outputs       float16 against float32, of random tokens: up to " in said
     want = load_file(copied / "model.safetensors")
     for name, array in load_file(tmp_path / "half" / "model.safetensors").items():
         np.testing.assert_array_equal(array, want[name].astype("float16"), err_msg=name)

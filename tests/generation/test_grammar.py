@@ -112,6 +112,11 @@ def test_a_schema_that_cannot_be_followed_is_refused(grammars, schema):
         grammars.of_schema(schema)
 
 
+def test_a_schema_that_no_text_follows_is_refused(grammars):
+    with pytest.raises(ConfigError, match=r"no JSON follows the schema; look for a \$ref"):
+        grammars.of_schema({"$ref": "#"})
+
+
 def test_what_goes_with_no_grammar_is_refused(engine, tokenizer, grammars):
     with pytest.raises(ConfigError, match="min_tokens and a grammar"):
         engine.add("x", [1], SamplingParams(min_tokens=2), None, grammars.of_schema())

@@ -56,6 +56,8 @@ def test_what_was_given_up_and_refused_is_counted():
             next(lines)
             assert httpx.post(f"{served.url}/v1/completions", json={"prompt": "a"}).status_code == 429
         assert wait_until(lambda: not served.service.num_texts)
+        # no step follows that would tell
+        assert wait_until(lambda: metrics_of(served)["polyreme:num_requests_running",] == 0)
         samples = metrics_of(served)
     assert samples["polyreme:admission_rejections_total",] == 1
     assert samples["polyreme:request_success_total", "abort"] == 2
