@@ -71,17 +71,24 @@ def fetch(
 
 def convert(
     source: Weights,
-    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, which appears when it is whole.")],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|FILE.gguf", help="A new folder or GGUF file, which appears when it is whole."),
+    ],
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; as they are stored if left out (GGUF: float32).")
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16; as they are stored if left out (GGUF: float32). Of a GGUF file also "
+            "q8_0, q5_1, q5_0, q4_1 or q4_0."
+        ),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest safetensors file.")] = "5GB",
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read the folder back: weights bit for bit, outputs of both models.")
+        bool, typer.Option("--verify", help="Read it back: weights bit for bit, outputs of both models.")
     ] = False,
     ignore: Ignored = None,
 ) -> None:
-    """Write published weights as a folder: config.json, safetensors files, tokenizer.
+    """Write published weights as a folder, config.json, safetensors files, tokenizer, or as one GGUF file.
 
     Example: polyreme convert model.gguf model --dtype bfloat16 --verify
     """

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import xxhash
@@ -36,7 +37,7 @@ class Blend:
     """
 
     def __init__(self, weights: Sequence[float | Fraction]) -> None:
-        if not weights or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+        if not weights or not all(isinstance(w, Real) and math.isfinite(w) and w > 0 for w in weights):
             raise ConfigError(f"weights {list(weights)}: give one number above 0 for each source")
         exact = [weight if isinstance(weight, Fraction) else Fraction(repr(weight)) for weight in weights]
         common = math.lcm(*(weight.denominator for weight in exact))

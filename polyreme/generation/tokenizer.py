@@ -27,6 +27,8 @@ _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CUTS = {"llama-bpe": _LETTERS + "{1,3}" + _OTHERS, "llama3": _LETTERS + "{1,3}" + _OTHERS, "qwen2": _LETTERS + _OTHERS}
 _BY_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+_CUTTINGS = (*_CUTS, *_BY_DIGITS, "gpt-2")
+"""Names in GGUF files of how texts are cut, of equal ones the first."""
 
 
 class TextTokenizer:
@@ -96,6 +98,39 @@ class TextTokenizer:
         ids = {f"{name}_id": _id(self.tokenizer, self._special.get(name)) for name in ("bos_token", "pad_token")}
         known = {name: number for name, number in ids.items() if number is not None}
         write_json(folder / "generation_config.json", known | {"eos_token_id": list(self.end)})
+
+    def gguf_fields(self, vocab_size: int) -> dict[str, Any]:
+        """What the metadata of a GGUF file says of this tokenizer, for a model with rows for vocab_size tokens.
+
+        Raises ConfigError for one that is no byte-level BPE, or that cuts texts before merges in a way without a name.
+        """
+        said = json.loads(self.tokenizer.to_str())
+        model = said["model"]
+        cut = next((name for name in _CUTTINGS if _same_cutter(said["pre_tokenizer"], name)), None)
+        if model["type"] != "BPE" or model.get("byte_fallback") or cut is None:
+            raise ConfigError(
+                f"a tokenizer of the kind {model['type']} that cuts texts so cannot be written into a GGUF file; "
+                f"byte-level BPE can, cut as {', '.join(_CUTTINGS)}"
+            )
+        if len(self.tokenizer.get_vocab()) > vocab_size:
+            raise ConfigError(f"the tokenizer has {self.vocab_size} tokens, and the model rows for {vocab_size}")
+        # 1 is a token, 3 one that stands for no text, 5 a row without one
+        tokens, kinds = [f"[PAD{i}]" for i in range(vocab_size)], [5] * vocab_size
+        for token, i in model["vocab"].items():
+            tokens[i], kinds[i] = token, 1
+        for added in said["added_tokens"]:
+            tokens[added["id"]], kinds[added["id"]] = added["content"], 3 if added["special"] else 4
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        named = {name: _id(self.tokenizer, self._special.get(f"{name}_token")) for name in ("bos", "eos")}
+        if named["eos"] is None and self.end:
+            named["eos"] = self.end[0]
+        fields: dict[str, Any] = {"model": "gpt2", "pre": cut, "tokens": tokens, "token_type": kinds, "merges": merges}
+        fields |= {f"{name}_token_id": i for name, i in named.items() if i is not None}
+        others = [i for i in self.end if i != named["eos"]]
+        fields |= {"eot_token_id": others[0]} if others else {}
+        fields["add_bos_token"] = self.bos is not None
+        template = {} if self.template is None else {"tokenizer.chat_template": self.template}
+        return {f"tokenizer.ggml.{key}": value for key, value in fields.items()} | template
 
 
 class AutoTokenizer:
@@ -174,6 +209,21 @@ def _cutter(path: Path, name: str) -> Any:
         return cut_words
     known = ", ".join([*_CUTS, *_BY_DIGITS, "default", "gpt-2"])
     raise ConfigError(f"{path}: texts are cut in the way {name!r} before merges, which is none of {known}")
+
+
+def _same_cutter(said: Any, name: str) -> bool:
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = _cutter(Path(), name)
+    return _without_trim(json.loads(plain.to_str())["pre_tokenizer"]) == _without_trim(said)
+
+
+def _without_trim(said: Any) -> Any:
+    """A cutter but for what tells of places in the text alone."""
+    if isinstance(said, list):
+        return [_without_trim(part) for part in said]
+    if not isinstance(said, dict):
+        return said
+    return {key: _without_trim(value) for key, value in said.items() if key != "trim_offsets"}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -27,8 +27,9 @@ _TEXT, _ARRAY = 8, 9
 _MOST_BYTES = 1 << 30
 _ROWS = 256
 """In which a tensor is decoded: a few groups of 16, each small enough for a cache of the processor."""
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_KEYS = {
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Models by the word that a file has for their kind."""
+KEYS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -39,8 +40,9 @@ _KEYS = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_INNER = {
+"""Metadata behind the kind's name, and what config.json calls it. Below, names of weights likewise."""
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INNER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -70,12 +72,12 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, WeightSource]]:
     A weight is decoded when it is read. Raises ConfigError without the library, for an architecture that cannot be had
     here and for rotary positions in another way, CheckpointError for a damaged file.
     """
-    gguf, (fields, tensors) = _library(), _read_header(path)
+    gguf, (fields, tensors) = gguf_library(), _read_header(path)
     kind = fields.get("general.architecture")
-    if kind not in _ARCHITECTURES:
-        raise ConfigError(f"{path}: architecture {kind!r}; of GGUF files {', '.join(_ARCHITECTURES)} can be had here")
-    config: dict[str, Any] = {"architectures": [_ARCHITECTURES[kind]], "model_type": kind}
-    for key, name in _KEYS.items():
+    if kind not in ARCHITECTURES:
+        raise ConfigError(f"{path}: architecture {kind!r}; of GGUF files {', '.join(ARCHITECTURES)} can be had here")
+    config: dict[str, Any] = {"architectures": [ARCHITECTURES[kind]], "model_type": kind}
+    for key, name in KEYS.items():
         if f"{kind}.{key}" in fields:
             config[name] = fields[f"{kind}.{key}"]
     scaling = fields.get(f"{kind}.rope.scaling.type")
@@ -96,11 +98,12 @@ def gguf_fields(path: Path, prefix: str) -> dict[str, Any]:
     return {name: value for name, value in _read_header(path)[0].items() if name.startswith(prefix)}
 
 
-def _library() -> Any:
+def gguf_library() -> Any:
+    """The gguf module. Raises ConfigError where it is not installed."""
     try:
         return import_module("gguf")
     except ImportError:
-        raise ConfigError("GGUF files are read with the gguf library: pip install polyreme[convert]") from None
+        raise ConfigError("GGUF files need the gguf library: pip install polyreme[convert]") from None
 
 
 class _Entry(NamedTuple):
@@ -176,12 +179,12 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, _Entry]]:
 
 def _name(path: Path, name: str) -> str:
     stem, _, kind = name.rpartition(".")
-    if stem in _OUTER:
-        return f"{_OUTER[stem]}.{kind}"
+    if stem in OUTER:
+        return f"{OUTER[stem]}.{kind}"
     _, number, part = [*stem.split(".", 2), "", ""][:3]
-    if not stem.startswith("blk.") or part not in _INNER:
+    if not stem.startswith("blk.") or part not in INNER:
         raise CheckpointError(f"{path}: unknown weight {name!r}")
-    return f"model.layers.{number}.{_INNER[part]}.{kind}"
+    return f"model.layers.{number}.{INNER[part]}.{kind}"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models.families import Architecture, Family
 from polyreme.models.folder import check_digests
 from polyreme.models.gguf_file import is_gguf
+from polyreme.models.gguf_writer import decoded, write_gguf
 from polyreme.models.packages import PACKAGES, cached, is_cached
 from polyreme.models.pretrained import (
     Opened,
@@ -31,7 +32,7 @@ from polyreme.models.pretrained import (
     read_family_config,
     write_folder,
 )
-from polyreme.models.published import PublishedFamily, WeightSource, kept_keys
+from polyreme.models.published import PublishedFamily, WeightSource, kept_keys, store_weights, write_config
 
 # beside the weights of a folder: what reads text, and how text is generated
 _BESIDE = (
@@ -181,12 +182,16 @@ def convert(
     ignore: Sequence[str] = (),
     say: Callable[[str], None],
 ) -> None:
-    """Write published weights as a folder: config.json, safetensors and what lies beside them.
+    """Write published weights as a folder, config.json, safetensors and what lies beside them, or as a .gguf file.
 
-    One tensor is in memory at a time. dtype: of floating weights, as they are stored if None. verify: read the folder
-    back, compare each weight bit for bit, and the outputs of both models. The folder appears when all of it is there.
-    Raises ConfigError for a target that holds anything, CheckpointError where the two differ.
+    One tensor is in memory at a time. dtype: of floating weights, as they are stored if None; of a GGUF file one of
+    gguf_writer.ENCODINGS. verify: read back what was written, compare each weight bit for bit, and the outputs of both
+    models. The target appears when all of it is there. Raises ConfigError for one that holds anything, CheckpointError
+    where the two differ.
     """
+    if target.suffix == ".gguf":
+        _convert_to_gguf(source, target, dtype or "float32", verify, ignore, say)
+        return
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: there is something already; give a new folder")
     wanted = None if dtype is None else dtypes.as_dtype(dtype)
@@ -216,6 +221,43 @@ def convert(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     say(f"{target}: {weights.opened.published.architecture}, {weights.num_parameters:,} parameters")
+
+
+def _convert_to_gguf(
+    source: Path, target: Path, encoding: str, verify: bool, ignore: Sequence[str], say: Callable[[str], None]
+) -> None:
+    if target.exists():
+        raise ConfigError(f"{target}: there is something already; give a new file")
+    weights = _open(source, ignore)
+    published, config = weights.opened.published, write_config(weights.opened.published, weights.config)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source).gguf_fields(weights.config.vocab_size)
+    except (ConfigError, CheckpointError) as error:
+        say(f"no tokenizer is written: {error}")
+        tokenizer = None
+    partial = target.with_name(f"{target.name}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        stored = store_weights(published, weights.config, weights.shapes, weights.read)
+        write_gguf(partial, config, stored, encoding, tokenizer)
+        if verify:
+            written = _open(partial, ())
+            # as they are in a folder: what is rounded together lies in a row there
+            pairs = zip(
+                store_weights(published, weights.config, weights.shapes, weights.read),
+                store_weights(published, written.config, written.shapes, written.read),
+                strict=True,
+            )
+            for (name, want), (_, got) in pairs:
+                if decoded(want, encoding).tobytes() != np.asarray(got, np.float32).tobytes():
+                    raise CheckpointError(f"{target}: {name} is not what was written")
+            say(f"weights       {len(written.shapes)} tensors, the same bits as {encoding}")
+            for line in _outputs_lines(weights.dtypes(), [encoding], _outputs(source, ignore), _outputs(partial, ())):
+                say(line)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    say(f"{target}: {published.architecture}, {weights.num_parameters:,} parameters")
 
 
 def _file_bytes(path: Path) -> int:
@@ -257,17 +299,23 @@ def _verify_lines(
             raise CheckpointError(f"{folder}: {name} is not what was written: {got.dtype} {_first_unequal(want, got)}")
     rounded = "" if dtype is None else f" rounded to {np.dtype(dtype).name}"
     yield f"weights       {len(weights.shapes)} tensors, the same bits{rounded}"
-    want, got = (_outputs(path, keys) for path, keys in ((source, ignore), (folder, ())))
+    yield from _outputs_lines(weights.dtypes(), written.dtypes(), _outputs(source, ignore), _outputs(folder, ()))
+
+
+def _outputs_lines(
+    before: Sequence[str], after: Sequence[str], want: list[np.ndarray], got: list[np.ndarray]
+) -> Iterator[str]:
+    """Raises CheckpointError for outputs that differ though the dtypes do not."""
     apart = max(float(np.abs(a - b).max()) for a, b in zip(want, got, strict=True))
     largest = max(float(np.abs(a).max()) for a in want)
-    if weights.dtypes() == written.dtypes():
+    if list(before) == list(after):
         if apart:
-            raise CheckpointError(f"{folder}: the same weights give outputs up to {apart:.3g} apart")
+            raise CheckpointError(f"the same weights give outputs up to {apart:.3g} apart")
         yield f"outputs       the same bits (the largest is {largest:.4g})"
         return
     same = np.mean([np.mean(a.argmax(-1) == b.argmax(-1)) for a, b in zip(want, got, strict=True)])
     yield (
-        f"outputs       {', '.join(written.dtypes())} against {', '.join(weights.dtypes())}, of random tokens: up to "
+        f"outputs       {', '.join(after)} against {', '.join(before)}, of random tokens: up to "
         f"{apart:.3g} apart, the largest being {largest:.4g}; the highest is the same one in {same:.1%}"
     )
 

@@ -85,6 +85,7 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get(b"origin")
         try:
+            self._check_head(scope)
             self._check_origin(headers)
             if scope["method"] == "OPTIONS" and origin in self._access.origins:
                 await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
@@ -102,6 +103,13 @@ class Guard:
             await response(scope, receive, send)
             return
         await self._app(scope, _replayed(body, receive), _with_origin(send, origin, self._access.origins))
+
+    def _check_head(self, scope: Any) -> None:
+        # h11 refuses one that is not whole by then; a read may bring more
+        length = len(scope["raw_path"]) + len(scope["query_string"])
+        length += sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+        if length > self._limits.header_bytes:
+            raise HttpRefusal(431, "the head of the request is too long", code="bad_request")
 
     def _check_origin(self, headers: Mapping[bytes, str]) -> None:
         host = headers.get(b"host", "")

@@ -51,7 +51,7 @@ def test_a_long_stretch_keeps_within_one_sample():
         assert np.abs(counts - np.arange(1, 30_001) * weight).max() <= 1.0
 
 
-@pytest.mark.parametrize("weights", [[], [0.0], [1.0, -1.0], [float("inf")], [1.0, float("nan")]])
+@pytest.mark.parametrize("weights", [[], [0.0], [1.0, -1.0], [float("inf")], [1.0, float("nan")], ["a", 1]])
 def test_weights_that_cannot_be_meant(weights):
     with pytest.raises(ConfigError, match="give one number above 0 for each source"):
         Blend(weights)

@@ -70,6 +70,7 @@ HOSTILE = [
     ([HEAD + b"Content-Length: 20000000\r\n\r\n"], 413, "over 2000 bytes"),
     ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[b"400\r\n" + b" " * 1024 + b"\r\n"] * 3], 413, "over 2000 bytes"),
     ([b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 200_000 + b"\r\n\r\n"], 431, "too long"),
+    ([b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 33_000 + b"\r\n\r\n"], 431, "too long"),
     ([b"GET /health HTTP/1.1\r\nHost: loc"], 408, "no request"),
     ([b""], 408, "no request"),
     ([HEAD + b"Content-Length: 20\r\n\r\n{"], 408, "the body was not there"),
