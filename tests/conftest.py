@@ -32,7 +32,8 @@ import jax
 import pytest
 from hypothesis import settings
 
-from polyreme.core import program_bound
+from polyreme.core import layout, program_bound
+from polyreme.distributed.placement import clear_plan
 from tests import tiers
 
 # an example may meet a compilation or a busy machine: time says nothing of what is tested
@@ -51,6 +52,14 @@ _MANY_BYTES = 1_700_000_000
 def _devices_are_started():
     """Tests that set CPU_NUM would else decide how many devices the worker has, where they come first."""
     jax.devices()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_plan_outlives_its_file():
+    """Which file comes next is for the workers to choose."""
+    yield
+    if layout.active.layout is not None:
+        clear_plan()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from polyreme.generation.tokenizer import TextTokenizer
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _MOST_PENDING = 3
 """Bytes, and so tokens or replacement characters, that the beginning of a UTF-8 character may have."""
+_NEIGHBOURS = 8
+"""Tokens before a text by which its first one is written."""
 
 
 class TextStream:
@@ -19,7 +21,8 @@ class TextStream:
     replacement character is in it only where the bytes are no UTF-8.
 
     stop: strings at which the text ends, left out, the one that is complete first; `stopped` says that one was seen.
-    min_tokens: strings that are complete with fewer tokens are text.
+    min_tokens: strings that are complete with fewer tokens are text. after: ids whose text stands before, for a
+    tokenizer that writes the first token of a text in another way than the same one behind others.
 
     >>> from polyreme.models.tokenizer import train_byte_level_bpe
     >>> tokenizer = TextTokenizer(train_byte_level_bpe(iter(["ab"]), 258))
@@ -28,14 +31,16 @@ class TextStream:
     (['n', '', 'é', ' ', '', '', 'EN.', ' ', '', '', ''], '')
     """
 
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, stop: Sequence[str] = (), min_tokens: int = 0, after: Sequence[int] = ()
+    ) -> None:
         self.stopped = False
         self._tokenizer, self._stop, self._min_tokens = tokenizer, tuple(stop), min_tokens
         self._longest_stop = max(map(len, self._stop), default=0)
-        self._ids: list[int] = []
+        self._ids = list(after)[-_NEIGHBOURS:]
         # ids from _start are decoded, as neighbours decide how a token is written; _text of them is out, up to _sure
-        self._start = self._sure = 0
-        self._text = ""
+        self._start, self._sure = 0, len(self._ids)
+        self._text = self._decode(0) if self._ids else ""
         self._count = 0
         # text that is sure but may begin a stop string; what precedes _from cannot be part of one any more
         self._tail, self._from = "", 0

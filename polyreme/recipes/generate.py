@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from polyreme.generation import SamplingParams, TextGenerator, TextTokenizer
+from polyreme.generation import SamplingParams, TextGenerator
 from polyreme.generation.text_stream import TextStream
 from polyreme.recipes.trained import load_writer
 
@@ -35,19 +35,20 @@ def run(
     for copy in range(params.n):
         if not chat:
             say(prompt)
-        write(generator, tokenizer, ids, replace(params, n=1, seed=params.seed + copy), say)
+        # an answer is a text of its own
+        stream = TextStream(tokenizer, params.stop, params.min_tokens, () if chat else ids)
+        write(generator, stream, ids, replace(params, n=1, seed=params.seed + copy), say)
         say("\n" if copy == params.n - 1 else "\n\n")
 
 
 def write(
     generator: TextGenerator,
-    tokenizer: TextTokenizer,
+    stream: TextStream,
     ids: Sequence[int],
     params: SamplingParams,
     say: Callable[[str], None],
 ) -> None:
     """Say the text after ids, piece by piece. Where the model's positions end, it goes on from the latter half."""
-    stream = TextStream(tokenizer, params.stop, params.min_tokens)
     known, positions, left, part = list(ids), generator.model.config.seq_len, params.max_tokens, 0
 
     def take(_: int, token: int) -> bool:

@@ -109,3 +109,12 @@ def test_bytes_between_pieces_become_characters():
         assert "".join(pieces) == tokenizer.decode(ids)
     torn, _ = pieces_of([0, 2, 3, 1, 0], range(9), TextTokenizer(tokenizer))
     assert "".join(torn) == tokenizer.decode([0, 2, 3, 1, 0])
+
+
+def test_a_text_behind_another_is_written_as_behind_it():
+    """Words that are joined by spaces: the first of a text has none before it, unless others stand there."""
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "to": 1, "be": 2}, "[UNK]"))
+    tokenizer = TextTokenizer(words)
+    for after, want in (((), "be to"), ([1], " be to"), ([1, 2] * 10, " be to")):
+        stream = TextStream(tokenizer, after=after)
+        assert stream.add([2]) + stream.add([1]) + stream.finish() == want

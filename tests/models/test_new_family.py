@@ -54,8 +54,9 @@ class Placed(Llama):
         super().__init__(config)
         self.positions = Embedding(config.seq_len, config.hidden_size, dims=(None, "embed"))
 
-    def placed(self, x_bse):
-        return x_bse + self.positions(arange(x_bse.shape[1]))
+    def placed(self, x_bse, cache=None):
+        count = x_bse.shape[1]
+        return x_bse + self.positions(arange(count) if cache is None else cache.positions(count))
 
     def embedding_layers(self):
         return {"tokens": self.tokens, "positions": self.positions}
