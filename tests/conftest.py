@@ -11,10 +11,10 @@ from tests.run_folder import RunFolder
 os.environ.setdefault("CPU_NUM", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# tests run small programs once, so their time is compilation: without optimization it halves. No fusion emitters,
-# as users have it. XLA_FLAGS set outside win: make test-all optimizes
+# tests run small programs once, so their time is compilation: without optimization it halves. Fusion emitters are left
+# to polyreme.core.backend, as for users. XLA_FLAGS set outside win: make test-all optimizes
 _FAST_COMPILE = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     # the other core has a worker of its own
     "--xla_cpu_parallel_codegen_split_count=1"
 )

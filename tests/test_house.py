@@ -28,6 +28,7 @@ FLOORS = {
         "distributed hapi callbacks inference dataset",
         "models incubate",
         "generation",
+        "conformance",
         "recipes",
         "serving",
         "utils sysconfig static fluid root api compat torch_scripts",
@@ -133,7 +134,7 @@ Unfold Uniform While
 """
 """Names that the public API, or the file of a Program, gives to several classes; Layers of models name parameters."""
 # packages whose module has another name, and those that come with jax
-DISTRIBUTIONS = {"malt": "diastatic-malt", "yaml": "pyyaml", "jaxlib": "jax", "ml_dtypes": "jax"}
+DISTRIBUTIONS = {"malt": "diastatic-malt", "yaml": "pyyaml", "jaxlib": "jax", "ml_dtypes": "jax", "scipy": "jax"}
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from polyreme.core import amp_policy, mode
 from polyreme.core.op import OPS, TENSOR, TENSORS, Op
 from polyreme.distributed.auto_parallel.dims.derived import derived_rule, unknown_primitives
 from polyreme.distributed.auto_parallel.tensors.mode import BoundCall
-from tests.ops.contract import Case, tensors, tensors_in
+from polyreme.conformance.case import Case, tensors, tensors_in
 from tests.ops.test_contract import CASES
 
 PAGE = Path(__file__).parent.parent / "docs" / "sharding_rules.md"

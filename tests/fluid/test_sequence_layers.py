@@ -7,12 +7,12 @@ import pytest
 
 import polyreme as paddle
 from polyreme import static
+from polyreme.conformance import sequence_reference as ref
 from polyreme.core import unique_name
 from polyreme.core.op import OPS
 from polyreme.errors import ConfigError, DTypeError, ProgramError, ShapeError
 from polyreme.fluid import create_lod_tensor, layers
 from polyreme.sequences import lod
-from tests.ops import sequence_reference as ref
 
 F32 = float(np.finfo("float32").eps)
 FEEDS = [[2, 0, 3], [1, 4, 2]]

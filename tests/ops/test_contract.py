@@ -1,25 +1,16 @@
 """Every op against its row: NumPy, capture, finite differences, autocast, the documented error."""
 
-import importlib
 import os
-import pkgutil
 from pathlib import Path
 
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-import tests.ops as tables
+from polyreme.conformance.case import check_autocast, check_eager, check_row, check_values, outcome
+from polyreme.conformance.rows import ROWS, is_first
 from polyreme.core.op import OPS
 from tests import run_folder
-from tests.ops.contract import Case, check_autocast, check_eager, check_row, check_values, outcome
-
-CASES: list[Case] = [
-    case
-    for module in sorted(m.name for m in pkgutil.iter_modules(tables.__path__) if m.name.startswith("table_"))
-    for case in importlib.import_module(f"tests.ops.{module}").CASES
-]
-_FIRST = {case.name: case for case in reversed(CASES)}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,14 +26,9 @@ def _programs_are_not_stored():
     compilation_cache.reset_cache()
 
 
-def is_first(case: Case) -> bool:
-    """Whether this is the first row of its op."""
-    return _FIRST[case.name] is case
-
-
 def test_every_op_has_a_row_and_every_row_an_id_of_its_own():
-    assert sorted(set(OPS) - {c.name for c in CASES}) == []
-    ids = [c.id for c in CASES]
+    assert sorted(set(OPS) - {c.name for c in ROWS}) == []
+    ids = [c.id for c in ROWS]
     assert sorted({i for i in ids if ids.count(i) > 1}) == []
 
 
@@ -53,13 +39,13 @@ def test_every_op_has_a_row_and_every_row_an_id_of_its_own():
     "grid_sample-3d-bilinear-border-False",
     "grid_sample-3d-bilinear-reflection-True",
 )
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", ROWS, ids=lambda c: c.id)
 def test_row(case):
     check_row(case, first=is_first(case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in CASES if not is_first(c)], ids=lambda c: c.id)
+@pytest.mark.parametrize("case", [c for c in ROWS if not is_first(c)], ids=lambda c: c.id)
 def test_other_rows_the_other_way_and_under_autocast(case):
     if case.no_grad:
         check_values(case, outcome(case, wide=False)[0])

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from polyreme.conformance import sequence_reference as ref
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, ShapeError
 from polyreme.jit import to_static
-from tests.ops import sequence_reference as ref
 
 F32 = float(np.finfo("float32").eps)
 

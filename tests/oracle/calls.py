@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.conformance.case import Case
 from polyreme.core import dtype as dtypes
-from tests.ops.contract import Case
 from tests.ops.test_contract import CASES
 from tests.oracle.side import View, encoded
 from tests.test_api_coverage import tables

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.conformance.case import tolerance
 from polyreme.core import dtype as dtypes
-from tests.ops.contract import tolerance
 from tests.oracle.calls import Call
 from tests.oracle.side import decoded
 

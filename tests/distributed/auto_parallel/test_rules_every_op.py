@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import polyreme
+from polyreme.conformance.case import arrays, as_leaves, assert_close, flat, tensors, tensors_in
+from polyreme.conformance.rows import ROWS
 from polyreme.core import dtype as dtypes
 from polyreme.core import rng
 from polyreme.core.op import OPS
 from polyreme.distributed import Partial, ProcessMesh, Replicate, Shard, shard_tensor
-from tests.ops.contract import arrays, as_leaves, assert_close, flat, tensors, tensors_in
-from tests.ops.test_contract import CASES
 
 MESHES = (ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"]), ProcessMesh([0, 1, 2], dim_names=["x"]))
 NO_ADDENDS = {"signbit", "copysign", "digamma-at_zero"}
@@ -63,7 +63,7 @@ def check(case, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if hasattr(OPS[c.name], "op") and c.name not in OWN_MESH], ids=lambda c: c.id
+    "case", [c for c in ROWS if hasattr(OPS[c.name], "op") and c.name not in OWN_MESH], ids=lambda c: c.id
 )
 def test_every_row_on_a_mesh(case):
     check(case, sum(case.id.encode()))
