@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from polyreme.errors import CheckpointError
 from polyreme.io import safetensors_file
@@ -16,6 +18,7 @@ from polyreme.models.published import Index, WeightSource
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _JSON_BYTES = 64 << 20
+_BLOCK_BYTES = 16 << 20
 # of weights in formats that are not read
 _OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 
@@ -105,6 +108,22 @@ def open_weights(folder: Path) -> dict[str, WeightSource]:
 def check_digests(folder: Path) -> int:
     """How many of its safetensors files have a digest. Raises CheckpointError for one whose data has another."""
     return sum(safetensors_file.Slices(file).check_digest() for file in sorted(folder.glob("*.safetensors")))
+
+
+def weights_digest(path: Path) -> str:
+    """xxh3_128 of the weights of a folder, or of a file, as they lie on disk; 32 hex digits.
+
+    Raises CheckpointError for a folder without safetensors files.
+    """
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise CheckpointError(f"{path}: no safetensors files in it")
+    state = xxhash.xxh3_128()
+    for file in files:
+        with open(file, "rb") as stream:
+            for block in iter(functools.partial(stream.read, _BLOCK_BYTES), b""):
+                state.update(block)
+    return state.hexdigest()
 
 
 def write_weights(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], max_shard_bytes: int) -> None:

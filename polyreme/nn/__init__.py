@@ -54,6 +54,7 @@ from polyreme.nn.layers.image import (
     UpsamplingNearest2D,
 )
 from polyreme.nn.layers.linear import Bilinear, Embedding, Linear
+from polyreme.nn.layers.lora import LoRA, LoRALinear
 from polyreme.nn.layers.loss import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -261,6 +262,8 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LoRA",
+    "LoRALinear",
     "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",

@@ -109,6 +109,12 @@ def _linear_and_norm() -> list[Row]:
     return [
         Row("Linear", (6, 3)),
         Row("Linear", (6, 3), kwargs={"bias_attr": False}, tag="no_bias"),
+        Row(
+            "LoRALinear",
+            (Make("Linear", (10, 9)),),
+            inputs=((2, 10),),
+            paddle="PaddleNLP has it; tests/models/test_adapters.py",
+        ),
         Row("Embedding", (5, 3), inputs=(ids([0, 4, 2], [1, 1, 3]),)),
         Row("Bilinear", (6, 4, 3), inputs=((2, 6), (2, 4))),
         Row("LayerNorm", (6,)),

@@ -1,0 +1,368 @@
+"""Adapters of published models: LoRA on their linear maps, in a folder as peft has it, and merged into the weights.
+
+An adapter lies in adapter_config.json and adapter_model.safetensors, under the names that the published model's own
+modules have. The digest of the weights that it was trained on stands in the header of the second.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyreme.errors import CheckpointError, ConfigError, did_you_mean
+from polyreme.io import safetensors_file
+from polyreme.models.folder import read_json, write_json
+from polyreme.models.published import Conversion, match
+from polyreme.nn import Layer, Linear
+from polyreme.nn.layers.lora import LoRA, LoRALinear
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ALL = "all"
+_BASE_DIGEST = "base_digest"
+_PREFIX = "base_model.model."
+_MAGNITUDE = "lora_magnitude_vector"
+_KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.(lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?")
+
+
+class AdaptableMap(NamedTuple):
+    """A linear map of a model: its name in the published model, and how its weight lies there, [out, in] if
+    is_transposed."""
+
+    theirs: str
+    change: Conversion
+    is_transposed: bool
+
+    def store(self, b: np.ndarray, config: Any) -> np.ndarray:
+        """B [rank, out], whose columns are those of a weight, as peft has it: [out, rank]."""
+        (array,) = self.change.store(b, config)
+        return array if self.is_transposed else array.T
+
+    def load(self, b: np.ndarray, config: Any) -> np.ndarray:
+        """B [rank, out] of what peft has, [out, rank]."""
+        source = self.change.load([_Whole(b if self.is_transposed else b.T)], config)
+        return source.read(tuple(slice(None) for _ in source.shape))
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a path is the folder of an adapter."""
+    return (path / CONFIG).is_file()
+
+
+def linear_modules(model: Any) -> dict[str, AdaptableMap]:
+    """The linear maps of a decoder that an adapter may change, by our name: all but the projection to the vocabulary.
+
+    Raises ConfigError for a family that nobody publishes.
+    """
+    if model.family.published is None:
+        raise ConfigError(f"{model.family.name} is published by nobody, so that its modules have no names for adapters")
+    outputs = {id(layer) for layer in model.output_layers().values()}
+    maps = {
+        _outer_name(name): layer.weight
+        for name, layer in model.named_sublayers()
+        if isinstance(layer, Linear) and id(layer) not in outputs
+    }
+    shapes = {f"{name}.weight": tuple(weight.shape) for name, weight in maps.items()}
+    modules = {}
+    for weight in match(model.family.published.load(), model.config, shapes):
+        if len(weight.theirs) == 1:  # of several that are one here, none could be adapted by itself
+            name = weight.ours.removesuffix(".weight")
+            one_row = np.zeros((1, shapes[weight.ours][1]), np.float32)
+            is_transposed = weight.change.store(one_row, model.config)[0].shape != one_row.shape
+            modules[name] = AdaptableMap(weight.theirs[0].removesuffix(".weight"), weight.change, is_transposed)
+    return modules
+
+
+def _outer_name(name: str) -> str:
+    """Of a Linear inside a LoRALinear, that one's."""
+    return name.removesuffix(".base")
+
+
+def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, AdaptableMap]:
+    """Those of linear_modules that are named: "all", or parts at the end of our names or of the published ones, as
+    "q_proj". Raises ConfigError for a name that is none."""
+    modules = linear_modules(model)
+    if target in (ALL, [ALL]):
+        return modules
+    chosen: dict[str, AdaptableMap] = {}
+    for wanted in [target] if isinstance(target, str) else target:
+        hits = {
+            ours: module
+            for ours, module in modules.items()
+            if any(f".{name}".endswith(f".{wanted}") for name in (ours, module.theirs))
+        }
+        if not hits:
+            known = sorted({module.theirs.rsplit(".", 1)[-1] for module in modules.values()})
+            raise ConfigError(
+                f"lora_target: {type(model).__name__} has no linear map {wanted!r}{did_you_mean(wanted, known)}; its "
+                f"maps are {', '.join(known)}, or all"
+            )
+        chosen |= hits
+    return {ours: modules[ours] for ours in modules if ours in chosen}
+
+
+def add_adapters(model: Any, lora: LoRA, target: str | Sequence[str] = ALL) -> dict[str, LoRALinear]:
+    """Put a LoRALinear in the place of each linear map that target names (choose_modules); by our names.
+
+    No other parameter of the model trains any more.
+    """
+    for p in model.parameters():
+        if not p.is_statistic:
+            p.trainable = False
+    return {name: _adapt(model, name, lora) for name in choose_modules(model, target)}
+
+
+def _adapt(model: Layer, name: str, lora: LoRA) -> LoRALinear:
+    owner, last = _owner(model, name)
+    layer = LoRALinear(owner._sub_layers[last], lora)
+    layer.training = owner.training
+    owner.add_sublayer(last, layer)
+    return layer
+
+
+def _owner(model: Layer, name: str) -> tuple[Layer, str]:
+    """The Layer that holds a sublayer, and the name of that one in it."""
+    *outer, last = name.split(".")
+    owner = model
+    for part in outer:
+        owner = owner._sub_layers[part]
+    return owner, last
+
+
+def adapters_of(model: Layer) -> dict[str, LoRALinear]:
+    """A model's adapted linear maps, by name."""
+    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, LoRALinear)}
+
+
+# the product as one pair of matrices
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a weight [in, out]: scale A B, with A [in, rank] and B [rank, out]; with a magnitude
+    [out] the sum's columns then have these lengths."""
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+    magnitude: np.ndarray | None = None
+
+    def merged(self, weight: np.ndarray) -> np.ndarray:
+        """The weight of the one linear map that does the same, in the weight's dtype, computed in float32."""
+        a, b = self.a.astype(np.float32), self.b.astype(np.float32)
+        wide = weight.astype(np.float32) + (a * np.float32(self.scale)) @ b
+        if self.magnitude is not None:
+            wide *= self.magnitude.astype(np.float32) / np.sqrt(np.square(wide).sum(0))
+        return wide.astype(weight.dtype)
+
+
+def product_of(layer: LoRALinear) -> LowRank:
+    """What a layer adds. Of one that began with a part of the weight the rank is doubled: that part is taken off."""
+    a, b = layer.lora_a.numpy(), layer.lora_b.numpy()
+    if layer.lora.pissa_init:
+        a = np.concatenate([a, layer.start_a.numpy()], 1)
+        b = np.concatenate([b, -layer.start_b.numpy()])
+    return LowRank(a, b, layer.lora.scale, layer.magnitude.numpy() if layer.lora.use_dora else None)
+
+
+def merge_adapters(model: Any) -> None:
+    """Give each adapted linear map its adapter's part, and put it back where it was."""
+    for name, layer in adapters_of(model).items():
+        base = layer.base
+        base.weight.set_value(product_of(layer).merged(base.weight.numpy()))
+        owner, last = _owner(model, name)
+        owner.add_sublayer(last, base)
+
+
+# folders
+
+
+class Adapter(NamedTuple):
+    """An adapter before it is in a model. products: by the published names of modules. lora: what all of them have.
+    base: what it says that it was trained on; digest: of those weights, None if another program wrote it."""
+
+    path: Path
+    lora: LoRA
+    products: Mapping[str, LowRank]
+    base: str
+    digest: str | None
+
+
+def write_adapter(model: Any, folder: str | Path, *, base: str = "", digest: str | None = None) -> None:
+    """Write the adapters of a model as peft does. base: where its weights are; digest: models.folder.weights_digest.
+
+    Raises ConfigError for a model without adapters.
+    """
+    layers, modules = adapters_of(model), linear_modules(model)
+    if not layers:
+        raise ConfigError("write_adapter: the model has no adapters; add some, or save the model itself")
+    arrays: dict[str, np.ndarray] = {}
+    for name, layer in layers.items():
+        product, module = product_of(layer), modules[name]
+        key = f"{_PREFIX}{module.theirs}"
+        arrays[f"{key}.lora_A.weight"] = np.ascontiguousarray(product.a.T)
+        arrays[f"{key}.lora_B.weight"] = np.ascontiguousarray(module.store(product.b, model.config))
+        if product.magnitude is not None:
+            arrays[f"{key}.{_MAGNITUDE}"] = module.store(product.magnitude[None], model.config).reshape(-1)
+    lora = next(iter(layers.values())).lora
+    rank = lora.rank * (2 if lora.pissa_init else 1)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": lora.scale * (math.sqrt(rank) if lora.rslora else rank),
+        "lora_dropout": lora.dropout,
+        "target_modules": _targets(modules, layers),
+        "use_rslora": lora.rslora,
+        "use_dora": lora.use_dora,
+        "bias": "none",
+        "fan_in_fan_out": not all(modules[name].is_transposed for name in layers),
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "pt", **({} if digest is None else {_BASE_DIGEST: digest})}
+    partial = folder / f"{WEIGHTS}.tmp"
+    with open(partial, "wb") as file:
+        safetensors_file.write(file, arrays, metadata)
+    partial.replace(folder / WEIGHTS)
+    write_json(folder / CONFIG, config)
+
+
+def _targets(modules: Mapping[str, AdaptableMap], chosen: Iterable[str]) -> list[str]:
+    """The last parts of the names if they mean these modules alone, else the whole names."""
+    chosen = [*chosen]
+    lasts = {modules[name].theirs.rsplit(".", 1)[-1] for name in chosen}
+    means = [name for name, module in modules.items() if module.theirs.rsplit(".", 1)[-1] in lasts]
+    return sorted(lasts) if len(means) == len(chosen) else sorted(modules[name].theirs for name in chosen)
+
+
+def open_adapter(folder: str | Path) -> Adapter:
+    """An adapter of a folder that write_adapter or peft wrote.
+
+    Raises CheckpointError for a folder that is none and for weights that are no pairs, ConfigError for what an adapter
+    may say and cannot be had here.
+    """
+    folder = Path(folder)
+    if not is_adapter(folder):
+        raise CheckpointError(f"{folder}: no {CONFIG} in it; give the folder of an adapter")
+    config = read_json(folder / CONFIG)
+    _check_config(folder, config)
+    arrays_of: dict[str, dict[str, np.ndarray]] = {}
+    arrays, metadata = _read(folder / WEIGHTS)
+    for name, array in arrays.items():
+        hit = _KEY.fullmatch(name)
+        if hit is None:
+            raise CheckpointError(f"{folder / WEIGHTS}: {name} is no part of a LoRA; others are not read here")
+        arrays_of.setdefault(hit[1], {})[hit[2]] = array
+    rank, alpha = int(config.get("r", 8)), float(config.get("lora_alpha", 8))
+    lora = LoRA(
+        rank=rank,
+        alpha=alpha,
+        dropout=float(config.get("lora_dropout") or 0.0),
+        rslora=bool(config.get("use_rslora")),
+        use_dora=bool(config.get("use_dora")),
+    )
+    products = {}
+    for name, parts in arrays_of.items():
+        a, b, magnitude = (parts.get(part) for part in ("lora_A", "lora_B", _MAGNITUDE))
+        if a is None or b is None or a.shape[:1] != b.shape[1:] or (magnitude is None) == lora.use_dora:
+            raise CheckpointError(f"{folder / WEIGHTS}: the parts of {name} are {sorted(parts)}, which make no LoRA")
+        if a.shape[0] != rank:
+            raise CheckpointError(f"{folder / WEIGHTS}: {name} has rank {a.shape[0]}, {CONFIG} says {rank}")
+        products[name] = LowRank(a.T, b, lora.scale, None if magnitude is None else magnitude.reshape(-1))
+    base = str(config.get("base_model_name_or_path") or "")
+    return Adapter(folder, lora, products, base, metadata.get(_BASE_DIGEST))
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    try:
+        with open(path, "rb") as file:
+            return safetensors_file.read(file, str(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise ConfigError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; LORA can be had here")
+    for key, accepted in {"bias": (None, "none"), "modules_to_save": (None, []), "rank_pattern": (None, {}),
+                          "alpha_pattern": (None, {}), "lora_bias": (None, False)}.items():  # fmt: skip
+        if config.get(key) not in accepted:
+            raise ConfigError(f"{folder / CONFIG}: {key} is {config[key]!r}, which cannot be had here")
+
+
+def check_base(adapter: Adapter, digest: str, where: Any) -> None:
+    """Raises CheckpointError for an adapter that was trained on weights of another digest than those at a path."""
+    if adapter.digest is not None and adapter.digest != digest:
+        raise CheckpointError(
+            f"{adapter.path}: trained on {adapter.base or 'other weights'} of digest {adapter.digest[:12]}, and those "
+            f"of {where} have {digest[:12]}; give the weights that it was trained on"
+        )
+
+
+def products_by_name(adapter: Adapter, model: Any) -> dict[str, LowRank]:
+    """The products of an adapter by our names of a model's linear maps. Raises CheckpointError for one that the model
+    has not, or whose shape is another."""
+    modules = linear_modules(model)
+    ours = {module.theirs: name for name, module in modules.items()}
+    products = {}
+    for theirs, product in adapter.products.items():
+        name = ours.get(theirs)
+        if name is None:
+            raise CheckpointError(
+                f"{adapter.path}: {theirs} is no linear map of a {type(model).__name__} that an adapter may change"
+            )
+        b = modules[name].load(product.b, model.config)
+        owner, last = _owner(model, name)
+        layer = owner._sub_layers[last]
+        if (product.a.shape[0], b.shape[1]) != (layer.in_features, layer.out_features):
+            raise CheckpointError(
+                f"{adapter.path}: {theirs} maps {product.a.shape[0]} features to {b.shape[1]}, in the model "
+                f"{layer.in_features} to {layer.out_features}; the adapter is of another model"
+            )
+        magnitude = product.magnitude
+        if magnitude is not None:
+            magnitude = modules[name].load(magnitude[:, None], model.config).reshape(-1)
+        products[name] = replace(product, b=b, magnitude=magnitude)
+    return products
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """An array as a WeightSource."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    def read(self, index: tuple[slice, ...]) -> np.ndarray:
+        return self.array[index]
+
+
+def apply_adapter(model: Any, adapter: Adapter) -> None:
+    """Put an adapter that was read on a model; merge_adapters makes its weights one with the model's.
+
+    Raises as products_by_name, before anything is changed.
+    """
+    lora = replace(adapter.lora, pissa_init=False)
+    for name, product in products_by_name(adapter, model).items():
+        layer = _adapt(model, name, lora)
+        layer.lora_a.set_value(product.a)
+        layer.lora_b.set_value(product.b)
+        if product.magnitude is not None:
+            layer.magnitude.set_value(product.magnitude)

@@ -1,0 +1,171 @@
+"""LoRA: a linear map left as it is, beside a product of two small matrices that is trained.
+
+Source: LoRA, arXiv:2106.09685; rsLoRA, arXiv:2312.03732; DoRA, arXiv:2402.09353; PiSSA, arXiv:2404.02948; LoRA+,
+arXiv:2402.12354.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.errors import ConfigError
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Assign, Constant, Uniform
+from polyreme.nn.layer import Layer
+
+_RANK = "lora_rank"
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """How a linear map is adapted.
+
+    rank: columns of A and rows of B. alpha: the product counts alpha / rank, with rslora alpha / sqrt(rank); alpha is
+    twice the rank if 0. dropout: of what A takes, while training. use_dora: also each output's weights have a length
+    that trains. pissa_init: the product starts as the principal part of the weight, and what it was is taken off.
+    loraplus_lr_ratio: B learns so many times as fast as A.
+
+    >>> LoRA(rank=4).scale, LoRA(rank=4, rslora=True).scale
+    (2.0, 4.0)
+    """
+
+    rank: int = 8
+    alpha: float = 0.0
+    dropout: float = 0.0
+    rslora: bool = False
+    use_dora: bool = False
+    pissa_init: bool = False
+    loraplus_lr_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha < 0 or not 0 <= self.dropout < 1 or self.loraplus_lr_ratio <= 0:
+            raise ConfigError(
+                f"{self}: rank is at least 1, alpha at least 0, dropout in [0, 1), loraplus_lr_ratio above 0"
+            )
+        if self.pissa_init and self.use_dora:
+            raise ConfigError(
+                "LoRA: pissa_init with use_dora: both change what the weight itself does; leave one of them out"
+            )
+
+    @property
+    def scale(self) -> float:
+        """What the product of A and B counts."""
+        alpha = self.alpha or 2.0 * self.rank
+        return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+class LoRALinear(Layer):
+    """base(x) + scale (x A) B with x [..., in], A [in, rank], B [rank, out] -> [..., out].
+
+    base: a Linear, or another Layer with in_features, out_features, weight [in, out] and bias, none of whose parameters
+    trains any more. B starts as zeros, so that the output is at first the base's, bit for bit. A starts uniform in
+    +-1 / sqrt(in), B and A by pissa_init as the weight's largest singular vectors, and their product, which `start_a`
+    and `start_b` keep, is taken off. A has the base's first logical dim, B its second.
+
+    With use_dora W + scale A B has in each column the length that `magnitude` [out] says, which starts as that of W; no
+    gradient flows through the length that is divided by (arXiv:2402.09353, section 4.3).
+
+    >>> from polyreme.nn import Linear
+    >>> layer = LoRALinear(Linear(6, 4), LoRA(rank=2))
+    >>> {name: p.shape for name, p in layer.named_parameters() if p.trainable}
+    {'lora_a': paddle.Size([6, 2]), 'lora_b': paddle.Size([2, 4])}
+    """
+
+    def __init__(self, base: Layer, lora: LoRA = LoRA()) -> None:
+        super().__init__(dtype=base._dtype)
+        self.base, self.lora = base, lora
+        for p in base.parameters():
+            p.trainable = False
+        ins, outs = base.in_features, base.out_features
+        if lora.rank > min(ins, outs):
+            raise ConfigError(
+                f"LoRA: rank {lora.rank} of a map from {ins} to {outs} features is no less than it has itself; give at "
+                f"most {min(ins, outs)}"
+            )
+        first, second = getattr(base.weight, "dims", (None, None))
+        limit = 1 / math.sqrt(ins)
+        starts = (Uniform(-limit, limit), Constant(0.0))
+        if lora.pissa_init:
+            a, b = principal_part(base.weight.numpy(), lora.rank)
+            a, b = a / math.sqrt(lora.scale), b / math.sqrt(lora.scale)
+            starts = (Assign(a), Assign(b))
+            self.register_buffer("start_a", to_tensor(a, self._dtype))
+            self.register_buffer("start_b", to_tensor(b, self._dtype))
+        self.lora_a = self.create_parameter([ins, lora.rank], starts[0], dims=(first, _RANK))
+        self.lora_b = self.create_parameter([lora.rank, outs], starts[1], dims=(_RANK, second))
+        self.lora_b.optimize_attr = {"learning_rate": lora.loraplus_lr_ratio}
+        if lora.use_dora:
+            self.magnitude = self.create_parameter([outs], Assign(_lengths(base.weight).numpy()), dims=(second,))
+
+    @property
+    def in_features(self) -> int:
+        """Features of the input."""
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Features of the output."""
+        return self.base.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight [in, out] of the one linear map that does the same, computed when it is asked for."""
+        weight = self._sum()
+        return weight * (self.magnitude / _lengths(weight).detach()) if self.lora.use_dora else weight
+
+    @property
+    def bias(self) -> Any:
+        """The base's."""
+        return self.base.bias
+
+    def forward(self, input: Any) -> Any:
+        out = self.base(input)
+        change = self._change(input)
+        if not self.lora.use_dora:
+            return out + change
+        factor = self.magnitude / _lengths(self._sum()).detach()
+        product = out if self.base.bias is None else out - self.base.bias
+        return out + (factor - 1) * product + factor * change
+
+    def _change(self, x: Any) -> Any:
+        """scale (x A) B, without what it started from."""
+        if self.lora.dropout and self.training:
+            x = F.dropout(x, self.lora.dropout)
+        change = F.linear(F.linear(x, self.lora_a) * self.lora.scale, self.lora_b)
+        if self.lora.pissa_init:
+            change = change - F.linear(F.linear(x, self.start_a) * self.lora.scale, self.start_b)
+        return change
+
+    def _sum(self) -> Tensor:
+        """W + scale A B, without what it started from."""
+        change = self.lora_a.matmul(self.lora_b)
+        if self.lora.pissa_init:
+            change = change - self.start_a.matmul(self.start_b)
+        return self.base.weight + change * self.lora.scale
+
+    def extra_repr(self) -> str:
+        return f"rank={self.lora.rank}, scale={self.lora.scale:g}"
+
+
+def principal_part(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """(A [in, rank], B [rank, out]) whose product is the nearest of that rank to a weight [in, out].
+
+    Source: arXiv:2404.02948, equations 2 and 3.
+
+    >>> a, b = principal_part(np.diag([3.0, 1.0]), 1)
+    >>> np.round(np.abs(a @ b), 6).tolist()
+    [[3.0, 0.0], [0.0, 0.0]]
+    """
+    left, sizes, right = np.linalg.svd(np.asarray(weight, np.float32), full_matrices=False)
+    roots = np.sqrt(sizes[:rank])
+    return left[:, :rank] * roots, roots[:, None] * right[:rank]
+
+
+def _lengths(weight: Any) -> Any:
+    """Of each column, [in, out] -> [out]."""
+    return weight.square().sum(0).sqrt()

@@ -1,0 +1,133 @@
+"""Adapters: what they change at first and after, the folder that peft reads, merging, and other folders refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.models import AutoModelForCausalLM, adapters
+from polyreme.models.folder import weights_digest
+from polyreme.nn.layers.lora import LoRA
+from tests.models import parity
+
+FOLDERS = parity.FIXTURES / "folders"
+KINDS = {
+    "lora": LoRA(rank=2),
+    "rslora": LoRA(rank=3, alpha=4, rslora=True, loraplus_lr_ratio=4),
+    "dora": LoRA(rank=2, use_dora=True),
+    "pissa": LoRA(rank=2, pissa_init=True),
+}
+IDS = np.arange(12).reshape(2, 6)
+
+
+def load(name="llama"):
+    return AutoModelForCausalLM.from_pretrained(FOLDERS / name)
+
+
+def disturb(model):
+    """Give what trains other values."""
+    rng = np.random.default_rng(0)
+    for p in model.parameters():
+        if p.trainable:
+            p.set_value(p.numpy() + 0.1 * rng.standard_normal(p.shape).astype(np.float32))
+
+
+@pytest.mark.parametrize(("kind", "name"), [*((kind, "llama") for kind in KINDS), ("lora", "gpt2"), ("dora", "gpt2")])
+def test_an_adapter_starts_as_the_base_and_is_the_same_from_its_folder_and_merged(kind, name, tmp_path):
+    model, ids = load(name), to_tensor(IDS)
+    base = model(ids).numpy()
+    layers = adapters.add_adapters(model, KINDS[kind], "all")
+    # a length over itself is 1 to the bit where it is computed alike; no other kind computes anything but zeros
+    np.testing.assert_array_equal(model(ids).numpy(), base)
+    trained = {name for name, p in model.named_parameters() if p.trainable}
+    assert trained <= {f"{n}.{part}" for n in layers for part in ("lora_a", "lora_b", "magnitude")}
+    assert len(trained) == len(layers) * (3 if kind == "dora" else 2)
+    disturb(model)
+    changed = model(ids).numpy()
+    assert np.abs(changed - base).max() > 1e-3
+
+    digest = weights_digest(FOLDERS / name)
+    adapters.write_adapter(model, tmp_path, base=str(FOLDERS / name), digest=digest)
+    opened, other = adapters.open_adapter(tmp_path), load(name)
+    adapters.check_base(opened, digest, "here")
+    with pytest.raises(CheckpointError, match="give the weights that it was trained on"):
+        adapters.check_base(opened, "0" * 32, "there")
+    adapters.apply_adapter(other, opened)
+    # sums of up to 2 (width + ranks) terms of a forward, in another order
+    config = model.config
+    sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    atol = parity.tolerance(parity.forward_terms(sizes, IDS.shape[1]), changed)
+    np.testing.assert_allclose(other(ids).numpy(), changed, rtol=0, atol=atol)
+    for merging in (model, other):
+        adapters.merge_adapters(merging)
+        assert not adapters.adapters_of(merging)
+        np.testing.assert_allclose(merging(ids).numpy(), changed, rtol=0, atol=atol)
+    merging.save_pretrained(tmp_path / "merged")
+    assert (
+        load_file(tmp_path / "merged" / "model.safetensors").keys()
+        == load_file(FOLDERS / name / "model.safetensors").keys()
+    )
+
+
+def test_a_folder_is_as_peft_writes_it(tmp_path):
+    model = load()
+    adapters.add_adapters(model, LoRA(rank=2, dropout=0.1), ["q_proj", "ffn.down"])
+    adapters.write_adapter(model, tmp_path)
+    arrays = load_file(tmp_path / "adapter_model.safetensors")
+    width, ffn = model.config.hidden_size, model.config.ffn_size
+    layer = "base_model.model.model.layers.0"
+    assert {name: array.shape for name, array in arrays.items() if ".0." in name} == {
+        f"{layer}.self_attn.q_proj.lora_A.weight": (2, width),
+        f"{layer}.self_attn.q_proj.lora_B.weight": (model.config.num_heads * model.config.head_dim, 2),
+        f"{layer}.mlp.down_proj.lora_A.weight": (2, ffn),
+        f"{layer}.mlp.down_proj.lora_B.weight": (width, 2),
+    }
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    expected = {"peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "lora_dropout": 0.1, "use_dora": False}
+    assert config.items() >= expected.items()
+    assert config["target_modules"] == ["down_proj", "q_proj"]
+
+
+def test_what_is_no_adapter_of_the_model_is_refused(tmp_path):
+    model = load()
+    with pytest.raises(ConfigError, match=r"no linear map 'qproj'; did you mean 'q_proj'\?"):
+        adapters.add_adapters(model, LoRA(), "qproj")
+    with pytest.raises(ConfigError, match="is no less than it has itself"):
+        adapters.add_adapters(model, LoRA(rank=1000))
+    with pytest.raises(ConfigError, match="has no adapters"):
+        adapters.write_adapter(load(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"no adapter_config\.json"):
+        adapters.open_adapter(tmp_path)
+    model = load()
+    adapters.add_adapters(model, LoRA(rank=2), "q_proj")
+    folder = tmp_path / "q"
+    adapters.write_adapter(model, folder)
+    with pytest.raises(CheckpointError, match=r"is no linear map of a GPT"):
+        adapters.apply_adapter(load("gpt2"), adapters.open_adapter(folder))
+
+    def changed(change_weights=None, **config):
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        path = copy / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        if change_weights:
+            arrays = load_file(copy / "adapter_model.safetensors")
+            change_weights(arrays)
+            save_file(arrays, copy / "adapter_model.safetensors")
+        return copy
+
+    with pytest.raises(ConfigError, match="bias is 'all', which cannot be had here"):
+        adapters.open_adapter(changed(bias="all"))
+    with pytest.raises(ConfigError, match="peft_type is 'IA3'"):
+        adapters.open_adapter(changed(peft_type="IA3"))
+    with pytest.raises(CheckpointError, match=r"has rank 2, adapter_config\.json says 4"):
+        adapters.open_adapter(changed(r=4))
+    with pytest.raises(CheckpointError, match="which make no LoRA"):
+        adapters.open_adapter(changed(lambda arrays: arrays.pop(next(iter(arrays)))))
+    with pytest.raises(CheckpointError, match="is no part of a LoRA"):
+        adapters.open_adapter(changed(lambda arrays: arrays.update({"score.weight": np.zeros(2, np.float32)})))
