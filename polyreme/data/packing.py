@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from polyreme.data.token_pair import TokenPair
 from polyreme.errors import ConfigError
 
 NO_LABEL = -100
 """The label that a loss leaves out."""
+
+
+class TokenWindows(Protocol):
+    """Tokens that are read by position."""
+
+    def window(self, start: int, count: int) -> np.ndarray: ...
+
+
+class TokenDocuments(Protocol):
+    """Documents one after another. document_starts: the token each begins at and how many there are, int64 [d + 1]."""
+
+    @property
+    def tokens(self) -> TokenWindows: ...
+
+    @property
+    def document_starts(self) -> np.ndarray: ...
 
 
 def cut_documents(starts: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
@@ -74,17 +91,26 @@ def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class PackedDataset:
-    """Documents first to last - 1 of a pair as rows of seq_len tokens, of whole documents where they fit: map-style.
+    """Documents first to last - 1 as rows of seq_len tokens, of whole documents where they fit: map-style.
 
-    is_packed: pieces share rows, as best_fit says; item i is then (inputs int32 `[3, seq_len]`, labels int32
-    `[seq_len]`), the inputs being tokens, for each the place where its document ends, and its place in the document.
-    Otherwise a row is one piece, and item i (tokens `[seq_len]`, labels `[seq_len]`). Behind the last piece tokens are
-    0 and labels NO_LABEL, as documents of one token that nobody sees.
+    is_asked: for every token of the documents whether a model is asked for it, bool [tokens]; None for all, but the
+    first of each. is_packed: pieces share rows, as best_fit says; item i is then (inputs int32 `[3, seq_len]`, labels
+    int32 `[seq_len]`), the inputs being tokens, for each the place where its document ends, and its place in the
+    document. Otherwise a row is one piece, and item i (tokens `[seq_len]`, labels `[seq_len]`). Behind the last piece
+    tokens are 0 and labels NO_LABEL, as documents of one token that nobody sees.
     """
 
-    def __init__(self, pair: TokenPair, first: int, last: int, seq_len: int, is_packed: bool = True) -> None:
-        self.tokens, self.seq_len, self.is_packed = pair.tokens, seq_len, is_packed
-        self.starts, self.slots = cut_documents(pair.document_starts[first : last + 1], seq_len)
+    def __init__(
+        self,
+        documents: TokenDocuments,
+        first: int,
+        last: int,
+        seq_len: int,
+        is_packed: bool = True,
+        is_asked: np.ndarray | None = None,
+    ) -> None:
+        self.tokens, self.seq_len, self.is_packed, self.is_asked = documents.tokens, seq_len, is_packed, is_asked
+        self.starts, self.slots = cut_documents(documents.document_starts[first : last + 1], seq_len)
         if is_packed:
             self.order, self.bounds = best_fit(self.slots, seq_len)
         else:
@@ -95,7 +121,7 @@ class PackedDataset:
 
     @property
     def fill(self) -> float:
-        """The part of all places that has a label."""
+        """The part of all places that has a token which another follows."""
         return float(self.slots.sum() / max(len(self) * self.seq_len, 1))
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,9 +134,11 @@ class PackedDataset:
         ends[:] = np.arange(1, self.seq_len + 1)
         begin = 0
         for piece in self.order[self.bounds[row] : self.bounds[row + 1]]:
-            count = int(self.slots[piece])
-            window, stop = self.tokens.window(int(self.starts[piece]), count + 1), begin + count
+            start, count = int(self.starts[piece]), int(self.slots[piece])
+            window, stop = self.tokens.window(start, count + 1), begin + count
             tokens[begin:stop], labels[begin:stop] = window[:-1], window[1:]
+            if self.is_asked is not None:
+                labels[begin:stop][~self.is_asked[start + 1 : start + 1 + count]] = NO_LABEL
             ends[begin:stop], places[begin:stop] = stop, np.arange(count)
             begin = stop
         return (inputs if self.is_packed else tokens), labels

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,18 @@ class TextTokenizer:
             raise ConfigError("the tokenizer has no chat template; give text, or a model that was trained to chat")
         given = {**self._special, **variables, "messages": [dict(message) for message in messages]}
         return _render(self.template, given | {"add_generation_prompt": add_generation_prompt})
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """Ids of a conversation as its template writes it, in training and in serving; the template alone says what
+        stands before it. Raises as apply_chat_template does."""
+        text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return self.encode(text, add_special_tokens=False)
+
+    def with_template(self, template: str) -> TextTokenizer:
+        """This tokenizer with another chat template."""
+        return TextTokenizer(self.tokenizer, self.end, self.bos, template, self._special)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and generation_config.json, which from_pretrained reads."""
@@ -241,11 +254,29 @@ def _id(tokenizer: Tokenizer, token: str | None) -> int | None:
 
 def _render(template: str, variables: Mapping[str, Any]) -> str:
     try:
-        jinja2, sandbox = import_module("jinja2"), import_module("jinja2.sandbox")
+        jinja2 = import_module("jinja2")
     except ImportError:
         raise ConfigError("chat templates need jinja2: pip install polyreme[text]") from None
     if len(template) > _TEMPLATE_CHARS:
         raise ConfigError(f"the chat template has {len(template)} characters, over the limit of {_TEMPLATE_CHARS}")
+    parts, size = [], 0
+    try:
+        with _deadline(_TEMPLATE_SECONDS, jinja2.TemplateError(f"it took over {_TEMPLATE_SECONDS:g} s")):
+            for part in _compiled(template).generate(**variables):
+                size += len(part)
+                if size > _TEXT_CHARS:
+                    raise ConfigError(f"the chat template wrote over {_TEXT_CHARS} characters")
+                parts.append(part)
+    except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the chat template failed: {type(error).__name__}: {error}") from None
+    return "".join(parts)
+
+
+@lru_cache(maxsize=8)  # compiling takes longer than rendering
+def _compiled(template: str) -> Any:
+    jinja2, sandbox = import_module("jinja2"), import_module("jinja2.sandbox")
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -263,19 +294,7 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
-    parts, size = [], 0
-    try:
-        with _deadline(_TEMPLATE_SECONDS, jinja2.TemplateError(f"it took over {_TEMPLATE_SECONDS:g} s")):
-            for part in environment.from_string(template).generate(**variables):
-                size += len(part)
-                if size > _TEXT_CHARS:
-                    raise ConfigError(f"the chat template wrote over {_TEXT_CHARS} characters")
-                parts.append(part)
-    except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"the chat template failed: {type(error).__name__}: {error}") from None
-    return "".join(parts)
+    return environment.from_string(template)
 
 
 def _product_size(left: Any, right: Any) -> int:

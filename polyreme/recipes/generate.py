@@ -27,7 +27,7 @@ def run(
     """
     model, tokenizer = load_writer(path, dtype)
     if chat:
-        ids = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]), False)
+        ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
     else:
         # a text of no tokens begins where one has ended
         ids = tokenizer.encode(prompt) or [tokenizer.end[0] if tokenizer.end else 0]

@@ -246,12 +246,10 @@ class Endpoints:
         return await asyncio.to_thread(encode, text, add_special_tokens)
 
     async def _rendered(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> list[int]:
-        template = self.service.tokenizer.apply_chat_template
         try:
-            text = await asyncio.to_thread(template, messages, **variables)
+            return await asyncio.to_thread(self.service.tokenizer.encode_chat, messages, **variables)
         except ConfigError as error:
             raise HttpRefusal(400, str(error), param="messages", code="chat_template") from None
-        return await self._encoded(text, False)
 
     def _ids(self, ids: list[int], param: str) -> list[int]:
         known = self.service.tokenizer.vocab_size
