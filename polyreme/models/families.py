@@ -239,7 +239,7 @@ MIXTRAL = Family(
     head_dim=True,
     experts=True,
     documents=True,
-    settings=("experts_per_token", "expert_ffn_size", "balance_loss", "capacity_factor", "routing"),
+    settings=("experts_per_token", "expert_ffn_size", "balance_loss", "balance_scope", "capacity_factor", "routing"),
     balance_loss=0.01,
 )
 

@@ -30,6 +30,7 @@ from polyreme.models.llama import (
 from polyreme.models.published import EXPERTS, PublishedFamily, WeightRule
 from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
 from polyreme.nn import ExpertChoiceRouter, HashRouter, Layer, MoE, Router
+from polyreme.nn.layers.experts import BALANCE_SCOPES
 from polyreme.ops import creation
 from polyreme.ops.layout import constrain
 
@@ -40,9 +41,10 @@ class MixtralConfig(LlamaConfig):
 
     num_experts of each layer, of which experts_per_token work on a token; expert_ffn_size: their width, ffn_size if 0.
     normalize_gates: a token's gates are divided by their sum. balance_loss: the weight of F.balance_loss in the loss
-    of training, the family's if None. capacity_factor: how many times its even share of choices an expert takes; it
-    takes all if 0. routing: one of families.ROUTINGS; with expert_choice experts_per_token is a mean, an expert chooses
-    capacity_factor (1 if 0) times its even share, and a token is chosen by comparison with later ones too.
+    of training, the family's if None; balance_scope: whose choices it counts, as of nn.Router. capacity_factor: how
+    many times its even share of choices an expert takes; it takes all if 0. routing: one of families.ROUTINGS; with
+    expert_choice experts_per_token is a mean, an expert chooses capacity_factor (1 if 0) times its even share, and a
+    token is chosen by comparison with later ones too.
     """
 
     family: ClassVar[Family] = MIXTRAL
@@ -52,6 +54,7 @@ class MixtralConfig(LlamaConfig):
     expert_ffn_size: int = 0
     normalize_gates: bool = True
     balance_loss: float | None = None
+    balance_scope: str = "micro_batch"
     capacity_factor: float = 0.0
     routing: str = "token_choice"
 
@@ -77,6 +80,12 @@ class MixtralConfig(LlamaConfig):
             raise ConfigError(
                 f"{type(self).__name__}: balance_loss {self.balance_loss} with routing {self.routing}, which no loss "
                 "balances; leave it out"
+            )
+        scopes = BALANCE_SCOPES if self.balance_loss else BALANCE_SCOPES[:1]
+        if self.balance_scope not in scopes:
+            raise ConfigError(
+                f"{type(self).__name__}: balance_scope {self.balance_scope!r} with balance_loss {self.balance_loss}, "
+                f"which takes {' or '.join(scopes)}"
             )
 
     @property
@@ -110,8 +119,14 @@ def make_routed_experts(config: MixtralConfig, number: int) -> MoE:
     if config.routing == "expert_choice":
         router = ExpertChoiceRouter(config.hidden_size, *sizes, capacity_factor=capacity or 1.0, weight_attr=normal())
         return make_experts(config, router)
-    options = {"normalize": config.normalize_gates, "balance_loss": config.balance_loss}
-    return make_experts(config, make_router(config, capacity_factor=capacity, **options))
+    router = make_router(
+        config,
+        capacity_factor=capacity,
+        normalize=config.normalize_gates,
+        balance_loss=config.balance_loss,
+        balance_scope=config.balance_scope,
+    )
+    return make_experts(config, router)
 
 
 class SparseBlock(Block):

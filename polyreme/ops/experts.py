@@ -236,15 +236,21 @@ def expert_load(choices: Array, num_experts: int) -> Array:
 
 
 @op(amp="fp32", method=False)
-def balance_loss(scores: Array, choices: Array, per_sequence: bool = False) -> Array:
+def balance_loss(scores: Array, choices: Array, per_sequence: bool = False, counts: Array | None = None) -> Array:
     """e * sum over experts of (part of the choices it got) * (its mean share of the scores), 1 where all are equal.
 
     scores [..., e], at least 0; choices [..., k], as they were before a capacity left some out. per_sequence: the mean
-    over the first dim of the loss of each of its entries. Sources: arXiv:2101.03961, section 2.2; arXiv:2412.19437,
-    section 2.1.2. Raises ShapeError for choices of other tokens, DTypeError for choices that are no integers.
+    over the first dim of the loss of each of its entries. counts [e]: how many choices each expert got, of more tokens
+    than these. Sources: arXiv:2101.03961, section 2.2; arXiv:2412.19437, section 2.1.2; for counts arXiv:2501.11873.
+    Raises ShapeError for choices of other tokens and counts of other experts, DTypeError for choices that are no
+    integers, ConfigError for counts with per_sequence.
     """
     check_choices("balance_loss", choices)
     e = scores.shape[-1]
+    if counts is not None and per_sequence:
+        raise ConfigError("balance_loss: counts with per_sequence; a sequence has its own, leave one of them out")
+    if counts is not None and counts.shape != (e,):
+        raise ShapeError(f"balance_loss: counts {list(counts.shape)} for scores {list(scores.shape)}; needs [{e}]")
     if per_sequence and scores.ndim != 3:
         raise ShapeError(f"balance_loss: per_sequence with scores {list(scores.shape)}; needs [batch, seq, experts]")
     if choices.shape[:-1] != scores.shape[:-1]:
@@ -257,7 +263,9 @@ def balance_loss(scores: Array, choices: Array, per_sequence: bool = False) -> A
     if 0 in scores.shape:
         return jnp.zeros((), scores.dtype)
     share = (scores / (scores.sum(-1, keepdims=True) + 1e-20)).mean(dims)
-    hits = (choices[..., None] == jnp.arange(e, dtype=choices.dtype)).sum((*dims, -2)).astype(share.dtype)
+    if counts is None:
+        counts = (choices[..., None] == jnp.arange(e, dtype=choices.dtype)).sum((*dims, -2))
+    hits = counts.astype(share.dtype)
     part = hits / jnp.maximum(hits.sum(-1, keepdims=True), 1)
     return (e * (part * share).sum(-1)).mean()
 

@@ -159,8 +159,9 @@ class ModelConfig(DeepseekSettings, EvoformerSettings):
     """Dimensions of the model. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
 
     Of a family with experts: num_experts of each layer, experts_per_token of which work on a token, their width
-    expert_ffn_size (ffn_size if 0), the weight of the loss that balances them (the family's if left out), and the times
-    its even share of tokens that one takes (all if 0). routing: who chooses experts, as models.families.ROUTINGS says.
+    expert_ffn_size (ffn_size if 0), the weight of the loss that balances them (the family's if left out) and whose
+    choices it counts, and the times its even share of tokens that one takes (all if 0). routing: who chooses experts,
+    as models.families.ROUTINGS says.
     What a family has not is refused if it differs from its default. Families other than decoders have num_layers, and
     settings of their own.
     """
@@ -180,6 +181,7 @@ class ModelConfig(DeepseekSettings, EvoformerSettings):
     experts_per_token: Count = 2
     expert_ffn_size: Whole = 0
     balance_loss: NotNegative = 0.0
+    balance_scope: Literal["micro_batch", "global_batch"] = "micro_batch"
     capacity_factor: NotNegative = 0.0
     routing: Literal["token_choice", "expert_choice", "hash"] = "token_choice"
 
@@ -237,6 +239,10 @@ class ModelConfig(DeepseekSettings, EvoformerSettings):
         if self.balance_loss and self.routing != ROUTINGS[0]:
             raise ValueError(
                 f"balance_loss={self.balance_loss} with routing={self.routing}, which no loss balances; leave it out"
+            )
+        if self.balance_scope != "micro_batch" and not self.balance_loss:
+            raise ValueError(
+                f"balance_scope={self.balance_scope} without a balance_loss; give its weight, or leave the scope out"
             )
         return self
 

@@ -13,6 +13,7 @@ from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import SCHEDULES, Plan
 from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.families import ROUTINGS
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.mixtral import Mixtral, MixtralConfig
@@ -30,8 +31,10 @@ def build(family, num_layers=4):
     if family == "gpt":
         return GPT(GPTConfig.nano(num_layers=num_layers, dropout=0.1))
     if family.startswith("mixtral"):
-        routing = family.partition(" ")[2] or "token_choice"
-        return Mixtral(MixtralConfig.nano(num_layers=num_layers, num_experts=8, routing=routing))
+        setting = family.partition(" ")[2]
+        options = {"balance_scope": setting, "balance_loss": 0.1} if setting == "global_batch" else {}
+        options |= {"routing": setting} if setting in ROUTINGS else {}
+        return Mixtral(MixtralConfig.nano(num_layers=num_layers, num_experts=8, **options))
     if family == "deepseek_v3":
         # over stages with a dense layer and a module that predicts further
         sizes = {"num_layers": num_layers, "q_lora_rank": 12}
@@ -67,8 +70,9 @@ CASES = [
         for family, stage in (("gpt", 1), ("llama", 2), ("gpt", 3))
         for schedule in SCHEDULES
     ],
-    case("mixtral", pp=2, dp=2, ep=2, num_microbatches=2),
-    case("mixtral", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
+    case("mixtral global_batch", pp=2, dp=2, ep=2, num_microbatches=2),
+    case("mixtral global_batch", slow=True, sharding=2, ep=2, sharding_stage=2, num_microbatches=4, recompute="full"),
+    case("mixtral global_batch", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
     case("mixtral", sharding=2, sep=2, ep=2, sharding_stage=3, expert_axes=("sep", "ep"), expert_dispatch="padded"),
     case("mixtral", slow=True, dp=2, mp=2, ep=2, recompute="full", expert_dispatch="padded"),
     case("mixtral hash", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, recompute="full"),

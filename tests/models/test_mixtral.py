@@ -89,6 +89,10 @@ def test_a_plan_splits_experts():
         ({"num_experts": 0}, "num_experts is 0; give at least 1"),
         ({"balance_loss": -1.0}, "balance_loss -1.0"),
         ({"routing": "tokens"}, "routing 'tokens'; one of token_choice, expert_choice, hash"),
+        (
+            {"balance_scope": "global_batch", "routing": "hash"},
+            "'global_batch' with balance_loss 0.0, which takes micro_batch$",
+        ),
         ({"routing": "hash", "balance_loss": 0.1}, "balance_loss 0.1 with routing hash, which no loss balances"),
     ],
 )

@@ -162,6 +162,45 @@ def test_losses_add_up():
     assert router.weight.grad.numpy().any()
 
 
+def test_a_balance_over_the_global_batch_counts_the_microbatches_so_far():
+    paddle.seed(1)
+    router = nn.Router(6, 5, balance_loss=0.5, balance_scope="global_batch")
+    optimizer = paddle.optimizer.SGD(0.0, parameters=router.parameters())
+
+    @paddle.jit.to_static
+    def step(parts):
+        losses = []
+        for x in parts:
+            losses.append(router(x).loss)
+            losses[-1].backward()
+        optimizer.step()
+        gradient = router.weight.grad * 1
+        optimizer.clear_grad()
+        return losses, gradient
+
+    for seed in range(2):  # the second step counts anew
+        parts = paddle.to_tensor(np.random.default_rng(seed).standard_normal((3, 4, 6)).astype("float32"))
+        losses, gradient = step(parts)
+        counts, want_gradient = np.zeros(5, "int32"), 0
+        for i, x in enumerate(parts):
+            choices, _, scores = F.choose_experts(F.router_logits(x, router.weight))
+            counts += np.bincount(choices.numpy().ravel(), minlength=5).astype("int32")
+            want = 0.5 * F.balance_loss(scores, choices, counts=paddle.to_tensor(counts))
+            assert losses[i].item() == pytest.approx(want.item(), rel=8 * EPS)
+            assert (losses[i].item() == pytest.approx(0.5 * F.balance_loss(scores, choices).item())) == (i == 0)
+            want_gradient = want_gradient + paddle.grad(want, router.weight)[0].numpy()
+        np.testing.assert_allclose(gradient.numpy(), want_gradient, rtol=0, atol=24 * EPS * np.abs(want_gradient).max())
+    router.eval()  # a batch counts itself
+    routing, (choices, _, scores) = router(x), F.choose_experts(F.router_logits(x, router.weight))
+    assert routing.loss.item() == pytest.approx(0.5 * F.balance_loss(scores, choices).item(), rel=8 * EPS)
+    router.train()
+    router.weight.stop_gradient = True
+    with pytest.raises(ConfigError, match=r"'global_batch' with a frozen weight, .* give 'micro_batch', or a balance"):
+        router(x)
+    with pytest.raises(ConfigError, match="balance_loss: counts with per_sequence; a sequence has its own"):
+        F.balance_loss(scores, choices, per_sequence=True, counts=paddle.to_tensor(counts))
+
+
 def test_the_selection_bias_is_saved_and_no_parameter():
     router = nn.Router(6, 5, selection_bias=True)
     assert "selection_bias" in router.state_dict()
@@ -296,6 +335,11 @@ def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
             lambda: nn.Router(6, 5, score="logits", balance_loss=0.1),
             "with score='logits', whose shares may be",
         ),
+        (
+            lambda: nn.Router(6, 5, balance_loss=1.0, balance_scope="step"),
+            "balance_scope='step'; one of micro_batch, gl",
+        ),
+        (lambda: nn.Router(6, 5, balance_scope="global_batch"), "without a balance_loss; give its weight, or leave"),
         (lambda: nn.MoE(6, 8, 5, activation="tanh"), "MoE: unknown activation 'tanh'"),
     ],
 )

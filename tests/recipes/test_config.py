@@ -250,6 +250,10 @@ def test_the_balance_loss_left_out_is_the_familys():
             "balance_loss=0.1: llama has none; .* mixtral or qwen3_moe",
         ),
         (
+            {"model": {"family": "mixtral", "balance_scope": "global_batch", "balance_loss": 0.0}},
+            "balance_scope=global_batch without a balance_loss; give its weight, or leave the scope out",
+        ),
+        (
             {"model": {"family": "mixtral", "routing": "hash", "balance_loss": 0.1}},
             "balance_loss=0.1 with routing=hash, which no loss balances",
         ),

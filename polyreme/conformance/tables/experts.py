@@ -65,11 +65,12 @@ def limit(choices, gates, experts, capacity, by="order"):
     return left
 
 
-def balance(scores, choices, per_sequence=False):
+def balance(scores, choices, per_sequence=False, counts=None):
     if per_sequence:
         return np.mean([balance(s, c) for s, c in zip(scores, choices, strict=True)])
     e = scores.shape[-1]
-    part = np.array([(choices == i).sum() for i in range(e)]) / (choices >= 0).sum()
+    counts = np.array([(choices == i).sum() for i in range(e)]) if counts is None else counts
+    part = counts / counts.sum()
     share = (scores / scores.sum(-1, keepdims=True)).reshape(-1, e).mean(0)
     return e * (part * share).sum()
 
@@ -149,6 +150,7 @@ CASES = [
     Case("expert_load", lambda rng: (CHOICES, 4), counts, no_grad="counts"),
     Case("balance_loss", lambda rng: (np.add(GATES[:, :1], [[0.1, 0.4, 0.2]]), CHOICES), balance, terms=24),
     Case("balance_loss", lambda rng: (sp.softmax(LOGITS, -1), np.argsort(-LOGITS, -1)[..., :2].astype("int32"), True), balance, terms=24, tag="sequence", bad=((WIDE, CHOICES, True), ShapeError, r"needs \[batch, seq, experts\]")),
+    Case("balance_loss", lambda rng: (sp.softmax(LOGITS, -1), np.argsort(-LOGITS, -1)[..., :2].astype("int32"), False, np.array([7, 0, 2, 5], "int32")), balance, terms=24, tag="counts", bad=((WIDE, CHOICES, False, CHOICES[0]), ShapeError, r"counts \[\d\] for scores .*; needs \[")),
     Case("router_z_loss", floats((2, 3, 4)), lambda x: (sp.logsumexp(x.astype("float64"), -1) ** 2).mean(), terms=24),
     Case("experts_ffn", gated, compute, terms=24, bad=((X, CHOICES, GATES, UP, UP), ShapeError, r"down \[3, 3, 4\] .* needs \[3, 4, 3\]")),
     Case("experts_ffn", biased, compute, terms=24, tag="bias", bad=((X, CHOICES, GATES, UP, DOWN, None, None, None, "tanh"), ConfigError, "unknown activation 'tanh'")),

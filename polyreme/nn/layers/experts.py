@@ -25,6 +25,9 @@ from polyreme.ops.layout import constrain
 
 _PRIME = 2**31 - 1
 
+BALANCE_SCOPES = ("micro_batch", "global_batch")
+"""Whose choices a Router's balance_loss counts."""
+
 
 class Routing(NamedTuple):
     """Where tokens go: choices [..., k] int32 with -1 for none, gates [..., k], the router's loss (0-D, float32), and
@@ -48,7 +51,9 @@ class Router(Layer):
     capacity_factor: an expert takes ceil(factor * tokens * top_k / num_experts) choices of a batch and the rest are
     dropped, by "order" or by "gate"; none is dropped if None. balance_loss, sequence_loss, z_loss: weights of the
     losses that F.balance_loss (over the batch, over each sequence) and F.router_z_loss give, summed in Routing.loss;
-    tokens of all devices count together.
+    tokens of all devices count together. balance_scope: whose choices balance_loss counts, those of a "micro_batch", or
+    of the "global_batch": of all microbatches of the optimizer's step so far, this one included, each of which adds its
+    mean shares times the counts at its time (arXiv:2501.11873).
 
     The weight [d_model, num_experts] and all numbers are float32, under autocast too. Raises ConfigError for numbers
     that do not fit each other.
@@ -73,6 +78,7 @@ class Router(Layer):
         capacity_factor: float | None = None,
         capacity_by: str = "order",
         balance_loss: float = 0.0,
+        balance_scope: str = "micro_batch",
         sequence_loss: float = 0.0,
         z_loss: float = 0.0,
         weight_attr: Any = None,
@@ -94,7 +100,12 @@ class Router(Layer):
                 f"Router: {balance_loss=}, {sequence_loss=} with score='logits', whose shares may be negative; choose "
                 "another score, or 0"
             )
+        if balance_scope not in BALANCE_SCOPES:
+            raise ConfigError(f"Router: {balance_scope=}; one of {', '.join(BALANCE_SCOPES)}")
+        if balance_scope == "global_batch" and not balance_loss:
+            raise ConfigError(f"Router: {balance_scope=} without a balance_loss; give its weight, or leave it out")
         self.num_experts, self.top_k, self.bias_rate = num_experts, top_k, bias_rate
+        self.balances_step = balance_scope == "global_batch"
         self.keeps_load = False
         self.choice = {
             "top_k": top_k,
@@ -111,7 +122,7 @@ class Router(Layer):
             self.register_buffer("selection_bias", creation.zeros([num_experts], dtypes.float32))
         else:
             self.selection_bias = None
-        if bias_rate:
+        if bias_rate or self.balances_step:
             self._count_steps()
 
     def keep_load(self) -> None:
@@ -141,20 +152,32 @@ class Router(Layer):
         logits = F.router_logits(x, self.weight)
         choices, gates, scores = F.choose_experts(logits, self.selection_bias, allowed, **self.choice)
         load = F.expert_load(choices, self.num_experts)
-        loss = self._loss(logits, scores, choices)
+        loss = self._loss(logits, scores, choices, load)
         if self.capacity_factor is not None:
             capacity = self.capacity(math.prod(choices.shape[:-1]))
             choices = F.limit_experts(choices, gates, self.num_experts, capacity, self.capacity_by)
-        if (self.bias_rate or self.keeps_load) and self.training and not self.weight.stop_gradient:
+        if self._counts:
             self._count(load, choices)
         return Routing(choices, gates, loss, load)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether a forward adds to the counts of a step, which the weight's update ends."""
+        if not self.training or not (self.bias_rate or self.keeps_load or self.balances_step):
+            return False
+        if self.weight.stop_gradient and self.balances_step:
+            raise ConfigError(
+                "Router: balance_scope='global_batch' with a frozen weight, whose update would end the counts of a "
+                "step; give 'micro_batch', or a balance_loss of 0"
+            )
+        return not self.weight.stop_gradient
 
     def _count(self, load: Any, choices: Any) -> None:
         """Add to the step's load what this forward sent, and to what was dropped; choices: those that are left."""
         if state.recording():
             raise ConfigError(
-                f"Router: bias_rate={self.bias_rate} or keep_load() in a Program, whose optimizer moves no bias and "
-                "ends no count; give 0, and leave it out"
+                f"Router: bias_rate={self.bias_rate}, keep_load() or balance_scope='global_batch' in a Program, whose "
+                "optimizer moves no bias and ends no count; give 0, and leave them out"
             )
         with no_grad():
             _add(self.step_load, load)
@@ -180,9 +203,10 @@ class Router(Layer):
         """Most choices that an expert takes of a batch of so many tokens; without a capacity_factor, of all."""
         return _share(self, tokens)
 
-    def _loss(self, logits: Any, scores: Any, choices: Any) -> Any:
+    def _loss(self, logits: Any, scores: Any, choices: Any, load: Any) -> Any:
+        counts = self.step_load + load if self.balances_step and self.training else None
         terms = {
-            "balance": lambda: F.balance_loss(scores, choices),
+            "balance": lambda: F.balance_loss(scores, choices, counts=counts),
             "sequence": lambda: F.balance_loss(scores, choices, per_sequence=True),
             "z": lambda: F.router_z_loss(logits),
         }
