@@ -27,6 +27,11 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
     n: Annotated[int, typer.Option("--n", min=1, help="Texts, of seeds SEED, SEED + 1, ...")] = 1,
+    speculative: Annotated[
+        str | None,
+        typer.Option(metavar="ngram|FOLDER", help="Draft tokens from the text, or by a smaller model: the same text."),
+    ] = None,
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are drafted at a time.")] = 5,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or auto for the files'.")] = None,
 ) -> None:
     """Write text with a trained model.
@@ -48,4 +53,7 @@ def generate(
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    recipe.run(published.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, say=say)
+    recipe.run(
+        published.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, speculative=speculative,
+        num_draft_tokens=num_draft_tokens, say=say,
+    )  # fmt: skip

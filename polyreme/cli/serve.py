@@ -35,6 +35,11 @@ def serve(
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the cache.")] = None,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that a step takes in.")] = 64,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Compute beginnings that prompts share once.")] = True,
+    speculative: Annotated[
+        str | None,
+        typer.Option(metavar="ngram|FOLDER", help="Draft tokens from the text, or by a smaller model: the same texts."),
+    ] = None,
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text that are drafted at a time.")] = 5,
     max_waiting: Annotated[int, typer.Option(min=0, help="Texts that may wait for a place.")] = 128,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 600.0,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = 4 << 20,
@@ -53,8 +58,9 @@ def serve(
 
     path = published.resolve(weights)
     engine = loading.EngineOptions(
-        dtype, max_num_seqs, max_model_len, block_size, num_blocks, prefill_chunk, enable_prefix_caching
-    )
+        dtype, max_num_seqs, max_model_len, block_size, num_blocks, prefill_chunk, enable_prefix_caching,
+        speculative, num_draft_tokens,
+    )  # fmt: skip
     options = ServerOptions(
         names=names_of(weights, served_model_name or ()),
         host=host,

@@ -5,6 +5,7 @@ from polyreme.generation.engine import EngineStatistics, StepOutput, TextEngine
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.llm import LLM, RequestOutput
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "EngineStatistics",
     "RequestOutput",
     "SamplingParams",
+    "Speculation",
     "StepOutput",
     "TextEngine",
     "TextGenerator",

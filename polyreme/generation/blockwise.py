@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from polyreme.core.state import TensorState
+from polyreme.eager.tensor import to_tensor
 from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
 from polyreme.models.cache import CacheRows
@@ -45,9 +48,30 @@ class BlockwiseSteps:
         """What the last block makes of tokens [batch, s], which are then in the cache; its lengths are as they were."""
         self.cache.is_empty = self.is_first
         parts = self._embed(tokens)
-        for number, first in enumerate(self._firsts):
-            run = self._runs[first]
-            parts = run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
+        for number in range(len(self._firsts)):
+            parts = self._run(number, parts)
+        self.cache.is_empty = False
+        return parts
+
+    def hidden_of_each(self, tokens: Sequence[int]) -> list[tuple[Any, ...]]:
+        """What hidden makes of tokens of one row that come one after another, each by the programs of a single one and
+        so with its bits; the cache's lengths are as they were.
+
+        Each block takes in all of them while its weights are in the processor's cache: 4 take 1.9 times as long as one.
+        """
+        lengths = self.cache.lengths
+        start = lengths.numpy()
+        places = [to_tensor(start + np.int32(number)) for number in range(len(tokens))]
+        self.cache.is_empty = self.is_first
+        parts = []
+        for token, place in zip(tokens, places, strict=True):
+            lengths.set_value(place)
+            parts.append(self._embed(to_tensor(np.array([[token]], np.int64))))
+        for number in range(len(self._firsts)):
+            for index, place in enumerate(places):
+                lengths.set_value(place)
+                parts[index] = self._run(number, parts[index])
+        lengths.set_value(start)
         self.cache.is_empty = False
         return parts
 
@@ -59,6 +83,12 @@ class BlockwiseSteps:
     def finish_all(self, parts: tuple[Any, ...]) -> Any:
         """Logits [batch * s, vocab], float32, after each token; parts: what hidden made of them."""
         return self._finish_all(*parts)
+
+    def _run(self, number: int, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a block makes of these."""
+        first = self._firsts[number]
+        run = self._runs[first]
+        return run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
 
     def _twin(self, number: int, first: int, program: CapturedProgram) -> CapturedProgram:
         """The program of the block `first`, over the block `number`."""

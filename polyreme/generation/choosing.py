@@ -91,6 +91,18 @@ class TokenGrammar(Protocol):
         """Go on by a token of those."""
         ...
 
+    def copy(self) -> TokenGrammar:
+        """The same for another text, from here on."""
+        ...
+
+
+class DraftRow(NamedTuple):
+    """A row on which a token is chosen for the text of another one, `owner`, after drafted tokens."""
+
+    row: int
+    owner: int
+    tokens: Sequence[int]
+
 
 class _ChoiceKind(NamedTuple):
     """What choosing a token of each row takes: whether tokens that were seen are penalized, whether texts have a least
@@ -106,8 +118,8 @@ class TokenChooser:
     """Chooses a token of each of `rows` rows by the settings of each.
 
     A row's token and log-probabilities are the same bits whatever the settings of the others: noise and
-    log-probabilities are made by programs of their own, which all kinds of settings share. end, num_known: as of
-    TextGenerator.
+    log-probabilities are made by programs of their own, which all kinds of settings share. A row without a text of its
+    own may choose for another's, after tokens that may come next. end, num_known: as of TextGenerator.
     """
 
     def __init__(self, rows: int, vocab_size: int, num_known: int, end: Sequence[int]) -> None:
@@ -121,6 +133,8 @@ class TokenChooser:
         self._noise = to_static(functools.partial(gumbel_noise, count=vocab_size))
         self._logs = to_static(functools.partial(F.log_softmax, axis=-1))
         self._tops: dict[int, Callable[..., tuple[Any, ...]]] = {}
+        self._fork = to_static(self._forked)
+        self._unmarked: dict[int, list[int]] = {}
 
     def begin(
         self,
@@ -133,6 +147,7 @@ class TokenChooser:
         """Choose for a row by these settings from now on; tokens: the prompt, and what of the text is there already.
         grammar: says which tokens may be chosen."""
         self._params[row], self._grammars[row], self._settings = params, grammar, None
+        self._unmarked.pop(row, None)
         for name, column in self._columns.items():
             column[row] = prompt_length + params.min_tokens if name == "least" else getattr(params, name)
         if params.repetition_penalty != 1:
@@ -146,8 +161,14 @@ class TokenChooser:
         for name, (_, default) in _COLUMNS.items():
             self._columns[name][row] = default
 
-    def __call__(self, logits: Any, lengths: Any) -> ChosenTokens:
-        """A token of each row by logits [rows, vocab]; lengths: int32 [rows], of the texts that they follow."""
+    def note(self, row: int, tokens: Sequence[int]) -> None:
+        """A row's text goes on by tokens that were chosen on others."""
+        if self._params[row] is not None and self._params[row].repetition_penalty != 1:
+            self._unmarked.setdefault(row, []).extend(tokens)
+
+    def __call__(self, logits: Any, lengths: Any, drafts: Sequence[DraftRow] = ()) -> ChosenTokens:
+        """A token of each row by logits [rows, vocab]; lengths: int32 [rows], of the texts that they follow. drafts:
+        the rows that choose for others."""
         known = [params for params in self._params if params is not None]
         choices: list[Choice] = ["greedy", *(p.choice for p in known)]
         kind = _ChoiceKind(
@@ -158,11 +179,17 @@ class TokenChooser:
         )
         if kind not in self._choices:
             self._choices[kind] = to_static(functools.partial(self._choose, kind))
+        if kind.penalty and (drafts or self._unmarked):
+            self._fork(*self._fork_arguments(drafts))
         if self._settings is None:
             self._settings = [to_tensor(column) for column in self._columns.values()]
         seeds, *rest = self._settings
+        if drafts:
+            owners = self._owners(drafts)
+            seeds, *rest = (to_tensor(column[owners]) for column in self._columns.values())
         noise = None if kind.choice == "greedy" else self._noise(seeds, lengths.astype("int64"))
-        tokens = self._choices[kind](logits, lengths, noise, self._allowed() if kind.grammar else None, *rest)
+        allowed = self._allowed(drafts) if kind.grammar else None
+        tokens = self._choices[kind](logits, lengths, noise, allowed, *rest)
         counts = [p.logprobs for p in known if p.logprobs is not None]
         if not counts:
             return ChosenTokens(tokens.numpy())
@@ -176,15 +203,46 @@ class TokenChooser:
             self._tops[count] = to_static(functools.partial(likeliest, count=count))
         return tuple(part.numpy() for part in self._tops[count](self._logs(logits), tokens))
 
-    def _allowed(self) -> Tensor:
+    def _owners(self, drafts: Sequence[DraftRow]) -> np.ndarray:
+        """The row whose settings each row has."""
+        owners = np.arange(len(self._params))
+        for draft in drafts:
+            owners[draft.row] = draft.owner
+        return owners
+
+    def _fork_arguments(self, drafts: Sequence[DraftRow]) -> tuple[Tensor, Tensor]:
+        """Of each row, its owner and the tokens that its owner's row is not marked with."""
+        texts = dict(self._unmarked)
+        texts |= {draft.row: [*self._unmarked.get(draft.owner, ()), *draft.tokens] for draft in drafts}
+        self._unmarked = {}
+        width = 8
+        while width < max(map(len, texts.values()), default=0):
+            width *= 2
+        tokens = np.full((len(self._params), width), -1, np.int32)
+        for row, text in texts.items():
+            tokens[row, : len(text)] = text
+        return to_tensor(self._owners(drafts)), to_tensor(tokens)
+
+    def _allowed(self, drafts: Sequence[DraftRow]) -> Tensor:
         """What grammars allow, bool [rows, vocab]."""
         allowed = np.ones((len(self._grammars), self.vocab_size), bool)
         for row, grammar in enumerate(self._grammars):
             if grammar is not None:
                 allowed[row] = grammar.allowed()
+        for draft in drafts:
+            grammar = self._grammars[draft.owner]
+            if grammar is not None:
+                ahead = grammar.copy()
+                for token in draft.tokens:
+                    ahead.take(token)
+                if not ahead.is_done:
+                    allowed[draft.row] = ahead.allowed()
         return to_tensor(allowed)
 
     # what is captured
+
+    def _forked(self, owners: Any, tokens: Any) -> None:
+        marked(self._seen.index_select(owners, 0), tokens, out=self._seen)
 
     def _choose(
         self,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from polyreme.generation.engine import StepOutput, TextEngine
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.speculation import Speculation
 
 _LONGEST = 240
 """Tokens of a prompt that is made up, at most: three chunks and what is left, of the usual size."""
@@ -21,20 +24,21 @@ Request = tuple[list[int], SamplingParams]
 @dataclass(frozen=True)
 class CompanyCheck:
     """Requests in one company against the same alone: tokens that were written, tokens of prompts that were known, how
-    often a request gave way to others, and where the first one differs, if one does."""
+    often a request gave way to others, drafted tokens that were met, and where the first one differs, if one does."""
 
     name: str
     num_requests: int
     num_tokens: int
     num_known: int
     num_preemptions: int
+    num_accepted: int
     difference: str | None
 
     def __str__(self) -> str:
         result = "the same bits" if self.difference is None else f"DIFFERENT: {self.difference}"
         return (
             f"{self.name:24} {self.num_requests:3} requests {self.num_tokens:5} tokens {self.num_known:5} known "
-            f"{self.num_preemptions:3} preempted  {result}"
+            f"{self.num_preemptions:3} preempted {self.num_accepted:4} drafted  {result}"
         )
 
 
@@ -44,7 +48,8 @@ def check_company(
     """Write made-up requests alone, nothing known, then in companies -> a check of each company.
 
     Tokens, log-probabilities and the likeliest tokens are compared bit by bit. The engine has fewer blocks than its
-    rows could use, so that requests are preempted.
+    rows could use, so that requests are preempted. At last the next tokens are drafted: as they were alone, but for
+    every third one.
     """
     longest = min(model.config.seq_len, _LONGEST + _NEW)
     block_size = max(1, min(16, longest // 8))
@@ -58,7 +63,9 @@ def check_company(
         block_size=block_size,
         num_blocks=3 * -(-longest // block_size),
         prefill_chunk=chunk,
+        speculation=Speculation(max_loss=math.inf),
     )
+    engine.drafter = None
     rows = np.random.default_rng(seed)
     requests = [_made_up(rows, number, engine, model.config.vocab_size) for number in range(num_requests)]
     alone = {}
@@ -76,6 +83,34 @@ def check_company(
         yield _check(name, engine, company(), alone, rows, 0)
     engine.forget_prefixes()
     yield _check("coming and going", engine, companies["in another order"](), alone, rows, 4)
+    texts = [
+        (prompt, [t for output in alone[str(n)] for t in output.token_ids]) for n, (prompt, _) in enumerate(requests)
+    ]
+    engine.drafter = _RecallDrafter([prompt + text for prompt, text in texts], model.config.vocab_size)
+    yield _check("with drafts", engine, companies["all at once"](), alone, rows, 0)
+    yield _check("with drafts, coming", engine, companies["in another order"](), alone, rows, 4)
+
+
+class _RecallDrafter:
+    """Proposes how texts went on that are known, every third token wrong; as of Drafter."""
+
+    def __init__(self, texts: list[list[int]], vocab_size: int) -> None:
+        self._texts, self._vocab_size = texts, vocab_size
+
+    def begin(self, row: int, params: SamplingParams) -> None:
+        """Nothing is to be done."""
+
+    def leave(self, row: int) -> None:
+        """Nothing is to be done."""
+
+    def propose(self, texts: Mapping[int, Sequence[int]], counts: Mapping[int, int]) -> dict[int, list[int]]:
+        """What comes next in the text that begins so."""
+        drafts = {}
+        for row, text in texts.items():
+            whole = next((known for known in self._texts if known[: len(text)] == list(text)), [])
+            ahead = list(enumerate(whole))[len(text) : len(text) + counts[row]]
+            drafts[row] = [(token + (place % 3 == 0)) % self._vocab_size for place, token in ahead]
+        return drafts
 
 
 def _made_up(rows: np.random.Generator, number: int, engine: TextEngine, vocab: int) -> Request:
@@ -136,16 +171,26 @@ def _check(
         sum(len(output.token_ids) for request in requests for output in outputs[request]),
         after.prefix_tokens_hit - before.prefix_tokens_hit,
         after.num_preemptions - before.num_preemptions,
+        after.accepted_tokens - before.accepted_tokens,
         next((text for request in requests if (text := _difference(request, alone[request], outputs[request]))), None),
     )
 
 
 def _difference(name: str, alone: list[StepOutput], together: list[StepOutput]) -> str | None:
-    """Where the first token of a request differs."""
-    for place in range(max(len(alone), len(together))):
-        one, other = (steps[place] if place < len(steps) else None for steps in (alone, together))
-        if one is None or other is None or (one.token_ids, one.finish_reason) != (other.token_ids, other.finish_reason):
+    """Where the first token of a request differs, however the tokens came in steps."""
+    one, other = ([token for output in outputs for token in _tokens(output)] for outputs in (alone, together))
+    for place, (mine, theirs) in enumerate(zip_longest(one, other)):
+        if mine is None or theirs is None or mine[0] != theirs[0]:
             return f"token {place} of request {name} is another one"
-        if (one.logprobs, one.top_logprobs) != (other.logprobs, other.top_logprobs):
-            return f"log-probabilities at token {place} of request {name}: {one.logprobs} alone, {other.logprobs} here"
+        if mine != theirs:
+            return f"log-probabilities at token {place} of request {name}: {mine[1]} alone, {theirs[1]} here"
+    if not alone or not together or alone[-1].finish_reason != together[-1].finish_reason:
+        return f"the end of request {name} is another one"
     return None
+
+
+def _tokens(output: StepOutput) -> list[tuple[int, float | None, dict[int, float] | None]]:
+    """Each token of a step with its log-probability and the likeliest ones, where they were asked for."""
+    count = len(output.token_ids)
+    nothing = [None] * count
+    return list(zip(output.token_ids, output.logprobs or nothing, output.top_logprobs or nothing, strict=True))

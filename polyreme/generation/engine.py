@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any
@@ -15,8 +16,9 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.generation.blockwise import BlockwiseSteps
-from polyreme.generation.choosing import Completion, TokenChooser, TokenGrammar
+from polyreme.generation.choosing import Completion, DraftRow, TokenChooser, TokenGrammar
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.speculation import Drafter, DraftGate, Speculation
 from polyreme.jit import to_static
 from polyreme.models.cache import PagedCache, PagedRows
 from polyreme.ops import creation
@@ -47,7 +49,8 @@ class StepOutput:
 @dataclass(frozen=True)
 class EngineStatistics:
     """Counts at one moment: requests that run and wait, blocks in use; and since the beginning: tokens of prompts
-    looked for among known ones and found, preemptions, tokens, and requests by how they ended, "abort" among them."""
+    looked for among known ones and found, preemptions, tokens, tokens drafted and those of them that were met, and
+    requests by how they ended, "abort" among them."""
 
     num_running: int
     num_waiting: int
@@ -58,6 +61,8 @@ class EngineStatistics:
     num_preemptions: int
     prompt_tokens: int
     generated_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
     finished: dict[str, int]
 
 
@@ -80,6 +85,7 @@ class _Sequence:
     num_in: int = 0
     num_cached: int = 0
     was_started: bool = False
+    gate: DraftGate | None = None
     is_choosing: bool = False
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -97,16 +103,37 @@ class _Sequence:
         return len(self.prompt) + len(self.completion.token_ids)
 
     @property
-    def next_token(self) -> int:
-        """The token after those that are in the cache, of a prompt that is in."""
-        return self.completion.token_ids[self.num_in - len(self.prompt)]
+    def next_tokens(self) -> list[int]:
+        """The tokens after those that are in the cache, of a prompt that is in."""
+        return self.completion.token_ids[self.num_in - len(self.prompt) :]
+
+
+@dataclass
+class _Feed:
+    """Tokens of a sequence that a step decodes, and the row of each: known ones, then drafts."""
+
+    sequence: _Sequence
+    tokens: list[int]
+    rows: list[int]
+    drafts: list[int] = field(default_factory=list)
+    num_met: int = 0
+
+    @property
+    def is_choosing(self) -> bool:
+        """Whether tokens are chosen after these: all that is known is then among them."""
+        return self.sequence.num_in + len(self.tokens) == self.sequence.num_tokens
+
+    @property
+    def choosing_rows(self) -> list[int]:
+        """The rows after which a token is chosen: that of the last known token, then those of the drafts."""
+        return self.rows[len(self.tokens) - 1 :] if self.is_choosing else []
 
 
 @dataclass(frozen=True)
 class _Round:
-    """What a step computes: a token of each sequence that decodes, and a part of one prompt."""
+    """What a step computes: tokens of each sequence that decodes, and a part of one prompt."""
 
-    decoding: list[_Sequence]
+    decoding: list[_Feed]
     prefilling: _Sequence | None
     count: int = 0
 
@@ -123,6 +150,10 @@ class TextEngine:
     the blocks, for prompts that begin the same (enable_prefix_caching). Where blocks run out the request that came last
     gives its own back, and is taken in again later: its prompt by chunks, its text by the decoding program, as before.
     prompt_sizes: tokens of the programs that take in prompts.
+
+    speculation: rows without a request verify tokens that are drafted for the others, by the program that would make
+    them one after another, so that the bits are the same with and without; where all rows are in use nothing is
+    drafted. drafter: what proposes them, which may be taken away and given back between steps.
 
     max_model_len: tokens of a prompt and its text at most, the model's positions if None. num_blocks: if None, enough
     for 2,048 tokens of each row and for one text of max_model_len. end, num_known: as of TextGenerator. One thread at a
@@ -141,6 +172,7 @@ class TextEngine:
         num_blocks: int | None = None,
         prefill_chunk: int = 64,
         enable_prefix_caching: bool = True,
+        speculation: Speculation | None = None,
     ) -> None:
         positions = model.config.seq_len
         self.max_model_len = positions if max_model_len is None else max_model_len
@@ -173,6 +205,10 @@ class TextEngine:
         self.prompt_sizes = sorted({max(1, prefill_chunk // 4), max(1, prefill_chunk // 2), prefill_chunk})
         num_choices = vocab if num_known is None else min(num_known, vocab)
         self._chooser = TokenChooser(max_num_seqs, vocab, num_choices, self._end)
+        self._speculation = speculation
+        self.drafter: Drafter | None = None
+        if speculation is not None:
+            self.drafter = speculation.drafter(max_num_seqs, self.max_model_len, vocab, num_choices)
         self._blank = creation.zeros([max_num_seqs, vocab], "float32")
         self._one_each = to_tensor(np.ones(max_num_seqs, np.int32))
         self._join = to_static(_joined)
@@ -256,7 +292,15 @@ class TextEngine:
     @property
     def statistics(self) -> EngineStatistics:
         """What there is to count."""
-        names = ("prefix_tokens_queried", "prefix_tokens_hit", "num_preemptions", "prompt_tokens", "generated_tokens")
+        names = (
+            "prefix_tokens_queried",
+            "prefix_tokens_hit",
+            "num_preemptions",
+            "prompt_tokens",
+            "generated_tokens",
+            "draft_tokens",
+            "accepted_tokens",
+        )
         return EngineStatistics(
             num_running=len(self._sequences) - len(self._waiting),
             num_waiting=len(self._waiting),
@@ -269,19 +313,34 @@ class TextEngine:
     # a step
 
     def step(self) -> list[StepOutput]:
-        """Let requests in, take in a part of one prompt, and make a token of each that runs -> what is new."""
+        """Let requests in, take in a part of one prompt, and make a token of each that runs, or several where drafts
+        are met -> what is new."""
         self._admit()
         work = self._scheduled()
+        began = time.perf_counter()
+        with no_grad():
+            self._use_free_rows(work.decoding)
+        drafted = time.perf_counter()
         with no_grad():
             logits = self._decoded(work.decoding) if work.decoding else self._blank
-            choosing = [s for s in work.decoding if s.num_in == s.num_tokens]
+            choosing = [feed for feed in work.decoding if feed.is_choosing]
+            for feed in work.decoding:
+                if not feed.is_choosing:
+                    feed.sequence.num_in += len(feed.tokens)
             prompt = work.prefilling
             if prompt is not None:
                 after_prompt = self._prefilled(prompt, work.count)
                 if after_prompt is not None:
                     logits = self._join(logits, after_prompt, to_tensor(np.int32(prompt.slot)))
-                    choosing.append(prompt)
-            return self._chosen(choosing, logits) if choosing else []
+                    choosing.append(_Feed(prompt, [], [prompt.slot]))
+            outputs = self._chosen(choosing, logits) if choosing else []
+        if prompt is None:  # of steps alike, so that what drafts cost can be told
+            done = time.perf_counter()
+            for feed in choosing:
+                if feed.sequence.gate is not None:
+                    since = began if feed.drafts else drafted
+                    feed.sequence.gate.note(done - since, len(feed.drafts), feed.num_met)
+        return outputs
 
     def _admit(self) -> None:
         """Give rows to requests, the first that came first, while blocks for what they have are there."""
@@ -293,6 +352,9 @@ class TextEngine:
             self._waiting.popleft()
             sequence.slot = self._slots.index(None)
             self._slots[sequence.slot] = sequence
+            if self.drafter is not None:
+                self.drafter.begin(sequence.slot, sequence.params)
+                sequence.gate = sequence.gate or self._speculation.gate()
 
     def _scheduled(self) -> _Round:
         """What is computed next; its blocks are there. Requests that came first have them first."""
@@ -302,7 +364,7 @@ class TextEngine:
                 continue  # preempted for one before it
             if not sequence.is_prefilling:
                 if self._has_blocks(sequence, sequence.num_in + 1):
-                    decoding.append(sequence)
+                    decoding.append(_Feed(sequence, sequence.next_tokens[:1], [sequence.slot]))
             elif prefilling is None:
                 self._share(sequence)
                 count = min(self.prefill_chunk, len(sequence.prompt) - sequence.num_in)
@@ -350,6 +412,8 @@ class TextEngine:
         """Free the row and the blocks."""
         self._pool.give_back(sequence.blocks)
         self._chooser.leave(sequence.slot)
+        if self.drafter is not None:
+            self.drafter.leave(sequence.slot)
         self._slots[sequence.slot] = None
         sequence.slot, sequence.blocks, sequence.num_in, sequence.is_choosing = -1, [], 0, False
 
@@ -364,16 +428,61 @@ class TextEngine:
     def _blocks_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    # rows without a request
+
+    def _use_free_rows(self, feeds: list[_Feed]) -> None:
+        """Let them take in what is known of texts that were preempted, then drafts."""
+        free = deque(slot for slot, sequence in enumerate(self._slots) if sequence is None)
+        for feed in feeds:
+            known = feed.sequence.next_tokens
+            while free and len(feed.tokens) < len(known) and self._has_spare_blocks(feed.sequence, len(feed.rows) + 1):
+                feed.tokens.append(known[len(feed.tokens)])
+                feed.rows.insert(0, free.popleft())  # the request's own row stays that of the last one
+        if self.drafter is None or not free:
+            return
+        texts, counts = {}, {}
+        drafted = [feed for feed in feeds if feed.is_choosing and feed.sequence.gate is not None]
+        left = len(free)
+        for number, feed in enumerate(drafted):
+            sequence = feed.sequence
+            room = sequence.limit - len(sequence.completion.token_ids) - 1
+            count = min(sequence.gate.count, room, -(-left // (len(drafted) - number)))
+            if count > 0:
+                texts[sequence.slot] = sequence.prompt + sequence.completion.token_ids
+                counts[sequence.slot] = count
+                left -= count
+        drafts = self.drafter.propose(texts, counts) if texts else {}
+        for feed in drafted:
+            grammar = feed.sequence.grammar and feed.sequence.grammar.copy()
+            for token in drafts.get(feed.sequence.slot, ()):
+                if grammar is not None and (grammar.is_done or not grammar.allowed()[token]):
+                    break
+                if not self._has_spare_blocks(feed.sequence, len(feed.rows) + 1):
+                    break
+                if grammar is not None:
+                    grammar.take(token)
+                feed.drafts.append(token)
+                feed.rows.append(free.popleft())
+            self._counts["draft_tokens"] += len(feed.drafts)
+
+    def _has_spare_blocks(self, sequence: _Sequence, count: int) -> bool:
+        """Whether a sequence has the blocks of so many tokens more, without others having to give theirs up soon."""
+        wanted = self._blocks_of(sequence.num_in + count) - len(sequence.blocks)
+        if wanted > 0 and self._pool.num_available < wanted + len(self._sequences) - len(self._waiting):
+            return False
+        sequence.blocks += [self._pool.take() for _ in range(wanted)]
+        return True
+
     # what is computed
 
-    def _decoded(self, sequences: list[_Sequence]) -> Any:
-        """Logits [max_num_seqs, vocab] after the next token of each; rows of others are of nothing."""
+    def _decoded(self, feeds: list[_Feed]) -> Any:
+        """Logits [max_num_seqs, vocab] after each token that is fed; rows of others are of nothing."""
         tokens = np.zeros((self.max_num_seqs, 1), np.int64)
-        for sequence in sequences:
-            tokens[sequence.slot] = sequence.next_token
-        self._place(self._rows, [(s.slot, s) for s in sequences])
-        for sequence in sequences:
-            sequence.num_in += 1
+        places = []
+        for feed in feeds:
+            tokens[feed.rows, 0] = [*feed.tokens, *feed.drafts]
+            places += [(row, feed.sequence, number) for number, row in enumerate(feed.rows)]
+        self._place(self._rows, places)
         return self._decode(to_tensor(tokens), self._one_each)
 
     def _prefilled(self, sequence: _Sequence, count: int) -> Any:
@@ -381,7 +490,7 @@ class TextEngine:
         start = sequence.num_in
         tokens = np.zeros((1, next(size for size in self.prompt_sizes if size >= count)), np.int64)
         tokens[0, :count] = sequence.prompt[start : start + count]
-        self._place(self._prompt_row, [(0, sequence)])
+        self._place(self._prompt_row, [(0, sequence, 0)])
         sequence.num_in += count
         hidden = self._prefill.hidden(to_tensor(tokens))
         if count == self.prefill_chunk and sequence.keys:
@@ -406,51 +515,63 @@ class TextEngine:
         pairs = zip(ids[: len(known), :most].tolist(), top[: len(known), :most].tolist(), strict=True)
         sequence.prompt_top_logprobs += [dict(zip(*pair, strict=True)) for pair in pairs]
 
-    def _place(self, rows: PagedRows, sequences: list[tuple[int, _Sequence]]) -> None:
-        """Say where sequences are, by row; a row without one has no blocks, so that nothing is written."""
+    def _place(self, rows: PagedRows, sequences: list[tuple[int, _Sequence, int]]) -> None:
+        """Say which row goes on with which sequence, so many tokens after those that are in; a row without one has no
+        blocks, so that nothing is written."""
         lengths = np.zeros(rows.lengths.shape, np.int32)
         tables = np.full(rows.block_tables.shape, -1, np.int32)
-        for row, sequence in sequences:
-            lengths[row] = sequence.num_in
+        for row, sequence, offset in sequences:
+            lengths[row] = sequence.num_in + offset
             tables[row, : len(sequence.blocks)] = sequence.blocks
         rows.lengths.set_value(lengths)
         rows.block_tables.set_value(tables)
 
-    def _chosen(self, sequences: list[_Sequence], logits: Any) -> list[StepOutput]:
-        """Choose a token of each by the logits of its row -> what is new."""
+    def _chosen(self, feeds: list[_Feed], logits: Any) -> list[StepOutput]:
+        """Choose a token of each by the logits of its row, and after each of its drafts -> what is new."""
         lengths = np.zeros(self.max_num_seqs, np.int32)
-        for sequence in sequences:
-            lengths[sequence.slot] = sequence.num_in
+        drafts = []
+        for feed in feeds:
+            sequence = feed.sequence
             if not sequence.is_choosing:
                 tokens = sequence.prompt + sequence.completion.token_ids
                 self._chooser.begin(sequence.slot, sequence.params, tokens, len(sequence.prompt), sequence.grammar)
                 sequence.is_choosing = True
-        chosen = self._chooser(logits, to_tensor(lengths))
-        return list(self._taken(sequences, chosen))
+            for number, row in enumerate(feed.choosing_rows):
+                lengths[row] = sequence.num_in + len(feed.tokens) + number
+                if number:
+                    drafts.append(DraftRow(row, sequence.slot, feed.drafts[:number]))
+        chosen = self._chooser(logits, to_tensor(lengths), drafts)
+        return [self._taken(feed, chosen) for feed in feeds]
 
-    def _taken(self, sequences: list[_Sequence], chosen: Any) -> Iterator[StepOutput]:
-        for sequence in sequences:
-            completion, output = (
-                sequence.completion,
-                StepOutput(sequence.request_id, [], num_cached=sequence.num_cached),
-            )
-            if sequence.is_scoring:
-                output.prompt_logprobs = sequence.prompt_logprobs
-                output.prompt_top_logprobs = sequence.prompt_top_logprobs
-            if chosen.token_ids[sequence.slot] < 0:
+    def _taken(self, feed: _Feed, chosen: Any) -> StepOutput:
+        """Put into a text what was chosen after its known tokens, and after each draft that was met."""
+        sequence, completion = feed.sequence, feed.sequence.completion
+        before = len(completion.token_ids)
+        output = StepOutput(sequence.request_id, [], num_cached=sequence.num_cached)
+        if sequence.is_scoring:
+            output.prompt_logprobs = sequence.prompt_logprobs
+            output.prompt_top_logprobs = sequence.prompt_top_logprobs
+        for row, draft in zip(feed.choosing_rows, [*feed.drafts, None], strict=True):
+            if chosen.token_ids[row] < 0:
                 completion.finish_reason = "error"
-            elif completion.take(chosen, sequence.slot, sequence.params, self._end, sequence.limit):
-                self._counts["generated_tokens"] += 1
-                if sequence.grammar is not None:
-                    sequence.grammar.take(completion.token_ids[-1])
-                    if sequence.grammar.is_done:
-                        completion.finish_reason = "stop"
-                output.token_ids = completion.token_ids[-1:]
-                output.logprobs, output.top_logprobs = completion.logprobs[-1:], completion.top_logprobs[-1:]
-            output.finish_reason = completion.finish_reason
-            if completion.finish_reason is not None:
-                self._end_of(sequence, completion.finish_reason)
-            yield output
+            elif completion.take(chosen, row, sequence.params, self._end, sequence.limit) and sequence.grammar:
+                sequence.grammar.take(completion.token_ids[-1])
+                if sequence.grammar.is_done:
+                    completion.finish_reason = "stop"
+            if completion.finish_reason is not None or completion.token_ids[-1] != draft:
+                break
+            feed.num_met += 1
+        sequence.num_in += len(feed.tokens) + feed.num_met
+        output.token_ids = completion.token_ids[before:]
+        output.logprobs, output.top_logprobs = completion.logprobs[before:], completion.top_logprobs[before:]
+        output.finish_reason = completion.finish_reason
+        self._counts["generated_tokens"] += len(output.token_ids)
+        self._counts["accepted_tokens"] += feed.num_met
+        if completion.finish_reason is not None:
+            self._end_of(sequence, completion.finish_reason)
+        elif feed.num_met:
+            self._chooser.note(sequence.slot, output.token_ids[1:])
+        return output
 
 
 def _joined(logits: Any, of_one: Any, row: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation.blockwise import BlockwiseSteps
 from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.speculation import Drafter, Speculation
 from polyreme.models.cache import KVCache
 
 _LEAST_ROOM = 64
@@ -26,11 +28,15 @@ class TextGenerator:
     up to the model's positions, so that few are compiled whatever the lengths. Choosing a token is one of its own.
 
     end: token ids that end a text. num_known: ids below it alone are chosen, as a model's vocabulary may be larger than
-    its tokenizer's.
+    its tokenizer's. speculation: tokens of a prompt that is alone are drafted and verified several at a time, which
+    gives the same bits; several prompts at once are written token by token, as one product serves them all.
     """
 
-    def __init__(self, model: Any, end: Sequence[int] = (), num_known: int | None = None) -> None:
-        self.model, self.end = model, tuple(end)
+    def __init__(
+        self, model: Any, end: Sequence[int] = (), num_known: int | None = None, speculation: Speculation | None = None
+    ) -> None:
+        self.model, self.end, self.speculation = model, tuple(end), speculation
+        self.num_drafted = self.num_accepted = 0
         vocab = model.config.vocab_size
         self.num_known = vocab if num_known is None else min(num_known, vocab)
         self._programs: dict[Any, _Programs] = {}
@@ -83,11 +89,42 @@ class TextGenerator:
         texts = [Completion() for _ in prompts]
         limits = [min(s.max_tokens, room + 1 - len(p)) for p, s in zip(prompts, settings, strict=True)]
         chosen = programs.start(prompts, settings, longest)
-        while True:
-            self._take(texts, settings, limits, chosen, on_token)
-            if all(completion.finish_reason for completion in texts):
-                return texts
+        self._take(texts, settings, limits, chosen, on_token)
+        if programs.drafter is not None:
+            self._verify(programs, prompts, settings, texts, limits, on_token)
+        while not all(completion.finish_reason for completion in texts):
             chosen = programs.step(chosen.token_ids)
+            self._take(texts, settings, limits, chosen, on_token)
+        return texts
+
+    def _verify(
+        self,
+        programs: _Programs,
+        prompts: Sequence[Sequence[int]],
+        settings: list[SamplingParams],
+        texts: list[Completion],
+        limits: list[int],
+        on_token: Callable[[int, int], bool] | None,
+    ) -> None:
+        """Write the only text to its end, by drafts where they pay."""
+        assert programs.drafter is not None
+        assert self.speculation is not None
+        drafter, gate, (completion,) = programs.drafter, self.speculation.gate(), texts
+        drafter.begin(0, settings[0])
+        while not completion.finish_reason:
+            began = time.perf_counter()
+            text, last = completion.token_ids, completion.token_ids[-1]
+            count = min(gate.count, limits[0] - len(text) - 1)
+            drafts = drafter.propose({0: [*prompts[0], *text]}, {0: count}).get(0, []) if count > 0 else []
+            num_met = 0
+            for chosen, draft in zip(programs.steps([last, *drafts]), [*drafts, None], strict=False):
+                self._take(texts, settings, limits, chosen, on_token)
+                if completion.finish_reason or completion.token_ids[-1] != draft:
+                    break
+                num_met += 1
+            gate.note(time.perf_counter() - began, len(drafts), num_met)
+            self.num_drafted += len(drafts)
+            self.num_accepted += num_met
 
     def _take(
         self,
@@ -121,6 +158,9 @@ class _Programs:
         self._prefill = BlockwiseSteps(generator.model, self.cache, is_first=True)
         self._decode = BlockwiseSteps(generator.model, self.cache, is_first=False)
         self._one_each = to_tensor(np.ones(rows, np.int32))
+        self.drafter: Drafter | None = None
+        if generator.speculation is not None and rows == 1:
+            self.drafter = generator.speculation.drafter(1, room, vocab, generator.num_known)
 
     def start(self, prompts: Sequence[Sequence[int]], settings: Sequence[SamplingParams], longest: int) -> ChosenTokens:
         """Take in the prompts -> the first token of each row."""
@@ -136,6 +176,12 @@ class _Programs:
         """The next token of each row, after these."""
         tokens = np.maximum(tokens, 0).astype(np.int64)[:, None]
         return self.chooser(self._decode(to_tensor(tokens), self._one_each), self.cache.lengths)
+
+    def steps(self, tokens: Sequence[int]) -> Iterator[ChosenTokens]:
+        """What is chosen after each of some tokens of the only row, the same as by a step for each; those after which
+        none is asked for leave no trace."""
+        for parts in self._decode.hidden_of_each(tokens):
+            yield self.chooser(self._decode.finish(self._one_each, parts), self.cache.lengths)
 
 
 def _room(wanted: int, most: int) -> int:

@@ -11,10 +11,20 @@ from polyreme.errors import ConfigError
 from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.speculation import Speculation
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.mesh import Plan
 from polyreme.models.auto import AutoModelForCausalLM
+
+
+def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: Any = None) -> Speculation:
+    """A Speculation for texts of a tokenizer; draft: "ngram", a Decoder, or the path of published weights, read in
+    dtype. Raises ConfigError for weights whose tokenizer is another one."""
+    if draft == "ngram" or not isinstance(draft, (str, Path)):
+        return Speculation(draft, num_draft_tokens)
+    AutoTokenizer.from_pretrained(draft).check_same_tokens(tokenizer, draft)
+    return Speculation(AutoModelForCausalLM.from_pretrained(draft, dtype=dtype), num_draft_tokens)
 
 
 @dataclass
@@ -37,7 +47,9 @@ class LLM:
     """A model and its tokenizer.
 
     model: a folder of published weights, a GGUF file, or a Decoder, which needs a tokenizer. tokenizer: that of
-    the path if None. dtype, plan, ...: as of AutoModelForCausalLM.from_pretrained.
+    the path if None. dtype, plan, ...: as of AutoModelForCausalLM.from_pretrained. speculative: "ngram", or a smaller
+    model with the same tokens, likewise: drafts num_draft_tokens at a time for a prompt that is alone, the same text
+    sooner (Speculation).
     """
 
     def __init__(
@@ -47,6 +59,8 @@ class LLM:
         *,
         dtype: Any = None,
         plan: Plan | None = None,
+        speculative: Any = None,
+        num_draft_tokens: int = 5,
         **options: Any,
     ) -> None:
         is_path = isinstance(model, (str, Path))
@@ -59,7 +73,8 @@ class LLM:
         self.model = (
             AutoModelForCausalLM.from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
         )
-        self.generator = TextGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size)
+        speculation = None if speculative is None else speculation_of(speculative, num_draft_tokens, self.tokenizer)
+        self.generator = TextGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size, speculation)
 
     def generate(
         self,

@@ -73,6 +73,11 @@ class TextTokenizer:
         """The text of ids."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def check_same_tokens(self, other: TextTokenizer, name: Any) -> None:
+        """Raises ConfigError, which says `name` of this one, where the other one's tokens have other ids."""
+        if self.tokenizer.get_vocab() != other.tokenizer.get_vocab():
+            raise ConfigError(f"{name}: its tokens are not the model's; draft with a model of the same tokenizer")
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:

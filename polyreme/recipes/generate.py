@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polyreme.generation import SamplingParams, TextGenerator
 from polyreme.generation.text_stream import TextStream
-from polyreme.recipes.trained import load_writer
+from polyreme.recipes.trained import drafting, load_writer
 
 
 def run(
@@ -18,12 +18,14 @@ def run(
     params: SamplingParams,
     chat: bool = False,
     dtype: str | None = None,
+    speculative: str | None = None,
+    num_draft_tokens: int = 5,
     say: Callable[[str], None],
 ) -> None:
     """Write n texts, of seeds seed, seed + 1, ..., after the prompt, each beginning with it; as answers to it if chat.
 
-    path: as of load_writer, and dtype. say: takes each piece of text as soon as it is sure. Raises as load_writer does,
-    ConfigError for a model without a chat template.
+    path: as of load_writer, and dtype. speculative, num_draft_tokens: as of drafting. say: takes each piece of text
+    as soon as it is sure. Raises as load_writer does, ConfigError for a model without a chat template.
     """
     model, tokenizer = load_writer(path, dtype)
     if chat:
@@ -31,7 +33,8 @@ def run(
     else:
         # a text of no tokens begins where one has ended
         ids = tokenizer.encode(prompt) or [tokenizer.end[0] if tokenizer.end else 0]
-    generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size)
+    speculation = drafting(speculative, num_draft_tokens, tokenizer, dtype)
+    generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, speculation)
     for copy in range(params.n):
         if not chat:
             say(prompt)

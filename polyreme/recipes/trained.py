@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.errors import CheckpointError, ConfigError
+from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
@@ -17,6 +18,7 @@ from polyreme.models.gguf_file import is_gguf
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
+from polyreme.recipes.published import resolve
 from polyreme.recipes.sampling import TOKENIZER
 
 
@@ -62,6 +64,21 @@ def load_writer(path: Path, dtype: str | None = None) -> tuple[Any, TextTokenize
     tokenizer = Tokenizer.from_file(str(file))
     end = tokenizer.token_to_id(END_OF_TEXT)
     return model, TextTokenizer(tokenizer, [] if end is None else [end])
+
+
+def drafting(
+    speculative: str | None, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: str | None = None
+) -> Speculation | None:
+    """How tokens are drafted, for texts of a tokenizer: not if None, by "ngram", or by the decoder at a path as of
+    load_writer. Raises ConfigError for one whose tokens are others."""
+    if speculative is None:
+        return None
+    if speculative == "ngram":
+        return Speculation("ngram", num_draft_tokens)
+    path = resolve(speculative)
+    model, theirs = load_writer(path, None if is_run(path) else dtype)
+    theirs.check_same_tokens(tokenizer, speculative)
+    return Speculation(model, num_draft_tokens)
 
 
 def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:

@@ -12,7 +12,7 @@ from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import JsonGrammars
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
-from polyreme.recipes.trained import is_run, load_writer
+from polyreme.recipes.trained import drafting, is_run, load_writer
 from polyreme.serving.service import ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -21,7 +21,8 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None.
+    """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None. speculative,
+    num_draft_tokens: as of recipes.trained.drafting.
 
     Raises ConfigError for another dtype.
     """
@@ -33,6 +34,8 @@ class EngineOptions:
     num_blocks: int | None = None
     prefill_chunk: int = 64
     enable_prefix_caching: bool = True
+    speculative: str | None = None
+    num_draft_tokens: int = 5
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -49,6 +52,8 @@ def load_served(
     CheckpointError for a model without a tokenizer.
     """
     if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
+        if options.speculative is not None:
+            raise ConfigError(f"{path}: makes vectors and writes no text; leave out --speculative")
         return TextEmbedder.from_pretrained(path, dtype=options.dtype)
     model, tokenizer = load_writer(path, options.dtype)
     engine = TextEngine(
@@ -61,6 +66,7 @@ def load_served(
         num_blocks=options.num_blocks,
         prefill_chunk=options.prefill_chunk,
         enable_prefix_caching=options.enable_prefix_caching,
+        speculation=drafting(options.speculative, options.num_draft_tokens, tokenizer, options.dtype),
     )
     say("compiling")
     warm(engine)

@@ -95,6 +95,8 @@ class ServerMetrics:
             ("prefix_cache_hits", "Tokens of prompts that were in the cache.", statistics.prefix_tokens_hit),
             ("prompt_tokens", "Tokens of prompts.", statistics.prompt_tokens),
             ("generation_tokens", "Tokens written.", statistics.generated_tokens),
+            ("spec_decode_num_draft_tokens", "Tokens drafted.", statistics.draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", statistics.accepted_tokens),
             ("num_preemptions", "Texts that gave their blocks back for others.", statistics.num_preemptions),
         ):
             counter = CounterMetricFamily(_PREFIX + name, about, labels=["model_name"])

@@ -267,12 +267,16 @@ class TextService:
                 continue  # a token that was chosen before its abort came
             number, stream = streams[output.request_id]
             reason = output.finish_reason
-            if output.token_ids:
-                clocks[output.request_id].token(len(output.token_ids))
+            text, count = "", 0
+            for token in output.token_ids:
+                # what was made with the token that ends a text is not of it
+                count += 0 if stream.stopped else 1
+                text += stream.add([token])
+            if count:
+                clocks[output.request_id].token(count)
             if reason == "error":
                 clocks.pop(output.request_id).end("error")
                 raise HttpRefusal(500, "the model's logits are not finite for this request", code="numerics")
-            text = stream.add(output.token_ids)
             if stream.stopped:
                 reason = "stop"
                 thread.abort([output.request_id])
@@ -285,9 +289,9 @@ class TextService:
             yield TextPiece(
                 number,
                 text,
-                list(output.token_ids),
-                list(output.logprobs or ()),
-                list(output.top_logprobs or ()),
+                list(output.token_ids[:count]),
+                list(output.logprobs[:count]),
+                list(output.top_logprobs[:count]),
                 reason,
                 output.num_cached,
                 list(output.prompt_logprobs),

@@ -12,7 +12,7 @@ from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
-from polyreme.generation import SamplingParams, TextEngine, TextGenerator
+from polyreme.generation import SamplingParams, Speculation, TextEngine, TextGenerator
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.mesh import Plan
 from polyreme.models import AutoModelForCausalLM
@@ -203,6 +203,47 @@ def test_families_write_the_same_in_company(name):
     assert together == [write(engine, request)[0] for request in requests]
     wanted = generator.generate([prompt for prompt, _ in requests], requests[0][1])
     assert [text[0] for text in together] == [completion.token_ids for completion in wanted]
+
+
+class Spelling:
+    """A grammar of texts whose tokens go up by one or two, as TokenGrammar."""
+
+    def __init__(self, last=5):
+        self.last = last
+
+    is_done = property(lambda self: self.last > 40)
+
+    def allowed(self):
+        return np.isin(np.arange(48), [self.last + 1, self.last + 2])
+
+    def take(self, token):
+        assert self.allowed()[token]
+        self.last = token
+
+    def copy(self):
+        return Spelling(self.last)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "model"])
+def test_drafts_leave_the_bits_of_a_request(model, alone, kind):
+    """Of every kind of settings, in any company, with a grammar, and after a preemption."""
+    draft = model if kind == "model" else "ngram"
+    engine = TextEngine(model, END, num_blocks=16, speculation=Speculation(draft, 3, max_loss=np.inf), **SIZES)
+    assert [write(engine, request)[0] for request in REQUESTS] == alone
+    counts = engine.statistics
+    assert 0 < counts.accepted_tokens < counts.draft_tokens
+    assert counts.generated_tokens == sum(len(text[0]) for text in alone)
+    if kind == "model":  # the same model drafts what it would write
+        assert counts.accepted_tokens > counts.draft_tokens // 2
+    assert write(engine, *REQUESTS) == alone
+    assert engine.statistics.num_preemptions > 0
+    spelled = []
+    for drafter in (None, engine.drafter):
+        engine.drafter = drafter
+        engine.add("spelled", [1, 2, 3, 4, 5], REQUESTS[1][1], grammar=Spelling())
+        spelled.append(Texts().finish(engine))
+    assert spelled[0] == spelled[1]
+    assert engine.statistics.num_blocks_used == 0
 
 
 def test_known_chunks_are_not_computed_again(engine, alone):

@@ -32,8 +32,8 @@ class ScriptedOutput:
 
     request_id: str
     token_ids: list[int]
-    logprobs: list[float] | None = None
-    top_logprobs: list[dict[int, float]] | None = None
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached: int = 0
     prompt_logprobs: list[float] = field(default_factory=list)
@@ -53,6 +53,8 @@ class ScriptedStatistics:
     num_preemptions: int = 2
     prompt_tokens: int = 50
     generated_tokens: int = 60
+    draft_tokens: int = 9
+    accepted_tokens: int = 7
 
 
 @dataclass
@@ -67,11 +69,15 @@ class Script:
 
 @dataclass
 class ScriptedEngine:
-    """Has the interface of generation.TextEngine. A text repeats its prompt; the end token in it ends it."""
+    """Has the interface of generation.TextEngine. A text repeats its prompt; the end token in it ends it.
+
+    tokens_a_step: as where drafts are met.
+    """
 
     tokenizer: TextTokenizer
     seconds: float = 0.0
     max_num_seqs: int = 8
+    tokens_a_step: int = 1
     live: dict = field(default_factory=dict)
     aborted: list = field(default_factory=list)
     steps: int = 0
@@ -104,20 +110,22 @@ class ScriptedEngine:
             if self.tokenizer.decode([token]) == BROKEN:
                 raise RuntimeError("the engine broke")
             params = script.params
+            tells = params.logprobs is not None
             if self.tokenizer.decode([token]) == POISON:
                 outputs.append(ScriptedOutput(request_id, [], finish_reason="error"))
             elif token in self.tokenizer.end and not params.ignore_eos and script.written >= params.min_tokens:
                 outputs.append(ScriptedOutput(request_id, [], [], [], "stop"))
             else:
-                script.written += 1
+                count = min(self.tokens_a_step, params.max_tokens - script.written)
+                tokens = [token, *itertools.islice(script.tokens, count - 1)]
+                script.written += count
                 ends = script.written == params.max_tokens
-                tells = params.logprobs is not None
                 outputs.append(
                     ScriptedOutput(
                         request_id,
-                        [token],
-                        [-0.5] if tells else None,
-                        [{token: -0.5, 1: -float("inf")}] if tells else None,
+                        tokens,
+                        [-0.5] * count * tells,
+                        [{token: -0.5, 1: -float("inf")} for token in tokens] * tells,
                         "length" if ends else None,
                         num_cached=4,
                     )

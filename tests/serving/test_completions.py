@@ -96,6 +96,25 @@ def test_a_stop_string_ends_a_text_and_its_engine_request(served, stream):
     assert wait_until(lambda: not served.model.engine.live)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_made_with_the_token_that_ends_a_text_is_not_of_it(served, stream):
+    """As where drafts are met and a step gives several tokens."""
+    body = {"prompt": "to be or not", "max_tokens": 40, "stop": ["notto"], "logprobs": 1, "return_token_ids": True}
+    body |= {"stream": stream}
+    engine, answers = served.model.engine, []
+    for engine.tokens_a_step in (3, 1):
+        response = post(served, "/v1/completions", body)
+        choices = [e["choices"][0] for e in (events_of(response) if stream else [response.json()])]
+        joined = {"text": "", "ids": [], "logs": []}
+        for choice in choices:
+            joined["text"] += choice["text"]
+            joined["ids"] += choice["token_ids"]
+            joined["logs"] += choice["logprobs"]["token_logprobs"]
+        answers.append((joined, choices[-1]["finish_reason"], response.json()["usage"] if not stream else None))
+    assert answers[0] == answers[1]
+    assert answers[0][1] == "stop"
+
+
 def test_token_ids_and_logprobs_come_with_the_text(served):
     ids = post(served, "/tokenize", {"prompt": "to né"}).json()["tokens"]
     body = {"prompt": ids, "max_tokens": len(ids) + 1, "logprobs": 1, "return_token_ids": True, "echo": False}

@@ -38,6 +38,8 @@ def test_what_is_counted_and_timed():
     assert samples["polyreme:prompt_tokens_total",] == 50
     assert samples["polyreme:generation_tokens_total",] == 60
     assert samples["polyreme:num_preemptions_total",] == 2
+    assert samples["polyreme:spec_decode_num_draft_tokens_total",] == 9
+    assert samples["polyreme:spec_decode_num_accepted_tokens_total",] == 7
     assert samples["polyreme:request_success_total", "length"] == 2
     assert samples["polyreme:request_success_total", "stop"] == 1
     assert samples["polyreme:corrupted_requests_total",] == 1
