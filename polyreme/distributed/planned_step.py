@@ -29,7 +29,7 @@ from polyreme.mesh.strategy import BRANCHES
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
 from polyreme.optimizer.on_disk import StateFiles
-from polyreme.training import Microbatch, StepPolicy, StepResult, TrainingStep, cut
+from polyreme.training import Microbatch, StepPolicy, StepResult, TrainingStep, cut, share_by_counts
 
 
 class PlannedStep:
@@ -37,9 +37,11 @@ class PlannedStep:
 
     model: a function of (inputs, labels) that returns its mean loss, or whatever `loss` (model, inputs, labels) takes;
     under a pipeline it has pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn.
-    optimizer: makes the optimizer of a model. devices: those of the plan's mesh, all by default. `step` is a WholeStep,
-    or over stages a PipelineStep. Raises ConfigError for a model that a pipeline cannot cut, and what placing raises;
-    under a plan with state on disk, for an optimizer that keeps none.
+    count: labels -> how many terms that mean is over, where it is not the same in every microbatch; the batch's loss is
+    then the mean over all of its terms, however it is cut. optimizer: makes the optimizer of a model. devices: those of
+    the plan's mesh, all by default. `step` is a WholeStep, or over stages a PipelineStep. Raises ConfigError for a
+    model that a pipeline cannot cut, and what placing raises; under a plan with state on disk, for an optimizer that
+    keeps none.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class PlannedStep:
         policy: StepPolicy,
         devices: Sequence[Device] | None = None,
         loss: Callable[[Any, Any, Any], Tensor] | None = None,
+        count: Callable[[Any], float] | None = None,
     ) -> None:
-        self.model, self.plan, self.policy = model, plan, policy
+        self.model, self.plan, self.policy, self.count = model, plan, policy, count
         streams = "param" in plan.offload
         check_offload(plan, policy, has_loss=loss is not None and not mode.on)
         self.layers: PipelineLayer | None = None
@@ -125,7 +128,8 @@ class PlannedStep:
 
     def cut(self, inputs: Any, labels: Any) -> list[Microbatch]:
         """A global batch on the host in the plan's number of microbatches."""
-        return cut([inputs, labels], self.plan.num_microbatches, None)
+        batch = cut([inputs, labels], self.plan.num_microbatches, None)
+        return batch if self.count is None else share_by_counts(batch, [self.count(part.labels) for part in batch])
 
 
 def check_offload(plan: Plan, policy: StepPolicy, *, has_loss: bool) -> None:

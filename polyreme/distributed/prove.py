@@ -100,6 +100,7 @@ def prove(
     folder: str | Path | None = None,
     seed: int = 0,
     loss: Callable[[Any, Any, Any], Tensor] | None = None,
+    count: Callable[[Any], float] | None = None,
 ) -> Proof:
     """Run one training step per batch under plan and on one device, and compare everything.
 
@@ -108,7 +109,8 @@ def prove(
     arrays `[batch, ...]`, cut into the plan's number of microbatches. optimizer: makes the optimizer of a model. amp:
     (level, dtype) of auto_cast, short for a policy of that precision. policy: the step's; what is compared are the two
     halves of the very step that training runs under it. folder: where the checkpoints go, a temporary one by default.
-    loss: of (model, inputs, labels), if not what the model returns. The plan in force is cleared.
+    loss: of (model, inputs, labels), if not what the model returns; count: as of a PlannedStep. The plan in force is
+    cleared.
 
     Raises ConfigError for no batches, for amp beside a policy, or a model a pipeline cannot cut, NumericsError for a
     loss that is not finite on one device, and what placing the model raises.
@@ -123,8 +125,8 @@ def prove(
     with tempfile.TemporaryDirectory() as temporary:
         where = Path(folder if folder is not None else temporary)
         try:
-            ours = _Side(build, plan, optimizer, policy, devices, seed, loss)
-            alone = _Side(build, one, optimizer, policy, jax.local_devices()[:1], seed, loss)
+            ours = _Side(build, plan, optimizer, policy, devices, seed, loss, count)
+            alone = _Side(build, one, optimizer, policy, jax.local_devices()[:1], seed, loss, count)
             differences = [*_compare("weight", 0, ours.weights(), alone.weights(), {})]
             for step, (inputs, labels) in enumerate(batches, 1):
                 differences += _step(ours, alone, step, inputs, labels)
@@ -231,12 +233,13 @@ class _Side:
         devices: Sequence[Device] | None,
         seed: int,
         loss: Callable[[Any, Any, Any], Tensor] | None,
+        count: Callable[[Any], float] | None,
     ) -> None:
         clear_plan()
         rng.seed(seed)
         self.plan, self.precision = plan, policy.precision
         self.model = build()
-        self.planned = PlannedStep(self.model, plan, optimizer, policy, devices, loss)
+        self.planned = PlannedStep(self.model, plan, optimizer, policy, devices, loss, count)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
         self._mean: Any = None
         self._names = {id(p): n for n, p in self.model.named_parameters()}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
 from polyreme.distributed.pipeline.transfer import place
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.jit import to_static
 from polyreme.training import Microbatch, StepResult, TrainingStep
@@ -75,7 +78,12 @@ class WholeStep:
     def place(self, batch: Sequence[Microbatch]) -> list[Microbatch]:
         """The microbatches laid out over the devices."""
         return [
-            Microbatch(place(part.inputs, self.layout).tensors(), place(part.labels, self.layout).tensors(), part.rows)
+            Microbatch(
+                place(part.inputs, self.layout).tensors(),
+                place(part.labels, self.layout).tensors(),
+                part.rows,
+                None if part.share is None else Tensor(put(np.asarray(part.share), self.layout.replicated())),
+            )
             for part in batch
         ]
 

@@ -11,6 +11,7 @@ from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.samples import labels_of
 from polyreme.recipes.training import (
     check_supported,
+    count_of_config,
     learning_rate_schedule,
     loss_of_config,
     make_optimizer,
@@ -39,4 +40,5 @@ def run(config: PretrainConfig, *, steps: int) -> Proof:
         devices=jax.devices()[: plan.mesh.size],
         seed=train.seed,
         loss=loss_of_config(config),
+        count=count_of_config(config),
     )

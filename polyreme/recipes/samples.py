@@ -35,7 +35,8 @@ Checker = Callable[..., None]
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleKind:
     """One kind of samples. settings: keys of data: that it alone has a use for. tokens: how many tokens a sample counts
-    as, given the model's configuration. arrays: of a global batch, given the run's configuration, the labels last."""
+    as, given the model's configuration. arrays: of a global batch, given the run's configuration, the labels last.
+    is_counted: whether labels may be data.packing.NO_LABEL, which the loss leaves out, given the same."""
 
     name: str
     settings: tuple[str, ...]
@@ -44,6 +45,7 @@ class SampleKind:
     load: Reference[Loader]
     draw: Reference[Drawer]
     check: Reference[Checker]
+    is_counted: Callable[[Any], bool] = lambda config: False
     aliases: tuple[str, ...] = ()
 
 
@@ -79,6 +81,7 @@ TOKENS = SampleKind(
     load=Reference("polyreme.recipes.text_data", "load_corpus"),
     draw=Reference("polyreme.recipes.text_data", "random_rows"),
     check=Reference("polyreme.recipes.batches", "check_tokens"),
+    is_counted=lambda config: config.data.packing != "concat",
 )
 
 ALIGNMENTS = SampleKind(

@@ -11,6 +11,7 @@ import numpy as np
 
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
+from polyreme.data.packing import NO_LABEL
 from polyreme.distributed.communication import replicas
 from polyreme.distributed.planned_step import PlannedStep, check_offload
 from polyreme.distributed.whole_step import WholeStep
@@ -62,6 +63,7 @@ class Trainer:
             step_policy(config.train),
             devices,
             loss,
+            count_of_config(config),
         )
         self.planned.check_rows(config.train.global_batch)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
@@ -237,6 +239,16 @@ _OPTIMIZER = "optimizer/"
 def loss_of_config(config: PretrainConfig) -> Callable[[Any, Any, Any], Tensor] | None:
     """The loss (model, inputs, labels) of a run's samples; None for a model's own."""
     return packed_loss if config.data.packing == "best_fit" else None
+
+
+def count_of_config(config: PretrainConfig) -> Callable[[Any], int] | None:
+    """How many of a microbatch's labels its mean loss is over; None where that is all of them."""
+    return num_counted if config.samples.is_counted(config) else None
+
+
+def num_counted(labels: Any) -> int:
+    """How many labels a loss does not leave out."""
+    return int(np.count_nonzero(np.asarray(labels) != NO_LABEL))
 
 
 def packed_loss(model: Any, inputs: Any, labels: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """The training step: what it does with a batch, and how it computes."""
 
-from polyreme.training.microbatches import Microbatch, cut, shares
+from polyreme.training.microbatches import Microbatch, cut, share_by_counts, shares
 from polyreme.training.policy import StepPolicy
 from polyreme.training.precision import FULL_PRECISION, MixedPrecision
 from polyreme.training.spikes import SpikePolicy
@@ -15,5 +15,6 @@ __all__ = [
     "StepResult",
     "TrainingStep",
     "cut",
+    "share_by_counts",
     "shares",
 ]

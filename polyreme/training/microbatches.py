@@ -1,4 +1,4 @@
-"""A batch cut into microbatches, and the share that each has in the mean."""
+"""A batch cut into microbatches, and the share that each has in the batch's loss."""
 
 from __future__ import annotations
 
@@ -14,21 +14,38 @@ from polyreme.jit.structure import flatten, rebuild
 
 
 class Microbatch(NamedTuple):
-    """What a model takes, what the loss takes besides the model's output, and the rows they have."""
+    """What a model takes, what the loss takes besides the model's output, and the rows they have.
+
+    share: what its loss is multiplied by in the batch's, a 0-D number or Tensor; its part of the rows if None.
+    """
 
     inputs: Any
     labels: Any
     rows: int
+    share: Any = None
 
 
-def shares(batch: Sequence[Microbatch]) -> tuple[float, ...]:
-    """The part of the batch's rows that each microbatch has: the weight of its mean loss in the batch's.
+def shares(batch: Sequence[Microbatch]) -> tuple[Any, ...]:
+    """What each microbatch's loss is multiplied by in the batch's.
 
     >>> shares([Microbatch(None, None, 3), Microbatch(None, None, 1)])
     (0.75, 0.25)
     """
     total = sum(part.rows for part in batch)
-    return tuple(part.rows / total for part in batch)
+    return tuple(part.rows / total if part.share is None else part.share for part in batch)
+
+
+def share_by_counts(batch: Sequence[Microbatch], counts: Sequence[float]) -> list[Microbatch]:
+    """The microbatches, whose losses are means over so many terms each, with the shares that make the batch's loss the
+    mean over all of them. Where none has any, and for a batch in one piece, shares stay as they are.
+
+    >>> shares(share_by_counts([Microbatch(None, None, 1), Microbatch(None, None, 1)], [6, 2]))
+    (np.float64(0.75), np.float64(0.25))
+    """
+    total = sum(counts)
+    if len(batch) == 1 or not total:
+        return list(batch)
+    return [part._replace(share=np.float64(count / total)) for part, count in zip(batch, counts, strict=True)]
 
 
 def cut(data: Any, count: int, rows: int | None) -> list[Microbatch]:

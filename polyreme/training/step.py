@@ -80,14 +80,16 @@ class TrainingStep:
         return StepResult(loss, None, key, parts)._replace(**self.update(loss))
 
     def gradients(self, batch: Sequence[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
-        """The mean loss over the batch's rows, and each microbatch's losses and outputs; gradients of the mean are
-        added to `.grad` of the parameters, scaled if there is a scaler."""
+        """The batch's loss, the sum of its microbatches' by their shares, and each microbatch's losses and outputs;
+        gradients of it are added to `.grad` of the parameters, scaled if there is a scaler."""
         means, parts = [], []
         for microbatch, share, stream in zip(batch, shares(batch), self._streams(len(batch)), strict=True):
             with stream, self.policy.precision.autocast():
                 losses, outputs = self.forward(microbatch.inputs, microbatch.labels)
             loss = functools.reduce(operator.add, losses)
-            if share != 1:
+            if isinstance(share, Tensor):  # what counts differs from batch to batch: an input of the program
+                loss = loss * share.astype(loss.dtype)
+            elif share != 1:
                 loss = loss * share
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             means.append(loss.detach())

@@ -168,8 +168,8 @@ class Pipeline:
 
     @staticmethod
     def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:
-        """The mean loss over the rows of a batch."""
-        return _mean(shares(batch), list(losses))
+        """A batch's loss, given those of its microbatches."""
+        return _mean([share._array if isinstance(share, Tensor) else share for share in shares(batch)], list(losses))
 
     def _weights(self, batch: Sequence[Microbatch], scale: Any) -> Callable[[Any], list[jax.Array]]:
         """By the loss's dtype, the cotangent of each microbatch's loss, on the last stage."""
@@ -181,7 +181,7 @@ class Pipeline:
             if scale is None:
                 made = {share: put(np.asarray(share, dtype), everywhere) for share in set(parts)}
                 return [made[share] for share in parts]
-            return _scale(parts, dtype, put(scale, everywhere))
+            return _scale(list(parts), dtype, put(scale, everywhere))
 
         return weights
 
@@ -228,15 +228,16 @@ def _order(schedule: Schedule) -> tuple[tuple[int, Task], ...]:
     return tuple((step.stage, step.task) for step in schedule.order())
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _scale(shares: tuple[float, ...], dtype: Any, scale: jax.Array) -> list[jax.Array]:
+@functools.partial(jax.jit, static_argnums=1)
+def _scale(shares: list[Any], dtype: Any, scale: jax.Array) -> list[jax.Array]:
     wide = jnp.promote_types(dtype, jnp.float32)
-    return [(scale.astype(wide) * share).astype(dtype) for share in shares]
+    return [(scale.astype(wide) * jnp.astype(share, wide)).astype(dtype) for share in shares]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _mean(shares: tuple[float, ...], losses: list[jax.Array]) -> jax.Array:
-    return functools.reduce(operator.add, [loss * share for share, loss in zip(shares, losses, strict=True)])
+@jax.jit
+def _mean(shares: list[Any], losses: list[jax.Array]) -> jax.Array:
+    terms = [loss * jnp.astype(share, loss.dtype) for share, loss in zip(shares, losses, strict=True)]
+    return functools.reduce(operator.add, terms)
 
 
 def _agreed(chunks: Sequence[Any], layout: Layout) -> Agreed:

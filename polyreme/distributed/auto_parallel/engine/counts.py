@@ -1,27 +1,17 @@
-"""What a microbatch counts for in the loss of its batch, where that is not by its rows.
-
-A step takes the mean of its microbatches' losses, by rows. A batch's sum is another thing, and so is a mean over labels
-that are not ignored, or by weights of classes: there each microbatch's loss is multiplied by a factor.
+"""What share a microbatch has in the loss of its batch, where that is not its part of the rows: under a loss that is a
+sum, or a mean over labels that are not ignored, or by weights of classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from polyreme.hapi.step import as_list
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 from polyreme.nn.layers.loss import CrossEntropyLoss, NLLLoss
-from polyreme.training.microbatches import Microbatch
-
-
-class LossFactor(NamedTuple):
-    """What a microbatch's loss is multiplied by, a 0-D array or Tensor; it stands behind the labels."""
-
-    value: Any
-
+from polyreme.training.microbatches import Microbatch, share_by_counts
 
 _BY_LABELS = (CrossEntropyLoss.function, NLLLoss.function)
 _DEFAULTS = {"reduction": "mean", "ignore_index": -100}
@@ -35,36 +25,14 @@ def is_counted(loss: Any) -> bool:
     return reduction == "sum" or (reduction == "mean" and function in _BY_LABELS)
 
 
-def weighted(loss: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """The losses of (*outputs, *labels), multiplied by the LossFactor that may stand behind the labels."""
-
-    def losses(*args: Any) -> list[Any]:
-        if not isinstance(args[-1], LossFactor):
-            return as_list(loss(*args))
-        *args, factor = args
-        return [value * factor.value for value in as_list(loss(*args))]
-
-    return losses
-
-
-def with_factors(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
-    """The microbatches, with a LossFactor behind the labels of each where is_counted(loss)."""
+def with_shares(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
+    """The microbatches, with the shares that the loss gives them."""
     if not is_counted(loss):
         return list(batch)
     _, settings = _known(loss)
-    rows = sum(microbatch.rows for microbatch in batch)
     if settings["reduction"] == "sum":
-        factors = [rows / microbatch.rows for microbatch in batch]
-    else:
-        counts = [_count(settings, microbatch) for microbatch in batch]
-        total = sum(counts)
-        factors = [
-            n * rows / (total * microbatch.rows) if total else 1.0 for n, microbatch in zip(counts, batch, strict=True)
-        ]
-    return [
-        microbatch._replace(labels=(*microbatch.labels, LossFactor(np.asarray(factor, np.float32))))
-        for microbatch, factor in zip(batch, factors, strict=True)
-    ]
+        return [microbatch._replace(share=np.float64(1)) for microbatch in batch]
+    return share_by_counts(batch, [_count(settings, microbatch) for microbatch in batch])
 
 
 def _known(loss: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -19,7 +19,7 @@ import numpy as np
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.layout import Layout
-from polyreme.distributed.auto_parallel.engine.counts import LossFactor, weighted, with_factors
+from polyreme.distributed.auto_parallel.engine.counts import with_shares
 from polyreme.distributed.auto_parallel.engine.placement import Placed
 from polyreme.distributed.auto_parallel.engine.strategy import Settled
 from polyreme.distributed.communication import replicas
@@ -89,7 +89,7 @@ class WholeSteps(BatchSteps):
 
     def __init__(self, network: Any, loss: Any, optimizer: Any, layout: Layout, settled: Settled) -> None:
         super().__init__(layout, loss, settled)
-        self._steps = Steps(network, None if loss is None else weighted(loss), optimizer, settled.precision)
+        self._steps = Steps(network, loss, optimizer, settled.precision)
         self._seen: dict[str, tuple] = {}
         self._is_told = False
 
@@ -109,10 +109,15 @@ class WholeSteps(BatchSteps):
         count = self._count(inputs)
         if count == 1:
             return [Microbatch([self._place(t) for t in inputs], [self._place(t) for t in labels], samples_in(inputs))]
-        batch = with_factors(self.loss, cut([tuple(inputs), tuple(labels)], count, None))
+        batch = with_shares(self.loss, cut([tuple(inputs), tuple(labels)], count, None))
         wants = [not t.stop_gradient for t in inputs]
         return [
-            Microbatch(list(map(self._spread, part.inputs, wants)), list(map(self._spread, part.labels)), part.rows)
+            Microbatch(
+                list(map(self._spread, part.inputs, wants)),
+                list(map(self._spread, part.labels)),
+                part.rows,
+                None if part.share is None else self._spread(np.asarray(part.share)),
+            )
             for part in batch
         ]
 
@@ -135,10 +140,7 @@ class WholeSteps(BatchSteps):
         return self._spread(array, not tensor.stop_gradient)
 
     def _spread(self, array: Any, wants_gradient: bool = False) -> Any:
-        """A Tensor with its rows split over the devices, or whole on each where they do not divide; a LossFactor with a
-        Tensor in it."""
-        if isinstance(array, LossFactor):
-            return LossFactor(self._spread(array.value))
+        """A Tensor with its rows split over the devices, or whole on each where they do not divide."""
         where = self.layout.activation(("batch", *[None] * (array.ndim - 1))[: array.ndim], array.shape)
         self._tell_of_repeats(array.shape)
         return Tensor(put(array, where), stop_gradient=not wants_gradient)
@@ -181,7 +183,7 @@ class StagedSteps(BatchSteps):
     def __init__(self, placed: Placed, loss: Any, optimizer: Any, settled: Settled) -> None:
         super().__init__(placed.layout, loss, settled)
         _check_loss(loss, placed)
-        losses = [] if loss is None else [_total(weighted(loss), placed.output)]
+        losses = [] if loss is None else [_total(loss, placed.output)]
         pipeline = Pipeline(placed.chunks, losses, placed.layout, placed.output)
         self.step = PipelineStep(pipeline, StepPolicy(settled.precision, accumulates=False), optimizer)
 
@@ -200,7 +202,7 @@ class StagedSteps(BatchSteps):
     def _cut(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Microbatch]:
         whole = inputs[0] if len(inputs) == 1 else tuple(inputs)
         batch = cut([whole, tuple(labels)], self._count(inputs), None)
-        return batch if len(batch) == 1 else with_factors(self.loss, batch)
+        return with_shares(self.loss, batch)
 
     def compiled(self, kind: str, shapes: Any = None) -> Any:
         """Raises ConfigError: a step is many programs."""
@@ -210,13 +212,13 @@ class StagedSteps(BatchSteps):
         )
 
 
-def _total(losses: Callable[..., list[Any]], output: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+def _total(loss: Callable[..., Any], output: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     """The loss of a last part's output and labels, several added up."""
 
-    def loss(out: Any, labels: Sequence[Any]) -> Any:
-        return functools.reduce(operator.add, losses(*as_list(output(out)), *labels))
+    def total(out: Any, labels: Sequence[Any]) -> Any:
+        return functools.reduce(operator.add, as_list(loss(*as_list(output(out)), *labels)))
 
-    return loss
+    return total
 
 
 def _check_loss(loss: Any, placed: Placed) -> None:
