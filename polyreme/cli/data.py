@@ -1,12 +1,13 @@
 """`polyreme data`: text to token files, what they hold, whether they are whole, and samples as a model sees them."""
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, DataError
 
 data_app = typer.Typer(no_args_is_help=True, help="Prepare training data, and look at it.")
 
@@ -14,6 +15,19 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configu
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's; --settings lists them."),
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(metavar="T", help="Of rows: a run, a folder or GGUF file of weights, or a fetched name.")
+]
+Template = Annotated[
+    str | None, typer.Option(metavar="NAME|FILE", help="Of rows: a chat template, if not the tokenizer's own.")
+]
+RowType = Annotated[
+    str | None, typer.Option("--type", metavar="TYPE", help="Of rows: their format, if their keys do not tell.")
+]
+MaxSeqLen = Annotated[int, typer.Option(min=2, help="Of rows: tokens of a conversation and of a sample.")]
+Truncation = Annotated[
+    str, typer.Option(metavar="turns|drop|cut|refuse", help="Of rows: what becomes of longer conversations.")
 ]
 Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="Of PREFIX.bin and PREFIX.idx.")]
 
@@ -86,13 +100,35 @@ def stats(prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX...", he
 
 
 @data_app.command()
-def check(prefix: Prefix) -> None:
-    """Read every byte of a pair of token files: sizes that agree, tokens of the vocabulary, digests as prepared."""
-    _prepare()
-    from polyreme.recipes import token_data
+def check(
+    path: Annotated[
+        Path, typer.Argument(metavar="PREFIX|ROWS", help="Of PREFIX.bin and PREFIX.idx; or a file of rows for chat.")
+    ],
+    tokenizer: Tokenizer = None,
+    template: Template = None,
+    row_type: RowType = None,
+    max_seq_len: MaxSeqLen = 2048,
+    truncation: Truncation = "turns",
+) -> None:
+    """Look for what is wrong with data before anything is computed.
 
-    for line in token_data.check_lines(prefix):
+    Of a pair of token files every byte is read: sizes that agree, tokens of the vocabulary, digests as prepared. Of
+    rows of conversations (.jsonl, .json, .parquet), with --tokenizer: rows of the wrong form, a doubled beginning,
+    answers without their end, conversations that are too long, empty messages, duplicates. Exit code 3 if a model would
+    learn something wrong.
+    """
+    _prepare()
+    if not _has_rows(path):
+        from polyreme.recipes import token_data
+
+        for line in token_data.check_lines(path):
+            typer.echo(line)
+        return
+    report = _open_rows(path, tokenizer, template, row_type, max_seq_len, truncation).report()
+    for line in report.lines(max_seq_len):
         typer.echo(line)
+    if not report.is_good:
+        raise DataError(f"{path}: a model would learn something wrong from these rows; mend what is called an error")
 
 
 @data_app.command()
@@ -126,11 +162,33 @@ def blend(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @data_app.command()
 def preview(
-    config: ConfigPath,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG|ROWS", help="A configuration, or a file of rows for chat.")],
     overrides: Overrides = None,
     count: Annotated[int, typer.Option("-n", min=1, help="How many samples.")] = 3,
+    tokenizer: Tokenizer = None,
+    template: Template = None,
+    row_type: RowType = None,
+    max_seq_len: MaxSeqLen = 2048,
+    truncation: Truncation = "turns",
+    packing: Annotated[bool, typer.Option(help="Conversations share samples, as far as they fit.")] = True,
 ) -> None:
-    """Show training samples as the model will see them, prepared and decoded again."""
+    """Show training samples as the model will see them, prepared and decoded again.
+
+    Of rows of conversations the tokens that count in the loss are green on a terminal, between [[ and ]] elsewhere.
+    """
+    if _has_rows(config):
+        _prepare()
+        from polyreme.data.chat_preview import COLOUR, PLAIN
+
+        if overrides:
+            raise ConfigError(
+                f"{overrides[0]}: settings are for a configuration; {config} holds rows, which take options"
+            )
+        source = _open_rows(config, tokenizer, template, row_type, max_seq_len, truncation)
+        marks = COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else PLAIN
+        for line in source.preview(count, is_packed=packing, marks=marks):
+            typer.echo(line)
+        return
     from polyreme.recipes import config_file
 
     loaded = config_file.load(config, overrides or [])
@@ -138,6 +196,24 @@ def preview(
     typer.echo(f"{data.summary}; {len(data.train):,} training and {len(data.validation):,} validation samples")
     for index in range(min(count, len(data.train))):
         typer.echo(f"\n--- sample {index}: {data.shown(index)}")
+
+
+def _has_rows(path: Path) -> bool:
+    from polyreme.data.documents import holds_rows
+
+    return holds_rows(path)
+
+
+def _open_rows(
+    path: Path, tokenizer: str | None, template: str | None, row_type: str | None, max_seq_len: int, truncation: str
+) -> Any:
+    from polyreme.data.chat_encoding import ChatForm
+    from polyreme.recipes.chat_data import open_rows
+
+    if tokenizer is None:
+        raise ConfigError(f"{path}: rows become tokens by a tokenizer; give --tokenizer, such as smollm2-135m")
+    form = ChatForm(max_seq_len, truncation=truncation)
+    return open_rows([path], tokenizer, form, template=template, row_type=row_type)
 
 
 def _weights(text: str | None) -> tuple[float, ...]:

@@ -25,6 +25,11 @@ class ChatTokenizer(Protocol):
     @property
     def end(self) -> Sequence[int]: ...
 
+    @property
+    def special_texts(self) -> Sequence[str]:
+        """The texts of special tokens."""
+        ...
+
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> Any:
         """Ids of a conversation as the server gives them to a model."""
         ...
@@ -116,6 +121,10 @@ class ChatEncoder:
         """Tokens of a row. Raises DataError, naming the row, for answers that the template or the tokenizer does not
         keep apart from what is before them."""
         return self._encode(row, row.messages)
+
+    def spells_special(self, text: str) -> bool:
+        """Whether a text has, in letters, one of the tokens that mean something to the model."""
+        return any(token in text for token in self.tokenizer.special_texts)
 
     def encode_rejected(self, row: ChatRow) -> EncodedChat:
         """Tokens of the conversation with the worse answer of a preference."""
@@ -221,7 +230,7 @@ class ChatTokens:
     places: tuple[str, ...]
     left_out: dict[str, int] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def tokens(self) -> TokenArray:
         """Tokens by position."""
         return TokenArray(self.ids)

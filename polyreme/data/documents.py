@@ -132,6 +132,12 @@ def kind_of(path: Path) -> Literal["text", "json", "parquet"]:
     return kind  # type: ignore[return-value]
 
 
+def holds_rows(path: Path) -> bool:
+    """Whether a name says that a file holds objects, as JSON or Parquet does."""
+    inner = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return _ENDINGS.get(inner.suffix.lower(), "text") != "text"
+
+
 def _whole(path: Path, blocks: Iterator[tuple[int, bytes]], division: str) -> Iterator[tuple[int, bytes]]:
     """Blocks cut where a document ends."""
     line, rest, first = 1, b"", True

@@ -59,6 +59,17 @@ class TextTokenizer:
         """What the folder calls bos_token, eos_token, pad_token and unk_token, those that it names."""
         return dict(self._special)
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id of what the folder calls bos_token, whether or not it is put before a text."""
+        return _id(self.tokenizer, self._special.get("bos_token"))
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts of special tokens, which stand for no text."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; with what the model expects around one, unless add_special_tokens is False."""
         if len(text) > _LONG_CHARS:
@@ -99,9 +110,20 @@ class TextTokenizer:
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False)
 
-    def with_template(self, template: str) -> TextTokenizer:
-        """This tokenizer with another chat template."""
-        return TextTokenizer(self.tokenizer, self.end, self.bos, template, self._special)
+    def with_template(self, template: str, end: str | None = None) -> TextTokenizer:
+        """This tokenizer with another chat template. end: the token that closes answers, which then ends a text too;
+        None for those that do already. Raises ConfigError for an end that is no token."""
+        ends = list(self.end)
+        if end is not None:
+            number = self.tokenizer.token_to_id(end)
+            if number is None:
+                raise ConfigError(
+                    f"the chat template closes answers with {end}, which is no token of this tokenizer; take another "
+                    "template, such as roles or plain, which need none but eos_token"
+                )
+            ends = list(dict.fromkeys([*ends, number]))
+        eos = {} if not ends else {"eos_token": self.tokenizer.id_to_token(ends[0])}
+        return TextTokenizer(self.tokenizer, ends, self.bos, template, {**eos, **self._special})
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and generation_config.json, which from_pretrained reads."""

@@ -51,19 +51,29 @@ def load_writer(path: Path, dtype: str | None = None) -> tuple[Any, TextTokenize
             raise CheckpointError(
                 f"{path}: neither a folder nor a GGUF file; give a run, published weights or a GGUF file"
             )
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), AutoTokenizer.from_pretrained(path)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), load_tokenizer(path)
     if dtype is not None:
         raise ConfigError(f"{path}: a run is read as it was trained, without --dtype; polyreme convert rounds weights")
+    model, _ = load_decoder(path)
+    return model, load_tokenizer(path)
+
+
+def load_tokenizer(path: Path) -> TextTokenizer:
+    """The tokenizer of a run's folder, of a folder of published weights, or of a GGUF file.
+
+    Raises CheckpointError for a run or folder without one.
+    """
+    if not is_run(path) or (path / "tokenizer_config.json").is_file():
+        return AutoTokenizer.from_pretrained(path)
     file = path / TOKENIZER
     if not file.is_file():
         raise CheckpointError(
             f"{path}: no {TOKENIZER} in it, so its tokens have no text; the run trained on synthetic tokens, or the "
             "file was moved"
         )
-    model, _ = load_decoder(path)
     tokenizer = Tokenizer.from_file(str(file))
     end = tokenizer.token_to_id(END_OF_TEXT)
-    return model, TextTokenizer(tokenizer, [] if end is None else [end])
+    return TextTokenizer(tokenizer, [] if end is None else [end])
 
 
 def drafting(

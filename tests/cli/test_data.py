@@ -3,8 +3,10 @@
 import os
 
 import pytest
+from tokenizers import Tokenizer
 
 from polyreme.cli.main import main
+from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 
 VERSES = "".join(f"And he said, Let there be {i}\n" for i in range(100))
@@ -97,3 +99,40 @@ def test_pack_compares_the_ways(capsys, folder):
     rows = {line.split()[0]: int(line.split()[1]) for line in said.splitlines()[1:]}
     assert said.startswith("100 documents, 0 of them too long")
     assert rows["concat"] <= rows["best_fit"] < rows["none"] == 100
+
+
+ROWS = """{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "And he said"}]}
+{"prompt": "Who?", "completion": "there be"}
+"""
+
+
+def test_preview_and_check_of_rows(capsys, folder):
+    (folder / "rows.jsonl").write_text(ROWS)
+    tokenizer = Tokenizer.from_file("tokenizer.json")
+    TextTokenizer(tokenizer, [tokenizer.token_to_id(END_OF_TEXT)], special={"eos_token": END_OF_TEXT}).save_pretrained(
+        "."
+    )
+    options = ("--tokenizer", ".", "--template", "roles", "--max-seq-len", "64")
+    code, said, error = run(capsys, "data", "preview", "rows.jsonl", *options)
+    assert (code, error) == (0, "")
+    assert "user: Who?\nassistant:[[ And he said<|endoftext|>]]" in said
+    assert run(capsys, "data", "check", "rows.jsonl", *options)[0] == 0
+    (folder / "rows.jsonl").write_text(ROWS + '{"prompt": "a", "completion": ""}')
+    code, said, error = run(capsys, "data", "check", "rows.jsonl", *options)
+    assert (code, "error: empty messages of assistant: 1 (rows.jsonl:3)" in said) == (3, True)
+    assert "rows.jsonl: a model would learn something wrong" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("preview", "rows.jsonl"), "rows become tokens by a tokenizer; give --tokenizer"),
+        (("check", "rows.jsonl", "--tokenizer", "."), "has no chat template; name one with --template"),
+        (("preview", "rows.jsonl", "data.seed=1", "--tokenizer", "."), "data.seed=1: settings are for a configuration"),
+        (("check", "rows.jsonl", "--tokenizer", ".", "--template", "chatml"), "closes answers with <|im_end|>, which"),
+    ],
+)
+def test_options_that_rows_need(capsys, folder, words, told):
+    (folder / "rows.jsonl").write_text(ROWS)
+    code, _, error = run(capsys, "data", *words)
+    assert (code, told in error) == (2, True), error

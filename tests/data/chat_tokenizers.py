@@ -35,7 +35,7 @@ def chat_tokenizer(template: str) -> TextTokenizer:
     tokenizer.add_special_tokens(tokens)
     special = {"eos_token": end} | ({"bos_token": bos} if bos else {})
     bos_id = None if bos is None else tokenizer.token_to_id(bos)
-    return TextTokenizer(tokenizer, [tokenizer.token_to_id(end)], bos_id, TEMPLATES[template], special)
+    return TextTokenizer(tokenizer, [tokenizer.token_to_id(end)], bos_id, TEMPLATES[template].text, special)
 
 
 def _of_words() -> Tokenizer:

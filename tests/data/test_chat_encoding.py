@@ -11,9 +11,11 @@ from polyreme.data.chat_templates import TEMPLATES, load_template
 from polyreme.data.packing import NO_LABEL, PackedDataset
 from polyreme.data.text_files import BadLines
 from polyreme.errors import ConfigError, DataError
+from polyreme.generation.tokenizer import AutoTokenizer
 from tests.data.chat_tokenizers import SPECIAL, chat_tokenizer
 
 TOKENIZERS = {name: chat_tokenizer(name) for name in TEMPLATES}
+CHATML = TEMPLATES["chatml"].text
 every_template = pytest.mark.parametrize("name", TEMPLATES)
 
 
@@ -108,18 +110,18 @@ def test_a_template_that_does_not_close_answers_is_refused():
 @pytest.mark.parametrize(
     ("template", "texts", "told"),
     [
-        (TEMPLATES["chatml"], ("a", "x<|im_end|>y"), r"messages\[1\]: this answer spells out a token that ends a text"),
-        (TEMPLATES["chatml"], ("a", "\n\nb"), r"messages\[1\]: the tokens before this answer .* from token \d+ on"),
+        (CHATML, ("a", "x<|im_end|>y"), r"messages\[1\]: this answer spells out a token that ends a text"),
+        (CHATML, ("a", "\n\nb"), r"messages\[1\]: the tokens before this answer .* from token \d+ on"),
         # thoughts of earlier turns are left out of the history
         (
-            TEMPLATES["chatml"].replace(
+            CHATML.replace(
                 "message['content']", "('x' if 'God' in message['content'] and not loop.last else message['content'])"
             ),
             ("a", "God", "a", "b"),
             r"messages\[1\]: this answer is changed by later turns",
         ),
         (
-            "{{ raise_exception('no') if messages|length > 2 }}" + TEMPLATES["chatml"],
+            "{{ raise_exception('no') if messages|length > 2 }}" + CHATML,
             ("a", "b", "a", "b"),
             "failed.*no",
         ),
@@ -174,8 +176,8 @@ def test_packed_rows_ask_for_the_same_tokens(is_packed):
 
 def test_templates_by_name_and_file(tmp_path):
     (tmp_path / "own.jinja").write_text("{{ 1 }}")
-    assert load_template("own.jinja", tmp_path) == "{{ 1 }}"
-    assert load_template("chatml") == TEMPLATES["chatml"]
+    assert load_template("own.jinja", tmp_path).text == "{{ 1 }}"
+    assert load_template("chatml").text == CHATML
     with pytest.raises(ConfigError, match="template 'chatlm' is unknown; did you mean 'chatml'"):
         load_template("chatlm")
     with pytest.raises(ConfigError, match=r"gone\.jinja: cannot be read"):
@@ -184,3 +186,16 @@ def test_templates_by_name_and_file(tmp_path):
         ChatForm(8, truncation="turn")
     with pytest.raises(ConfigError, match="max_tokens=1: a conversation has at least 2"):
         ChatForm(1)
+
+
+def test_what_closes_answers_ends_texts_of_the_model_that_learns_it(tmp_path):
+    base = chat_tokenizer("chatml")
+    base.end = (base.tokenizer.token_to_id("<|endoftext|>"),)
+    chatml = load_template("chatml")
+    tokenizer = base.with_template(chatml.text, chatml.end)
+    chat = ChatEncoder(tokenizer, ChatForm(100)).encode(talk("a", "b"))
+    tokenizer.save_pretrained(tmp_path)
+    assert int(chat.ids[-1]) in AutoTokenizer.from_pretrained(tmp_path).end
+    llama = load_template("llama3")
+    with pytest.raises(ConfigError, match=r"closes answers with <\|eot_id\|>, which is no token"):
+        base.with_template(llama.text, llama.end)
