@@ -123,7 +123,7 @@ def kept_by_block(
             saved[f"{op.name}: other layouts"] = Held(cuts.local(op.output, samples) * WIDE, 2)
         elif op.kind == "elementwise":
             saved |= {f"{op.name}: {what}": h for what, h in kept_by_elementwise(op, cuts, samples, itemsize)}
-    return saved
+    return saved | {v.name: Held(n * itemsize) for v in block.parameters if (n := cuts.joined(v))}
 
 
 def _read(value: Value, op: OperationCost) -> Value:

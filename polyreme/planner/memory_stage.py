@@ -162,7 +162,7 @@ class Stage:
                 # the residual stream, which norms read, is added up in float32
                 width = WIDE if op.kind == "norm" else values[name].itemsize or self.itemsize
                 inputs[name] = max(inputs.get(name, Held(0.0)), Held(self.local(values[name], width)))
-        return inputs
+        return inputs | {v.name: Held(n * self.itemsize) for v in block.parameters if (n := self.cuts.joined(v))}
 
     def again(self, block: BlockCost) -> float:
         """Bytes of a block that was left out and is there again while its backward runs."""

@@ -85,6 +85,10 @@ class Cuts:
         """Elements of an activation on one device; samples: of one microbatch over the whole job."""
         return value.size * (samples if "batch" in value.dims else 1) / self.ways("act", value)
 
+    def joined(self, weight: Value) -> float:
+        """Elements on one device of the array that an operation reads a parameter from, if that is no parameter."""
+        return 0.0
+
 
 ROUND = 3
 """Times a device's rows that the balanced dispatch has room for: its rows, those of a further round, and gradients."""
@@ -108,6 +112,10 @@ class Buffers(Cuts):
         ways = self.degree(self.axes("act", ("expert",), (experts,)))
         room = value.room(ways)
         return elements * (min(room, ROUND) if self.is_balanced else room)
+
+    def joined(self, weight: Value) -> float:
+        """Where all devices compute equally many: a device's own experts, and as many hot ones."""
+        return 2 * weight.size / self.ways("use", weight) if self.is_balanced and "expert" in weight.dims else 0.0
 
 
 @lru_cache(maxsize=1024)

@@ -26,7 +26,7 @@ _MOST_ROWS = 16  # of a pipeline's microbatch; larger ones lengthen the bubble a
 class Space:
     """What a search may choose. axes: mesh axes of degree above 1; microbatches: their numbers, () for any that divide
     the batch; sequence_parallel: whether mp splits the residual stream; the others as in Plan. Experts are split over
-    ep and, with folding, over mp too."""
+    ep and, with folding, over sep and mp too."""
 
     axes: tuple[str, ...] = AXES
     sharding_stages: tuple[int, ...] = (1, 2, 3)
@@ -35,8 +35,7 @@ class Space:
     offload: tuple[tuple[str, ...], ...] = ((), ("state",), ("state", "act"))
     microbatches: tuple[int, ...] = ()
     sequence_parallel: tuple[bool, ...] = (False, True)
-    # what "balanced" gains comes with routings that no formula knows
-    expert_dispatch: tuple[str, ...] = ("gather", "padded", "ragged")
+    expert_dispatch: tuple[str, ...] = ("gather", "padded", "ragged", "balanced")
     folding: bool = True
 
 
@@ -90,7 +89,7 @@ def shapes(
     """
     for mp, sep, ep, pp in _degrees(graph, cluster, space):
         orders = space.sequence_parallel if mp > 1 and _names(graph, ("seq",)) else (False,)
-        for is_sequence_parallel, folded in itertools.product(orders, _foldings(graph, space, mp)):
+        for is_sequence_parallel, folded in itertools.product(orders, _foldings(graph, space, sep, mp)):
             inner = Shape(1, pp, 1, sep, mp, ep, 1, is_sequence_parallel, folded)
             reason = _misfit(graph, replace(inner, pp=1)) or _too_many_stages(graph, pp, cut)
             if reason:
@@ -113,7 +112,7 @@ def cuts(
     rows = batch // shape.batch_ways
     counts = [m for m in divisors(rows) if not space.microbatches or m in space.microbatches]
     if shape.pp == 1:
-        return _with_dispatch(shape, space, [{"num_microbatches": m} for m in counts])
+        return _with_dispatch(shape, graph, space, [{"num_microbatches": m} for m in counts])
     counts = [m for m in counts if rows // m <= _MOST_ROWS or m == max(counts)]
     items = graph.num_items(cut)
     result: list[dict[str, object]] = []
@@ -124,20 +123,27 @@ def cuts(
             if virtual * shape.pp > items or (kind.in_groups and m % shape.pp):
                 continue
             result.append({"num_microbatches": m, "schedule": schedule, "virtual_stages": virtual})
-    return _with_dispatch(shape, space, result)
+    return _with_dispatch(shape, graph, space, result)
 
 
-def _with_dispatch(shape: Shape, space: Space, ways: list[dict[str, object]]) -> list[dict[str, object]]:
+def _with_dispatch(
+    shape: Shape, graph: ModelGraph, space: Space, ways: list[dict[str, object]]
+) -> list[dict[str, object]]:
     if not shape.plan().expert_axes:
         return ways
-    return [{**way, "expert_dispatch": how} for how in space.expert_dispatch for way in ways]
+    # experts that choose tokens compute equally many by themselves, and refuse what levels that
+    is_even = _is_even(graph)
+    dispatch = [how for how in space.expert_dispatch if how != "balanced" or not is_even]
+    return [{**way, "expert_dispatch": how} for how in dispatch for way in ways]
 
 
-def _foldings(graph: ModelGraph, space: Space, mp: int) -> list[tuple[str, ...]]:
-    """The axes that may split experts: ep, and with it mp, which then leaves their widths whole."""
+def _foldings(graph: ModelGraph, space: Space, sep: int, mp: int) -> list[tuple[str, ...]]:
+    """The axes that may split experts: ep, and with it sep, whose parts of a sequence then have experts of their own,
+    and mp, which then leaves their widths whole."""
     if not space.folding or "ep" not in space.axes or not _names(graph, ("expert",)):
         return [("ep",)]
-    return [("ep",), ("mp", "ep")] if mp > 1 else [("ep",)]
+    others = [axis for axis, degree in (("sep", sep), ("mp", mp)) if degree > 1]
+    return [(*among, "ep") for count in range(len(others) + 1) for among in itertools.combinations(others, count)]
 
 
 @lru_cache(maxsize=4096)
@@ -217,6 +223,11 @@ def _dims(graph: ModelGraph) -> frozenset[str | None]:
     return frozenset(dim for value in values for dim in value.dims)
 
 
+@lru_cache(maxsize=64)
+def _is_even(graph: ModelGraph) -> bool:
+    return any(op.output.is_even for block in graph.blocks for op in block.operations)
+
+
 def _names(graph: ModelGraph, dims: tuple[str, ...]) -> bool:
     return not _dims(graph).isdisjoint(dims)
 
@@ -230,8 +241,9 @@ def _misfit(graph: ModelGraph, inner: Shape) -> str:
             for p in block.parameters:
                 plan.strategy.param_spec(p.dims, p.shape, plan.mesh)
             for value in {v for op in block.operations for v in (*op.inputs, op.output)}:
-                # a sample is no dim to divide: the batch is checked as a whole
-                dims = tuple(None if dim == "batch" else dim for dim in value.dims)
+                # a sample is no dim to divide: the batch is checked as a whole; rows of experts have left their places
+                free = ("batch", "seq", "block_seq") if "expert" in value.dims else ("batch",)
+                dims = tuple(None if dim in free else dim for dim in value.dims)
                 plan.strategy.act_spec(dims, value.shape, plan.mesh)
     except PlacementError as error:
         return f"{plan.mesh}: {error}"

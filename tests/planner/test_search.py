@@ -31,6 +31,23 @@ def test_a_search_chooses_dispatch_and_folding_of_experts():
     assert dispatch[1, 8, ("ep",)] == "ragged"
     # of two choices both devices get most tokens: all of them once are fewer than rows for each choice
     assert dispatch[4, 2, ("ep",)] == "gather"
+    # experts that choose tokens compute equally many by themselves
+    even = replace(moe, tokens_per_expert=8).graph()
+    assert {way["expert_dispatch"] for way in cuts(Shape(ep=8), even, 32, space)} == {"gather", "padded", "ragged"}
+
+
+def test_experts_are_split_over_sequence_parts_too_and_balanced_where_room_for_all_rows_is_not_there():
+    moe = ModelShape(1024, 8, 16, 2048, 32000, 4096, experts=64, experts_per_token=2, expert_ffn=512)
+    space = Space(axes=("sep", "ep"), recompute=("none",), offload=((),), microbatches=(1,))
+    plans = search.search(moe, NODE, 64, TRAINING, space, top=6).plans
+    # at most as many rows as come on the mean need no levelling, if there is room for all that may come
+    assert (plans[0].plan.mesh.ep, plans[0].plan.expert_dispatch) == (8, "ragged")
+    assert {each.plan.expert_axes for each in plans} == {("ep",), ("sep", "ep"), ("sep",)}
+    tight = search.search(moe, with_memory(NODE, 12e9), 64, TRAINING, space, top=6).plans
+    assert (tight[0].plan.mesh.ep, tight[0].plan.expert_dispatch) == (8, "balanced")
+    by_dispatch = {how: predict(moe, replace(plans[0].plan, expert_dispatch=how), NODE, 64, TRAINING).memory.total
+                   for how in ("ragged", "balanced")}  # fmt: skip
+    assert by_dispatch["ragged"] > 12e9 > by_dispatch["balanced"]
 
 
 def with_memory(cluster: Cluster, nbytes: float) -> Cluster:
