@@ -34,11 +34,19 @@ class Documents(NamedTuple):
     places: Any
 
 
+class PackedStream(NamedTuple):
+    """What goes from one part of a decoder to the next where documents share rows: the stream, and where they lie."""
+
+    stream: Any
+    documents: Documents
+
+
 class Decoder(Pretrained, Layer):
     """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the family's loss, a 0-D mean.
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
-    documents: those that share rows, in families whose record says that they take some; one a row if None.
+    documents: those that share rows, in families whose record says that they take some; one a row if None. Ids and
+    documents may also come as one array [batch, 3, seq]: ids, ends, places.
     A class sets `family` (its record, which says the loss and where a pipeline cuts), `config` (with seq_len and
     tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
 
@@ -58,16 +66,25 @@ class Decoder(Pretrained, Layer):
         cls.is_order_free = cls.__dict__.get("is_order_free", False)
 
     def forward(self, tokens: Any, labels: Any = None, documents: Documents | None = None) -> Any:
+        if documents is None:
+            tokens, documents = _unpacked(tokens)
+        with self.reading(documents):
+            stream = self.stream(tokens)
+            return self.pipeline_output(stream) if labels is None else self.pipeline_loss(stream, labels)
+
+    @contextmanager
+    def reading(self, documents: Documents | None) -> Iterator[None]:
+        """Inside the block rows are read as those of the documents, None for one a row. ConfigError for documents that
+        the family does not take."""
         if documents is not None and not self.family.documents:
             raise ConfigError(
                 f"{type(self).__name__}: {self.family.name} takes one document a row; leave documents out"
             )
-        self.documents = documents
+        before, self.documents = self.documents, documents
         try:
-            stream = self.stream(tokens)
-            return self.pipeline_output(stream) if labels is None else self.pipeline_loss(stream, labels)
+            yield
         finally:
-            self.documents = None
+            self.documents = before
 
     def stream(self, tokens: Any) -> Any:
         """The last block's normed output, [batch, seq, embed], or what a family's `normed` makes of it, the tokens in
@@ -195,27 +212,61 @@ class Decoder(Pretrained, Layer):
 
     def pipeline_items(self) -> list[Layer]:
         """The model as a sequence of layers that gives stream(tokens), which pipeline_loss takes beside the labels, and
-        pipeline_output.
+        pipeline_output. Where documents share rows the first takes [batch, 3, seq], and they hand on a PackedStream.
 
         Of a family cut at "layers" each block is one, the first with the embedding before it, the last with the norm.
         """
-        embedding, norm = Part(self.embed, **self.embedding_layers()), Part(self.normed, **self.output_layers())
-        blocks: list[Layer] = [BlockPart(self.run_block, block) for block in self.blocks]
+        embedding = Part(self._embed_rows, **self.embedding_layers())
+        norm = Part(self._norm_rows, **self.output_layers())
+        blocks: list[Layer] = [BlockPart(self._run_block_on_rows, block) for block in self.blocks]
         if self.family.cut == "items":
             return [embedding, *blocks, norm]
         blocks[0] = Sequential(embedding, blocks[0])
         blocks[-1] = Sequential(blocks[-1], norm)
         return blocks
 
+    def _embed_rows(self, rows: Any) -> Any:
+        tokens, documents = _unpacked(rows)
+        with self.reading(documents):
+            x_bse = self.embed(tokens)
+        return x_bse if documents is None else PackedStream(x_bse, documents)
+
+    def _run_block_on_rows(self, block: Layer, rows: Any) -> Any:
+        return self._on_stream(lambda x_bse: self.run_block(block, x_bse), rows)
+
+    def _norm_rows(self, rows: Any) -> Any:
+        return self._on_stream(self.normed, rows)
+
+    def _on_stream(self, call: Callable[[Any], Any], rows: Any) -> Any:
+        """What call makes of a stream; of a PackedStream another, which has read its documents."""
+        if not isinstance(rows, PackedStream):
+            return call(rows)
+        with self.reading(rows.documents):
+            return rows._replace(stream=call(rows.stream))
+
     def pipeline_loss(self, stream: Any, labels: Any) -> Any:
-        """The family's loss of the labels given stream(tokens)."""
+        """The family's loss of the labels given stream(tokens), or the last item's PackedStream."""
+        if isinstance(stream, PackedStream):
+            with self.reading(stream.documents):
+                return self.pipeline_loss(stream.stream, labels)
         ways = self.token_order(labels.shape[1]) if self.is_order_free else 1
         labels = labels if ways == 1 else _into_zigzag(labels, ways, 1, "batch", None)
         return self.family.loss.load()(self, stream, labels)
 
     def pipeline_output(self, stream: Any) -> Any:
-        """logits given stream(tokens)."""
+        """logits given stream(tokens), or the last item's PackedStream."""
+        if isinstance(stream, PackedStream):
+            with self.reading(stream.documents):
+                return self.pipeline_output(stream.stream)
         return self.logits(self.in_own_order(stream))
+
+
+def _unpacked(rows: Any) -> tuple[Any, Documents | None]:
+    """Ids [batch, seq] and documents of rows: ids alone, or [batch, 3, seq], ids, ends and places."""
+    if len(rows.shape) != 3 or rows.shape[1] != 3:
+        return rows, None
+    tokens, ends, places = rows.unbind(1)
+    return tokens, Documents(ends, places)
 
 
 def _into_zigzag(x: Any, ways: int, dim: int, *dims: str | None) -> Any:
