@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -74,7 +74,7 @@ def _versions() -> dict:
 class Side:
     """One side's process and what it has measured: seconds by case, and processor seconds of all its threads."""
 
-    def __init__(self, script: str, name: str, python: str, settings: dict[str, str]):
+    def __init__(self, script: str, name: str, python: str, settings: dict[str, str], options: Sequence[str] = ()):
         here = Path(script).resolve()
         paths = [str(here.parent.parent), os.environ.get("PYTHONPATH", "")]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "JAX_PLATFORMS": "cpu"}
@@ -82,7 +82,7 @@ class Side:
         self.name = name
         if name.endswith(TUNED):
             env |= KEEP_FREED
-        command = [python, str(here), "--worker", name.removesuffix(TUNED)]
+        command = [python, str(here), "--worker", name.removesuffix(TUNED), *options]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.seconds: dict[str, list[float]] = {}
         self.cpu_seconds: dict[str, list[float]] = {}

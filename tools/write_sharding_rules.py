@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 
+from polyreme.conformance.case import Case, tensors, tensors_in
+from polyreme.conformance.rows import ROWS
 from polyreme.core import amp_policy, mode
 from polyreme.core.op import OPS, TENSOR, TENSORS, Op
 from polyreme.distributed.auto_parallel.dims.derived import derived_rule, unknown_primitives
 from polyreme.distributed.auto_parallel.tensors.mode import BoundCall
-from polyreme.conformance.case import Case, tensors, tensors_in
-from tests.ops.test_contract import CASES
 
 PAGE = Path(__file__).parent.parent / "docs" / "sharding_rules.md"
 HEAD = """# Sharding rules of the ops
@@ -99,7 +99,7 @@ def declared_part() -> list[str]:
 def page() -> str:
     """The whole page."""
     derived, no_input, unknown = [], [], []
-    rows = {case.name: case for case in reversed(CASES)}
+    rows = {case.name: case for case in reversed(ROWS)}
     for name, op in _ops().items():
         if op.declared_rule is not None:
             continue

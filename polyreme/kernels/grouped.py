@@ -4,7 +4,7 @@ Rows of one group lie together, groups in order, so a product goes over blocks o
 spent on rows that are not there but what fills up each group's last block (TAIL rows at most). lax.ragged_dot computes
 every row with every matrix on CPU and GPU, and its weight gradient does so on TPU too.
 
-On TPU the kernels are jax's megablox. Shape legend: R rows, E groups, D and F widths.
+On TPU the kernels are jax's megablox, on GPU those of grouped_triton. Shape legend: R rows, E groups, D and F widths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from polyreme.errors import GradError, ShapeError
-from polyreme.kernels import select
+from polyreme.kernels import grouped_triton, select
 
 BLOCK = 128
 """Rows of a full block: fewer leave the product's kernel waiting for memory, more gain nothing."""
@@ -123,7 +123,7 @@ def _members(sizes: jax.Array, rows: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _matmul(transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
-    out = _kernels().matmul(transpose, rows, weights, sizes)
+    out = _kernels(rows, weights).matmul(transpose, rows, weights, sizes)
     return jnp.where((jnp.arange(rows.shape[0]) < sizes.sum())[:, None], out, 0)
 
 
@@ -142,7 +142,7 @@ _matmul.defvjp(_matmul_fwd, _matmul_bwd)
 
 @jax.custom_vjp
 def _outer(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
-    return _kernels().outer(x, y, sizes)
+    return _kernels(x, y).outer(x, y, sizes)
 
 
 def _outer_fwd(x, y, sizes):
@@ -164,7 +164,9 @@ class _Kernels(NamedTuple):
     outer: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def _kernels() -> _Kernels:
+def _kernels(*arrays: jax.Array) -> _Kernels:
+    if select.backend() == "gpu" and grouped_triton.takes(*arrays):
+        return _TRITON
     return _MEGABLOX if select.backend() == "tpu" else _BLOCKS
 
 
@@ -361,3 +363,8 @@ def _outer_megablox(x: jax.Array, y: jax.Array, sizes: jax.Array, interpret: boo
 
 
 _MEGABLOX = _Kernels(_matmul_megablox, _outer_megablox)
+
+
+# ---- GPU ----
+
+_TRITON = _Kernels(grouped_triton.matmul, grouped_triton.outer)

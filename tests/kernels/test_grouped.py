@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
 from polyreme.errors import ShapeError
-from polyreme.kernels import grouped_matmul, grouped_matmul_plain, grouped_outer, grouped_outer_plain
+from polyreme.kernels import (
+    grouped_matmul,
+    grouped_matmul_plain,
+    grouped_outer,
+    grouped_outer_plain,
+    grouped_triton,
+)
 from polyreme.kernels.grouped import _MEGABLOX, BLOCK, TAIL, block_counts
 
 from .tolerance import assert_near
@@ -104,6 +110,25 @@ def test_tpu_kernels_interpreted_equal_numpy():
     turned = _MEGABLOX.matmul(True, rows, weights.swapaxes(1, 2).copy(), sizes, interpret=True)
     assert_near(turned[:140], want[:140], np.float32, terms=16)
     assert_near(_MEGABLOX.outer(rows, out, sizes, interpret=True), want_outer, np.float32, terms=150 * 16)
+
+
+def test_gpu_kernels_interpreted_equal_numpy():
+    # several tiles each way, a group of none, rows after the last group, sizes that no tile divides
+    rows, weights, sizes = normal(0, 300, 40), normal(1, 3, 40, 136), np.array([150, 0, 140], np.int32)
+    want, want_outer = by_numpy(rows, weights, sizes)
+    out = np.asarray(grouped_triton.matmul(False, rows, weights, sizes, interpret=True))
+    assert_near(out[:290], want[:290], np.float32, terms=40)
+    turned = grouped_triton.matmul(True, rows, weights.swapaxes(1, 2).copy(), sizes, interpret=True)
+    assert_near(turned[:290], want[:290], np.float32, terms=40)
+    assert_near(grouped_triton.outer(rows, out, sizes, interpret=True), want_outer, np.float32, terms=150 * 40)
+
+
+def test_gpu_kernels_are_left_what_they_do_not_take():
+    rows, weights = jnp.ones((4, 3), jnp.float32), jnp.ones((2, 3, 5), jnp.float32)
+    assert grouped_triton.takes(rows, weights)
+    for one in (rows.astype(jnp.float64), rows.astype(jnp.bfloat16), jnp.ones((0, 3), jnp.float32)):
+        assert not grouped_triton.takes(one, weights)
+    assert not grouped_triton.takes(rows, jax.ShapeDtypeStruct((256, 4096, 4096), rows.dtype))
 
 
 def test_refuses_what_does_not_fit():

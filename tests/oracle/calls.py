@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from polyreme.conformance.case import Case
+from polyreme.conformance.rows import ROWS
 from polyreme.core import dtype as dtypes
-from tests.ops.test_contract import CASES
 from tests.oracle.side import View, encoded
 from tests.test_api_coverage import tables
 
@@ -96,7 +96,7 @@ def public_path(name: str) -> str | None:
 
 def op_calls() -> Iterator[Call]:
     """Every contract row that both sides can be given, with its variants."""
-    for case in CASES:
+    for case in ROWS:
         path = public_path(case.name)
         if path is None:
             continue
