@@ -118,15 +118,15 @@ def columns() -> None:
     batch, seq, heads, width, documents = 1, 8192, 16, 128, 4
     keys = jax.random.split(jax.random.key(0), 4)
     q, k, v, dy = (jax.random.normal(key, (batch, seq, heads, width), jnp.bfloat16) for key in keys)
-    each = seq // documents
-    ends = (jnp.arange(seq, dtype=jnp.int32) // each + 1) * each
+    length = seq // documents
+    ends = (jnp.arange(seq, dtype=jnp.int32) // length + 1) * length
     bounds = jnp.stack([jnp.arange(seq, dtype=jnp.int32), ends], -1)
 
     def ours(q, k, v, dy):
         out, pull = jax.vjp(lambda *a: kernels.column_attention(*a, Columns(bounds[None, None]))[0], q, k, v)
         return out, *pull(dy)
 
-    document = torch.arange(seq, device="cuda") // each
+    document = torch.arange(seq, device="cuda") // length
     mask = create_block_mask(
         lambda b, h, i, j: (document[i] == document[j]) & (i >= j), None, None, seq, seq, device="cuda"
     )
@@ -137,9 +137,9 @@ def columns() -> None:
     def theirs():
         return torch.autograd.grad(flex(*leaves, block_mask=mask), leaves, tdy)
 
-    got = jax.jit(ours)(q, k, v, dy)[0][:, :each, :2]
+    got = jax.jit(ours)(q, k, v, dy)[0][:, :length, :2]
     with jax.default_matmul_precision("highest"):
-        want = kernels.attention_plain(*(x[:, :each, :2].astype(jnp.float32) for x in (q, k, v)), causal=True)
+        want = kernels.attention_plain(*(x[:, :length, :2].astype(jnp.float32) for x in (q, k, v)), causal=True)
     flop = 7 * batch * heads * seq * seq * width / documents
     sides = {"polyreme": by_jax(ours, q, k, v, dy), "torch-flex": by_torch(theirs)}
     show(f"columns {batch}x{seq}x{heads}x{width} {documents} documents", flop, sides, relative(got, want), "torch-flex")
