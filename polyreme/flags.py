@@ -44,6 +44,15 @@ def compile_cache_bytes() -> int:
     return _int("POLYREME_COMPILE_CACHE_BYTES", low=1) or 1 << 30
 
 
+def devices() -> dict[str, str]:
+    """POLYREME_DEVICES: libraries of devices to register, name=path, with commas between; each process reads it."""
+    pairs = [pair.partition("=") for pair in os.environ.get("POLYREME_DEVICES", "").split(",") if pair.strip()]
+    for name, _, path in pairs:
+        if not name.strip() or not path.strip():
+            raise ConfigError(f"POLYREME_DEVICES: {name!r} has no library; write name=path,name=path")
+    return {name.strip(): path.strip() for name, _, path in pairs}
+
+
 def program_bytes() -> int | None:
     """POLYREME_PROGRAM_BYTES: what compiled programs of eager ops may take before some are let go; None, the default:
     3 GiB, or a quarter of the machine's memory where that is less."""

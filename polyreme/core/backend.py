@@ -37,8 +37,9 @@ _ask_for_quick_compilation()
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
-from polyreme.core import host_memory, ir_context, threefry, xla_flags  # noqa: E402
+from polyreme.core import host_memory, ir_context, plugins, threefry, xla_flags  # noqa: E402
 from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
+from polyreme.core.plugins import is_started  # noqa: E402, F401  (asked here before jax is started)
 from polyreme.core.turns import turns  # noqa: E402
 from polyreme.kernels import select  # noqa: E402
 
@@ -110,17 +111,6 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def is_started() -> bool:
-    """Whether jax holds devices. It says so when asked to join processes; a rank that does not exist stops it there."""
-    try:
-        jax.distributed.initialize("localhost:1", 1, 1, local_device_ids=[0], cluster_detection_method="deactivate")
-    except RuntimeError:
-        return True
-    except ValueError:
-        pass
-    return False
-
-
 def prepare_for_processes() -> None:
     """Options for a job of several processes; takes effect until the first array exists."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -141,6 +131,7 @@ def run_in_calling_thread() -> None:
 
 
 _configure()
+plugins.register_known()
 ir_context.reuse_contexts()
 threefry.lower_on_cpu()
 if flags.keep_freed():

@@ -1,6 +1,7 @@
 """Devices by Paddle's names: places, and the one that new Tensors go to.
 
-"cpu", "gpu:1" and the Place classes all name jax devices; any other platform is a CustomPlace.
+"cpu", "gpu:1" and the Place classes all name jax devices; any other platform is a CustomPlace, a registered plugin's
+(core.plugins) too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from typing import Any
 
 import jax
 
-from polyreme.core import backend  # configures jax before devices are listed
+from polyreme.core import (
+    backend,  # configures jax before devices are listed
+    plugins,
+)
 from polyreme.errors import DeviceError
 
 _PLATFORMS = {"gpu": ("cuda", "rocm", "gpu"), "cpu": ("cpu",)}
@@ -84,7 +88,7 @@ class CUDAPinnedPlace(Place):
 
 
 class CustomPlace(Place):
-    """A device of any other PJRT platform, by the platform's name: CustomPlace("tpu", 0)."""
+    """A device of any other PJRT platform, by the platform's name, or that of a plugin: CustomPlace("tpu", 0)."""
 
     def __init__(self, dev_type: str, dev_id: int = 0) -> None:
         super().__init__(dev_type, dev_id)
@@ -95,6 +99,9 @@ def as_place(device: Any) -> Place:
     if isinstance(device, Place):
         return device
     if isinstance(device, jax.Device):
+        plugin = plugins.name_of(device)  # its devices may call themselves "cpu"
+        if plugin is not None:
+            return Place(plugin, jax.local_devices(backend=plugin).index(device))
         platform = "gpu" if device.platform in _PLATFORMS["gpu"] else device.platform
         return Place(platform, jax.local_devices(backend=device.platform).index(device))
     if isinstance(device, str):
@@ -129,7 +136,7 @@ def get_device() -> str:
 def get_available_device() -> list[str]:
     """Every device that can be named, such as ["cpu"] or ["gpu:0", "gpu:1"]."""
     names = []
-    for device in jax.local_devices():
+    for device in (*jax.local_devices(), *plugins.devices()):
         place = as_place(device)
         names.append("cpu" if place.is_cpu_place() and place.index == 0 else f"{place.platform}:{place.index}")
     return names

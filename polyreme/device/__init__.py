@@ -1,6 +1,7 @@
 """polyreme.device: which devices there are, which one new Tensors go to, their memory and queues."""
 
 from polyreme.core.place import device_count, get_available_device, is_compiled_with_cuda
+from polyreme.core.plugins import Plugin, register
 from polyreme.core.rng import get_rng_state, set_rng_state
 from polyreme.core.rng import seed as manual_seed
 from polyreme.device import cuda, xpu
@@ -71,6 +72,7 @@ __all__ = [
     "IPUPlace",
     "IntTensor",
     "LongTensor",
+    "Plugin",
     "ShortTensor",
     "Stream",
     "StreamContext",
@@ -108,6 +110,7 @@ __all__ = [
     "max_memory_reserved",
     "memory_allocated",
     "memory_reserved",
+    "register",
     "reset_max_memory_allocated",
     "reset_max_memory_reserved",
     "reset_peak_memory_stats",

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from polyreme import version
+from polyreme.core import plugins
 from polyreme.core.place import Place, as_place, default_place, is_compiled_with_cuda
 from polyreme.device.chosen import place_of
 from polyreme.device.memory import mem_get_info
@@ -22,7 +23,8 @@ _CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # as Linux names them, the 
 
 
 def _accelerators() -> list[Place]:
-    return [p for p in map(as_place, jax.local_devices()) if not p.is_cpu_place()]
+    places = map(as_place, (*jax.local_devices(), *plugins.devices()))
+    return list(dict.fromkeys(p for p in places if not p.is_cpu_place()))
 
 
 def get_all_device_type() -> list[str]:
@@ -31,7 +33,7 @@ def get_all_device_type() -> list[str]:
 
 
 def get_all_custom_device_type() -> list[str]:
-    """Platforms of accelerators other than GPUs, such as ["tpu"]."""
+    """Platforms of accelerators other than GPUs, such as ["tpu"], and names of registered plugins."""
     return [p for p in get_all_device_type() if p != "gpu"]
 
 
@@ -51,7 +53,7 @@ def is_compiled_with_cinn() -> bool:
 
 
 def is_compiled_with_custom_device(device_type: str) -> bool:
-    """Whether there are devices of this platform, by its name in PJRT."""
+    """Whether there are devices of this platform, by its name in PJRT or the one it was registered under."""
     return device_type in get_all_custom_device_type()
 
 

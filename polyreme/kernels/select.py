@@ -33,8 +33,16 @@ def absent_device() -> Any:
 
 
 def platform() -> str:
-    """What JAX calls the kind of device that programs compiled now are for: its default backend, or compiling_for's."""
-    return jax.default_backend() if _device.value is None else _device.value.platform
+    """What JAX calls the kind of device that programs compiled now are for: its default device's, or compiling_for's.
+
+    jax knows programs traced under different default devices apart.
+    """
+    if _device.value is not None:
+        return _device.value.platform
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  (made at run time)
+    if chosen is None:
+        return jax.default_backend()
+    return chosen if isinstance(chosen, str) else chosen.platform
 
 
 def backend() -> Backend:
