@@ -45,7 +45,7 @@ FLOORS = {
         "attention clip functional hooks parameter second_names initializer",
         "layer lazy",
         "layers summary alike",
-        "flops reweighted utils",
+        "flops quant reweighted utils",
     ],
     "polyreme.distributed": [
         "comm_report job settings spawning",

@@ -39,6 +39,7 @@ NOT_ROOT_TABLES = set(
         "pooling",
         "probability",
         "proposals",
+        "quantization",
         "regions",
         "resample",
         "routing",

@@ -15,6 +15,7 @@ from polyreme.kernels.grouped import (
 )
 from polyreme.kernels.linear import linear, linear_plain
 from polyreme.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_plain
+from polyreme.kernels.low_bit import low_bit_linear
 from polyreme.kernels.norm import layer_norm, layer_norm_plain, rms_norm, rms_norm_plain
 from polyreme.kernels.recurrent import recurrent, recurrent_plain
 from polyreme.kernels.residual_norm import (
@@ -59,6 +60,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_plain",
     "linear_plain",
+    "low_bit_linear",
     "move_into_zigzag",
     "move_out_of_zigzag",
     "out_of_zigzag",

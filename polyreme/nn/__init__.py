@@ -1,6 +1,6 @@
 """Layers, containers, parameters and gradient clipping."""
 
-from polyreme.nn import attention, functional, initializer, utils
+from polyreme.nn import attention, functional, initializer, quant, utils
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.activation import (
@@ -355,5 +355,6 @@ __all__ = [
     "dynamic_decode",
     "functional",
     "initializer",
+    "quant",
     "utils",
 ]

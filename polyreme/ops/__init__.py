@@ -39,6 +39,7 @@ from polyreme.ops import (
     products,
     proposals,
     quantile,
+    quantization,
     random,
     recurrent,
     reduce,

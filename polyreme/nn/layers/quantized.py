@@ -1,0 +1,108 @@
+"""A Linear whose weight is stored in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax.numpy as jnp
+
+from polyreme.core import state
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.kernels.low_bit import HALVES, LARGEST
+from polyreme.nn.initializer import Constant
+from polyreme.nn.layer import Layer
+from polyreme.nn.layers.linear import Linear
+from polyreme.nn.parameter import ParamAttr
+from polyreme.ops.quantization import low_bit_product, weight_only_linear, weight_quantize
+
+
+class QuantizedLinear(Layer):
+    """x W + b with W stored as codes and scales (ops.quantization.weight_quantize), decoded inside the product.
+
+    weight: codes, [out, in], of 4 bits [out / 2, in]. weight_scale: [out], or [in / group_size, out]. Neither is
+    trained, gradients reach x and the bias. weight_dtype: int8, int4, nf4 or fp8. group_size: inputs that share a
+    scale, all if -1. low_bit_input: x is rounded too, each row by its own scale, to int8 or fp8, and the product is one
+    of codes. dims: logical dims of W, (in, out), as of Linear.
+
+    Raises ConfigError for sizes that groups, pairs of channels or low_bit_input do not fit.
+
+    >>> layer = QuantizedLinear.of(Linear(64, 32), "int4", group_size=16)
+    >>> layer.weight.shape, layer.weight_scale.shape
+    (paddle.Size([16, 64]), paddle.Size([4, 32]))
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        weight_dtype: str = "int8",
+        group_size: int = -1,
+        bias_attr: Any = None,
+        low_bit_input: bool = False,
+        dims: Sequence[str | None] = (None, None),
+    ) -> None:
+        super().__init__()
+        if weight_dtype not in LARGEST:
+            raise ConfigError(
+                f"QuantizedLinear: unknown weight_dtype {weight_dtype!r}{did_you_mean(str(weight_dtype), LARGEST)}"
+            )
+        if group_size != -1 and (group_size < 1 or in_features % group_size):
+            raise ConfigError(
+                f"QuantizedLinear: groups of {group_size} of {in_features} inputs; give what divides them, or -1"
+            )
+        if weight_dtype in HALVES and out_features % 2:
+            raise ConfigError(f"QuantizedLinear: {out_features} outputs; {weight_dtype} stores two in a byte")
+        if low_bit_input and (group_size != -1 or weight_dtype in HALVES):
+            raise ConfigError(
+                f"QuantizedLinear: low_bit_input with {weight_dtype} in groups of {group_size}; it takes int8 or fp8 "
+                "with one scale a channel"
+            )
+        self.in_features, self.out_features = in_features, out_features
+        self.weight_dtype, self.group_size, self.low_bit_input = weight_dtype, group_size, low_bit_input
+        rows = out_features // 2 if weight_dtype in HALVES else out_features
+        of_codes = jnp.float8_e4m3fn if weight_dtype == "fp8" else jnp.int8
+        frozen = ParamAttr(initializer=Constant(0.0), trainable=False)
+        into, out = dims
+        self.weight = self.create_parameter([rows, in_features], frozen, of_codes, dims=(out, into))
+        groups = [] if group_size == -1 else [in_features // group_size]
+        # one group cannot be split; several lie as the inputs that they are of
+        of_groups = (into if groups[0] > 1 else None,) if groups else ()
+        self.weight_scale = self.create_parameter([*groups, out_features], frozen, dims=(*of_groups, out))
+        self.bias = self.create_parameter([out_features], bias_attr, is_bias=True, dims=(out,))
+
+    @classmethod
+    def of(cls, linear: Linear, weight_dtype: str = "int8", group_size: int = -1, low_bit_input: bool = False) -> Self:
+        """A Linear with its weight rounded to the nearest codes; the bias is shared. Raises as the class does."""
+        layer = cls.like(linear, weight_dtype, group_size, low_bit_input)
+        codes, scale = weight_quantize(linear.weight.detach(), algo=weight_dtype, group_size=group_size)
+        layer.set_codes(codes, scale)
+        return layer
+
+    @classmethod
+    def like(cls, linear: Linear, weight_dtype: str, group_size: int = -1, low_bit_input: bool = False) -> Self:
+        """One that takes a Linear's place, with its bias and logical dims, whose codes are still to be set."""
+        sizes = (linear.in_features, linear.out_features)
+        layer = cls(*sizes, weight_dtype, group_size, False, low_bit_input, dims=linear.weight.dims)
+        layer.bias = linear.bias
+        layer._dtype = linear._dtype
+        layer.training = linear.training
+        return layer
+
+    def set_codes(self, codes: Any, scale: Any) -> None:
+        """Replace codes and scales, Tensors as weight_quantize gives them; scales keep their dtype."""
+        state.write(self.weight, codes._array)
+        state.write(self.weight_scale, scale._array)
+
+    def forward(self, input: Any) -> Any:
+        if self.low_bit_input:
+            y = low_bit_product(input, self.weight, self.weight_scale, self.weight_dtype)
+            return y if self.bias is None else y + self.bias
+        return weight_only_linear(
+            input, self.weight, self.bias, self.weight_scale, self.weight_dtype, group_size=self.group_size
+        )
+
+    def extra_repr(self) -> str:
+        groups = "" if self.group_size == -1 else f", group_size={self.group_size}"
+        rounded = ", low_bit_input=True" if self.low_bit_input else ""
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.weight_dtype}{groups}{rounded}"

@@ -1,0 +1,19 @@
+"""Weights of few bits, products with them, and layers that quantization looks for in a model."""
+
+from polyreme.nn.layers.quantized import QuantizedLinear
+from polyreme.ops.quantization import (
+    apply_per_channel_scale,
+    llm_int8_linear,
+    weight_dequantize,
+    weight_only_linear,
+    weight_quantize,
+)
+
+__all__ = [
+    "QuantizedLinear",
+    "apply_per_channel_scale",
+    "llm_int8_linear",
+    "weight_dequantize",
+    "weight_only_linear",
+    "weight_quantize",
+]
