@@ -17,7 +17,9 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
     chat: Annotated[bool, typer.Option("--chat", help="Answer the prompt, by the model's chat template.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 takes the likeliest token; 0.8 if left out.")
+    ] = None,
     top_k: Annotated[int, typer.Option(min=0, help="Choose among this many; 0 for all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest that make up this probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Choose among those this likely, beside the likeliest.")] = 0.0,
@@ -25,6 +27,10 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="Where the text ends, left out; several times for several.")
     ] = None,
+    num_beams: Annotated[
+        int | None, typer.Option(min=1, help="Search the likeliest texts with so many open at a time; n best are told.")
+    ] = None,
+    length_penalty: Annotated[float, typer.Option(help="With --num-beams: above 0 favours long texts.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
     n: Annotated[int, typer.Option("--n", min=1, help="Texts, of seeds SEED, SEED + 1, ...")] = 1,
     speculative: Annotated[
@@ -38,21 +44,37 @@ def generate(
 
     Example: polyreme generate smollm2-135m --chat --temperature 0 --prompt "What is the capital of France?"
     """
-    if not math.isfinite(temperature):
+    if temperature is not None and not math.isfinite(temperature):
         raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
-    from polyreme.generation import SamplingParams
+    from polyreme.generation import BeamSearchParams, SamplingParams
     from polyreme.recipes import generate as recipe
     from polyreme.recipes import published
-
-    params = SamplingParams(
-        n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty,
-        seed=seed, max_tokens=max_new_tokens, stop=tuple(stop or ()),
-    )  # fmt: skip
 
     def say(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
+    if num_beams is None:
+        if length_penalty != 1:
+            raise ConfigError("--length-penalty is of a beam search; give --num-beams too")
+    else:
+        unread = {
+            "temperature": temperature is not None, "top-k": top_k != 0, "top-p": top_p != 1, "min-p": min_p != 0,
+            "stop": bool(stop), "seed": seed != 0, "speculative": speculative is not None,
+        }  # fmt: skip
+        for name, is_given in unread.items():
+            if is_given:
+                raise ConfigError(f"--{name}: a beam search does not read it; leave it or --num-beams out")
+        beams = BeamSearchParams(
+            num_beams=num_beams, n=n, length_penalty=length_penalty, max_tokens=max_new_tokens,
+            repetition_penalty=repetition_penalty,
+        )  # fmt: skip
+        recipe.search(published.resolve(weights), prompt=prompt, params=beams, chat=chat, dtype=dtype, say=say)
+        return
+    params = SamplingParams(
+        n=n, temperature=0.8 if temperature is None else temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed, max_tokens=max_new_tokens, stop=tuple(stop or ()),
+    )  # fmt: skip
     recipe.run(
         published.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, speculative=speculative,
         num_draft_tokens=num_draft_tokens, say=say,

@@ -1,5 +1,6 @@
 """Writing with a decoder: sampling, generation over a cache, many requests at once, tokenizers, LLM."""
 
+from polyreme.generation.beams import BeamSearch, BeamSearchParams, BeamText
 from polyreme.generation.choosing import Completion
 from polyreme.generation.engine import EngineStatistics, StepOutput, TextEngine
 from polyreme.generation.generator import TextGenerator
@@ -11,6 +12,9 @@ from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 __all__ = [
     "LLM",
     "AutoTokenizer",
+    "BeamSearch",
+    "BeamSearchParams",
+    "BeamText",
     "Completion",
     "EngineStatistics",
     "RequestOutput",

@@ -38,7 +38,7 @@ _COLUMNS: dict[str, tuple[type, float]] = {
 
 @dataclass
 class Completion:
-    """New tokens of one text; finish_reason: "stop" (an end token or a stop string) or "length".
+    """New tokens of one text; finish_reason: "stop" (an end token, which is end_token, or a stop string) or "length".
 
     logprobs: of each token; top_logprobs: of the likeliest ones at each place, {id: log-probability}; as asked for.
     """
@@ -47,13 +47,14 @@ class Completion:
     finish_reason: str | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    end_token: int | None = None
 
     def take(self, chosen: ChosenTokens, row: int, params: SamplingParams, end: Sequence[int], limit: int) -> bool:
         """Add the token of a row, or end with it: at one of `end`, or at `limit` tokens -> whether it was added."""
         token = int(chosen.token_ids[row])
         is_end = (token in end and not params.ignore_eos) or token in params.stop_token_ids
         if is_end and len(self.token_ids) >= params.min_tokens:
-            self.finish_reason = "stop"
+            self.finish_reason, self.end_token = "stop", token
             return False
         self.token_ids.append(token)
         if params.logprobs is not None and chosen.logprobs is not None:

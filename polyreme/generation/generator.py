@@ -39,7 +39,7 @@ class TextGenerator:
         self.num_drafted = self.num_accepted = 0
         vocab = model.config.vocab_size
         self.num_known = vocab if num_known is None else min(num_known, vocab)
-        self._programs: dict[Any, _Programs] = {}
+        self._programs: dict[Any, RowPrograms] = {}
         model.eval()
 
     def generate(
@@ -56,6 +56,13 @@ class TextGenerator:
         settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(settings) != len(prompts) or not prompts:
             raise ConfigError(f"generate: {len(prompts)} prompts and settings for {len(settings)}; give one for each")
+        longest, room = self.rooms(prompts, [s.max_tokens for s in settings])
+        with no_grad():
+            return self._run(prompts, settings, longest, room, on_token)
+
+    def rooms(self, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int]) -> tuple[int, int]:
+        """Tokens that programs for these prompts take in at once, and places of their cache. Raises ConfigError for an
+        empty prompt and for one that leaves no room."""
         positions = self.model.config.seq_len
         for number, prompt in enumerate(prompts):
             if not len(prompt):
@@ -68,11 +75,16 @@ class TextGenerator:
                     "the text included; shorten it"
                 )
         # the last token that is made needs no place
-        wanted = max(len(p) + s.max_tokens - 1 for p, s in zip(prompts, settings, strict=True))
+        wanted = max(len(p) + count - 1 for p, count in zip(prompts, new_tokens, strict=True))
         room = _room(min(wanted, positions), positions)
-        longest = _room(max(map(len, prompts)), room)
-        with no_grad():
-            return self._run(prompts, settings, longest, room, on_token)
+        return _room(max(map(len, prompts)), room), room
+
+    def programs(self, rows: int, room: int) -> RowPrograms:
+        """What writes so many texts in caches of so many places."""
+        key = (rows, room)
+        if key not in self._programs:
+            self._programs[key] = RowPrograms(self, *key)
+        return self._programs[key]
 
     def _run(
         self,
@@ -82,10 +94,7 @@ class TextGenerator:
         room: int,
         on_token: Callable[[int, int], bool] | None,
     ) -> list[Completion]:
-        key = (len(prompts), room)
-        if key not in self._programs:
-            self._programs[key] = _Programs(self, *key)
-        programs = self._programs[key]
+        programs = self.programs(len(prompts), room)
         texts = [Completion() for _ in prompts]
         limits = [min(s.max_tokens, room + 1 - len(p)) for p, s in zip(prompts, settings, strict=True)]
         chosen = programs.start(prompts, settings, longest)
@@ -99,7 +108,7 @@ class TextGenerator:
 
     def _verify(
         self,
-        programs: _Programs,
+        programs: RowPrograms,
         prompts: Sequence[Sequence[int]],
         settings: list[SamplingParams],
         texts: list[Completion],
@@ -148,7 +157,7 @@ class TextGenerator:
                 completion.finish_reason = "stop"
 
 
-class _Programs:
+class RowPrograms:
     """Of a number of rows and a room: the cache, and what fills it, continues it and makes tokens."""
 
     def __init__(self, generator: TextGenerator, rows: int, room: int) -> None:
@@ -164,18 +173,34 @@ class _Programs:
 
     def start(self, prompts: Sequence[Sequence[int]], settings: Sequence[SamplingParams], longest: int) -> ChosenTokens:
         """Take in the prompts -> the first token of each row."""
-        padded = np.zeros((len(prompts), longest), np.int64)
         for row, (prompt, params) in enumerate(zip(prompts, settings, strict=True)):
-            padded[row, : len(prompt)] = prompt
             self.chooser.begin(row, params, prompt, len(prompt))
-        counts = np.array([len(prompt) for prompt in prompts], np.int32)
-        self.cache.lengths.zero_()
-        return self.chooser(self._prefill(to_tensor(padded), to_tensor(counts)), self.cache.lengths)
+        return self.chooser(self.take_in(prompts, longest), self.cache.lengths)
 
     def step(self, tokens: np.ndarray) -> ChosenTokens:
         """The next token of each row, after these."""
-        tokens = np.maximum(tokens, 0).astype(np.int64)[:, None]
-        return self.chooser(self._decode(to_tensor(tokens), self._one_each), self.cache.lengths)
+        return self.chooser(self.logits_after(np.maximum(tokens, 0)), self.cache.lengths)
+
+    def take_in(self, prompts: Sequence[Sequence[int]], longest: int) -> Any:
+        """Begin with prompts of at most `longest` tokens -> logits [rows, vocab] after each."""
+        padded = np.zeros((len(prompts), longest), np.int64)
+        for row, prompt in enumerate(prompts):
+            padded[row, : len(prompt)] = prompt
+        counts = np.array([len(prompt) for prompt in prompts], np.int32)
+        self.cache.lengths.zero_()
+        return self._prefill(to_tensor(padded), to_tensor(counts))
+
+    def logits_after(self, tokens: np.ndarray) -> Any:
+        """Logits [rows, vocab] after a token of each row."""
+        return self._decode(to_tensor(tokens.astype(np.int64)[:, None]), self._one_each)
+
+    def take_rows(self, source: RowPrograms, rows: np.ndarray) -> None:
+        """Go on from rows of another cache with as many places, or of this one in another order."""
+        index = to_tensor(rows.astype(np.int64))
+        self.cache.lengths.set_value(source.cache.lengths.numpy()[rows])
+        for mine, theirs in zip(self.cache.layers, source.cache.layers, strict=True):
+            mine.keys.set_value(theirs.keys.index_select(index, 0))
+            mine.values.set_value(theirs.values.index_select(index, 0))
 
     def steps(self, tokens: Sequence[int]) -> Iterator[ChosenTokens]:
         """What is chosen after each of some tokens of the only row, the same as by a step for each; those after which

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.errors import ConfigError
+from polyreme.generation.beams import BeamSearch, BeamSearchParams
 from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
@@ -29,9 +30,10 @@ def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, 
 
 @dataclass
 class TextOutput(Completion):
-    """A Completion and its text, stop strings left out."""
+    """A Completion and its text, stop strings left out; of a beam search its score."""
 
     text: str = ""
+    score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,25 @@ class LLM:
         listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else [int(i) for i in p] for p in listed]
         return self._write(listed, ids, sampling_params)
+
+    def beam_search(
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams | None = None
+    ) -> list[RequestOutput]:
+        """The texts of highest score after each prompt, a text or token ids, one prompt after the other; of a text,
+        `score` says it. Raises ConfigError as generate."""
+        listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        search, params = BeamSearch(self.generator), params or BeamSearchParams()
+        outputs = []
+        for prompt in listed:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+            texts = []
+            for text in search.search(ids, params):
+                stream = TextStream(self.tokenizer)
+                written = stream.add(text.token_ids) + stream.finish()
+                texts.append(TextOutput(text.token_ids, text.finish_reason, text=written, score=text.score))
+            shown = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+            outputs.append(RequestOutput(shown, ids, texts))
+        return outputs
 
     def chat(
         self,

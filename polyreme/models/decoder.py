@@ -21,6 +21,10 @@ from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
 from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
 from polyreme.ops.segment import zigzag_ways
+from polyreme.registry import Reference
+
+_GENERATE: Reference[Callable[..., tuple[Any, Any]]] = Reference("polyreme.generation.strategies", "generate")
+"""Which stands above models, and is loaded when it is asked for."""
 
 
 class Documents(NamedTuple):
@@ -153,6 +157,14 @@ class Decoder(Pretrained, Layer):
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x_bse = self.run_block(block, x_bse, layer)
         return self.extended(x_bse, cache, tokens.shape[1] if counts is None else counts)
+
+    def generate(self, input_ids: Any, **settings: Any) -> tuple[Any, Any]:
+        """Write after prompts [batch, seq] by decode_strategy "greedy_search", "beam_search" or "sampling" -> ids of
+        the new tokens, int64 [batch * num_return_sequences, longest], and their scores, [.., 1].
+
+        settings: as of generation.strategies.generate.
+        """
+        return _GENERATE.load()(self, input_ids, **settings)
 
     def extended(self, x_bse: Any, cache: KVCache, counts: Any) -> Any:
         """What extend gives, of the last block's output; the cache's rows are then longer by counts."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from polyreme.generation import SamplingParams, TextGenerator
+from polyreme.generation import BeamSearch, BeamSearchParams, SamplingParams, TextGenerator, TextTokenizer
 from polyreme.generation.text_stream import TextStream
 from polyreme.recipes.trained import drafting, load_writer
 
@@ -28,11 +28,7 @@ def run(
     as soon as it is sure. Raises as load_writer does, ConfigError for a model without a chat template.
     """
     model, tokenizer = load_writer(path, dtype)
-    if chat:
-        ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    else:
-        # a text of no tokens begins where one has ended
-        ids = tokenizer.encode(prompt) or [tokenizer.end[0] if tokenizer.end else 0]
+    ids = prompt_ids(tokenizer, prompt, chat=chat)
     speculation = drafting(speculative, num_draft_tokens, tokenizer, dtype)
     generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, speculation)
     for copy in range(params.n):
@@ -42,6 +38,33 @@ def run(
         stream = TextStream(tokenizer, params.stop, params.min_tokens, () if chat else ids)
         write(generator, stream, ids, replace(params, n=1, seed=params.seed + copy), say)
         say("\n" if copy == params.n - 1 else "\n\n")
+
+
+def search(
+    path: Path,
+    *,
+    prompt: str,
+    params: BeamSearchParams,
+    chat: bool = False,
+    dtype: str | None = None,
+    say: Callable[[str], None],
+) -> None:
+    """Say the n texts of highest score after the prompt, as `run` says texts. Raises as run does."""
+    model, tokenizer = load_writer(path, dtype)
+    ids = prompt_ids(tokenizer, prompt, chat=chat)
+    texts = BeamSearch(TextGenerator(model, tokenizer.end, tokenizer.vocab_size)).search(ids, params)
+    for number, text in enumerate(texts):
+        stream = TextStream(tokenizer, (), 0, () if chat else ids)
+        written = stream.add(text.token_ids) + stream.finish()
+        say(("" if chat else prompt) + written + ("\n" if number == len(texts) - 1 else "\n\n"))
+
+
+def prompt_ids(tokenizer: TextTokenizer, prompt: str, *, chat: bool) -> list[int]:
+    """The tokens to write after: of the prompt, or of a conversation that begins with it."""
+    if chat:
+        return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    # a text of no tokens begins where one has ended
+    return tokenizer.encode(prompt) or [tokenizer.end[0] if tokenizer.end else 0]
 
 
 def write(

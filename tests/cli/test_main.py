@@ -105,6 +105,8 @@ def test_version_is_printed():
         (["pretrain", CONFIG, "--output", ""], "output: string should have at least 1 character, got ''"),
         (["generate", "nowhere"], "nowhere: no such folder or file; give the output folder of a run, a folder"),
         (["generate", ".", "--temperature", "inf"], "--temperature inf: needs a number"),
+        (["generate", ".", "--num-beams", "2", "--top-k", "3"], "--top-k: a beam search does not read it"),
+        (["generate", ".", "--length-penalty", "2"], "--length-penalty is of a beam search; give --num-beams too"),
         (["generate", ".", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["data", "preview", CONFIG, "-n", "x"], "'-n'"),
     ],
@@ -209,12 +211,20 @@ def test_cpu_asked_for_and_left_out(recipe, monkeypatch, capsys):
 def test_what_generate_hands_to_the_recipe(recipe, tmp_path):
     module = recipe("generate")
     words = ["--prompt", "In the", "--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--seed", "4"]
+    words += ["--speculative", "ngram", "--num-draft-tokens", "3"]
     assert main(["generate", str(tmp_path), *words]) == 0
     ((places, settings),) = module.calls
     del settings["say"]
     params = SamplingParams(max_tokens=9, temperature=0.5, top_k=3, seed=4)
     assert places == (tmp_path,)
-    assert settings == {"prompt": "In the", "params": params, "chat": False, "dtype": None}
+    assert settings == {
+        "prompt": "In the",
+        "params": params,
+        "chat": False,
+        "dtype": None,
+        "speculative": "ngram",
+        "num_draft_tokens": 3,
+    }
 
 
 def test_settings_lists_every_key_with_its_default_and_what_sections_say():

@@ -1,0 +1,127 @@
+"""model.generate, as PaddleNLP has it: a decoding strategy by name, tensors in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from polyreme.core.rng import default_generator
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.generation.beams import BeamSearch, BeamSearchParams, BeamText
+from polyreme.generation.choosing import Completion
+from polyreme.generation.generator import TextGenerator
+from polyreme.generation.sampling import SamplingParams
+
+STRATEGIES = ("greedy_search", "beam_search", "sampling")
+_SEARCHES: WeakKeyDictionary[Any, dict[tuple[int, ...], BeamSearch]] = WeakKeyDictionary()
+"""Of each model, what writes with it to these ends, with its programs."""
+
+
+def generate(
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any = None,
+    max_length: int = 20,
+    min_length: int = 0,
+    decode_strategy: str = "greedy_search",
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    num_beams: int = 1,
+    length_penalty: float = 0.0,
+    early_stopping: bool | Literal["never"] = False,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    num_return_sequences: int = 1,
+    seed: int | None = None,
+) -> tuple[Any, Any]:
+    """Write after prompts -> ids [batch * num_return_sequences, longest], int64, and scores [.., 1], float32.
+
+    input_ids: [batch, seq]; attention_mask: of the same shape, 0 where a row has no token, all have one if None.
+    max_length, min_length: of new tokens, which alone are given back, with the one that ended the text, and
+    pad_token_id (an end, or 0, if None) after it. decode_strategy: one of STRATEGIES. A score is the mean
+    log-probability of a text's tokens, that of a beam search as of BeamSearchParams; PaddleNLP counts lengths there by
+    ((5 + length) / 6) ** length_penalty, which for 0 is the same. seed: of sampling, the next of the default generator
+    if None. Raises ConfigError for settings that the strategy does not read, ShapeError for ids of other shapes.
+    """
+    if decode_strategy not in STRATEGIES:
+        raise ConfigError(
+            f"generate: unknown decode_strategy {decode_strategy!r}{did_you_mean(decode_strategy, STRATEGIES)}"
+        )
+    _refuse_unread(
+        decode_strategy,
+        sampling={"temperature": temperature != 1, "top_k": top_k != 0, "top_p": top_p != 1, "seed": seed is not None},
+        beam_search={
+            "num_beams": num_beams != 1,
+            "length_penalty": length_penalty != 0,
+            "early_stopping": early_stopping is not False,
+        },
+    )
+    prompts = _prompts(input_ids, attention_mask)
+    end = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    pad = (end[0] if end else 0) if pad_token_id is None else pad_token_id
+    was_training = model.training
+    model.eval()
+    searches = _SEARCHES.setdefault(model, {})
+    if tuple(end) not in searches:
+        searches[tuple(end)] = BeamSearch(TextGenerator(model, end))
+    search = searches[tuple(end)]
+    shared = {"max_tokens": max_length, "min_tokens": min_length, "repetition_penalty": repetition_penalty}
+    try:
+        if decode_strategy == "beam_search":
+            params = BeamSearchParams(num_beams, length_penalty, early_stopping, num_return_sequences, **shared)
+            texts = [text for prompt in prompts for text in search.search(prompt, params)]
+            return _as_tensors([_with_end(text) for text in texts], [text.score for text in texts], pad)
+        if decode_strategy == "sampling":
+            if seed is None:
+                seed = default_generator.random()
+            shared |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        else:
+            shared["temperature"] = 0
+        # each row draws by a seed of its own
+        params = [
+            SamplingParams(**shared, seed=(seed or 0) + number, logprobs=0)
+            for number in range(len(prompts) * num_return_sequences)
+        ]
+        copies = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+        texts = search.generator.generate(copies, params)
+        rows = [_with_end(text) for text in texts]
+        return _as_tensors(rows, [float(np.mean(t.logprobs)) if t.logprobs else 0.0 for t in texts], pad)
+    finally:
+        if was_training:
+            model.train()
+
+
+def _refuse_unread(strategy: str, **settings: dict[str, bool]) -> None:
+    for reader, is_set in settings.items():
+        unread = [name for name, given in is_set.items() if given and reader != strategy]
+        if unread:
+            raise ConfigError(f"generate: {strategy} does not read {unread[0]}; leave it out, or take {reader}")
+
+
+def _prompts(input_ids: Any, attention_mask: Any) -> list[list[int]]:
+    """The token ids of each row."""
+    ids = np.asarray(input_ids.numpy() if hasattr(input_ids, "numpy") else input_ids)
+    mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
+    if ids.ndim != 2 or mask.shape != ids.shape:
+        raise ShapeError(
+            f"generate: input_ids {list(ids.shape)} and attention_mask {list(mask.shape)}; give ids as [batch, seq] "
+            "and a mask of the same shape"
+        )
+    return [row[own != 0].tolist() for row, own in zip(ids, mask, strict=True)]
+
+
+def _with_end(text: Completion | BeamText) -> list[int]:
+    return text.token_ids + ([] if text.end_token is None else [text.end_token])
+
+
+def _as_tensors(rows: list[list[int]], scores: list[float], pad: int) -> tuple[Any, Any]:
+    ids = np.full((len(rows), max(map(len, rows))), pad, np.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+    return to_tensor(ids), to_tensor(np.array(scores, np.float32)[:, None])
