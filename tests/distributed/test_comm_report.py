@@ -44,9 +44,9 @@ CASES = {
     "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),
     "deepseek a dense layer": (
         "deepseek_v3",
-        Plan.from_degrees(dp=2, sep=2, ep=2),
+        Plan.from_degrees(sep=2, mp=2, ep=2),
         # no balance: what counts choices, a few bytes a layer, is in no formula
-        {"v_head_dim": 12, "bias_rate": 0.0, "sequence_loss": 0.0},
+        {"v_head_dim": 12, "q_lora_rank": 20, "bias_rate": 0.0, "sequence_loss": 0.0},
     ),
     "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2)),
     "mixtral padded in parts": ("mixtral", Plan.from_degrees(dp=2, ep=4, overlap={"moe": 2}), {"num_layers": 1}),

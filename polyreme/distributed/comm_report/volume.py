@@ -12,7 +12,10 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           forward), and reduce-scatter of G_i. arXiv:1910.02054, section 7.2.2
     tensor parallel       all-reduce of act over mp: 2 l forward, 2 l backward, 1 forward after the vocabulary-split
                           embedding, 1 backward before it as output head; of 3 b s fp32 numbers for the cross-entropy
-                          (largest logit, sum of exponentials, the label's logit). arXiv:1909.08053, section 3
+                          (largest logit, sum of exponentials, the label's logit). arXiv:1909.08053, section 3. Of
+                          latent attention, whose maps to latents no device splits, the backward sums over mp, in
+                          place of its input's gradient, those of the latents of queries and of keys and values, and
+                          of the keys' part that all heads share: b s w r each, r its width. arXiv:2405.04434
     sequence parallel     instead of each of those all-reduces of act, an all-gather before a block half and a
                           reduce-scatter after it, in the forward and in the backward; the gradients of parameters
                           that mp does not split are sums over mp too. arXiv:2205.05198, section 4.2
@@ -67,7 +70,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from polyreme.distributed.comm_report.collectives import wire_share
-from polyreme.distributed.comm_report.workload import ParameterShape, Use, Workload
+from polyreme.distributed.comm_report.workload import ParameterShape, Use, Workload, block_maps
 from polyreme.errors import ConfigError
 from polyreme.kernels.balanced_experts import RelaySlots, expert_slots
 from polyreme.kernels.zigzag import moved_share
@@ -242,9 +245,15 @@ class _Terms:
         m, layers, mp = self.microbatches, self.work.num_layers, ("mp",)
         looks_up = any("lookup" in p.uses for p in self.work.parameters)
         scores = any("head" in p.uses for p in self.work.parameters)
-        # a map's input gets a part of its gradient from each map that reads it
-        columns = len(self.work.columns) if self.compiler.reassociates else sum(self.work.columns)
-        halves = {"forward": 2 * layers + looks_up, "backward": columns * layers + scores}
+        maps = block_maps(self.work.parameters)
+        # a map's input gets a part of its gradient from each map that reads it, a half's output a part from each map
+        columns, rows = ([getattr(half, name) for half in maps] for name in ("columns", "rows"))
+        if self.compiler.reassociates:
+            columns, rows = ([min(1, count) for count in counts] for counts in (columns, rows))
+        halves = {"forward": sum(rows) + looks_up, "backward": sum(columns) + scores}
+        width = max(4, self.work.itemsize) if not self.compiler.reduces_low else self.work.itemsize
+        for latent in (latent for half in maps for latent in half.latents):
+            yield self._term("gradients of latents", "all-reduce", mp, self.tokens * latent * width, m, "backward")
         for phase, count in halves.items():
             if not self.is_sequence_parallel:
                 yield self._term("block halves", "all-reduce", mp, self.act_summed, count * m, phase)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,9 +37,7 @@ class Workload:
     """A transformer and the batch one step trains it on.
 
     batch: rows of the whole step. key_width, query_width: widths of all key heads and of all query heads together, the
-    mean of keys' and values'; of the latter hidden if 0. columns:
-    linear maps in a block that read the same input, by that input: (1, 1) for one product for q, k and v and one for
-    the feed-forward, (3, 2) for q, k, v and gate, up. itemsize: bytes of an activation's element. norms: how often
+    mean of keys' and values'; of the latter hidden if 0. itemsize: bytes of an activation's element. norms: how often
     the global norm of the gradients is taken. stage: the pipeline stage this is the work of; None for a whole model.
     sharers: on the stage where they are at home, names of parameters that another stage copies. put_off: layers on the
     stage whose weights get their gradients in a program of their own. sent_itemsize: bytes of an element of what goes
@@ -55,7 +53,6 @@ class Workload:
     hidden: int
     num_layers: int
     key_width: float
-    columns: tuple[int, ...] = (1, 1)
     itemsize: int = 4
     norms: int = 1
     stage: int | None = None
@@ -97,7 +94,6 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
         num_layers=config.num_layers,
         key_width=kv_heads * head_dim,
         query_width=heads * head_dim,
-        columns=_columns(named),
         itemsize=itemsize,
         norms=norms,
         experts=getattr(config, "num_experts", 0),
@@ -109,12 +105,48 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
     )
 
 
-def _columns(named: dict) -> tuple[int, int]:
-    """Linear maps of a block that read attention's input, and those that read the feed-forward's; experts are one."""
-    block = [p.dims for name, p in named.items() if name.startswith("blocks.0.")]
-    inner = [dims[1] for dims in block if len(dims) == 2 and dims[0] == "embed"]
-    has_experts = any("expert" in dims for dims in block)
-    return inner.count("heads") + inner.count("kv_heads"), inner.count("ffn") + has_experts
+@dataclass(frozen=True)
+class BlockMaps:
+    """The linear maps of half a block, attention or feed-forward, that mp splits; the experts of a layer are one map.
+
+    columns: those that read the half's input, of which each device makes a part of what comes out; rows: those that
+    give the half's output, a sum over devices. latents: widths of the latents of attention (DeepSeek's), each whole on
+    every device and read by a map of columns of its own, or by all heads.
+    """
+
+    columns: int = 0
+    rows: int = 0
+    latents: tuple[int, ...] = ()
+
+
+_SPLIT = ("heads", "kv_heads", "ffn")
+
+
+def block_maps(parameters: Sequence[ParameterShape]) -> list[BlockMaps]:
+    """The halves of all blocks whose parameters these are.
+
+    >>> names = {"up": ("embed", "ffn"), "gate": ("embed", "ffn"), "down": ("ffn", "embed")}
+    >>> block_maps([ParameterShape(f"blocks.0.ffn.{name}.weight", dims, (8, 8)) for name, dims in names.items()])
+    [BlockMaps(columns=2, rows=1, latents=())]
+    """
+    halves: dict[str, list[ParameterShape]] = {}
+    for p in parameters:
+        steps = p.name.split(".")
+        half = next((at for at, step in enumerate(steps) if step in ("attention", "ffn")), None)
+        if half is not None and p.is_home:
+            halves.setdefault(".".join(steps[: half + 1]), []).append(p)
+    return [_maps(half) for half in halves.values()]
+
+
+def _maps(half: Sequence[ParameterShape]) -> BlockMaps:
+    matrices = [p for p in half if len(p.dims) == 2]
+    has_experts = any("expert" in p.uses for p in half)
+    columns = sum(p.dims[0] == "embed" and p.dims[1] in _SPLIT for p in matrices) + has_experts
+    rows = sum(p.dims[0] in _SPLIT and p.dims[1] == "embed" for p in matrices) + has_experts
+    latents = [p.shape[0] for p in matrices if p.dims == ("latent", "heads")]
+    # what is left of the latents is the part of keys that all heads share
+    shared = sum(p.shape[1] for p in matrices if p.dims == ("embed", "latent")) - sum(latents)
+    return BlockMaps(columns, rows, (*latents, *([shared] if shared > 0 else [])))
 
 
 def _uses(name: str, named: dict, config: Any) -> tuple[Use, ...]:
