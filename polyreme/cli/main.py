@@ -19,6 +19,7 @@ from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
 from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
+from polyreme.cli.device import device_app
 from polyreme.cli.failure import exit_code, report
 from polyreme.cli.generate import generate
 from polyreme.cli.models import convert, models_app
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+app.add_typer(device_app, name="device")
 launcher.register(app)
 runner.register(app)
 

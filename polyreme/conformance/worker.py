@@ -1,0 +1,83 @@
+"""A process that checks a device: one name a line on stdin, one JSON line on stdout for each.
+
+python -m polyreme.conformance.worker DEVICE [HELLO]; with HELLO it says first what the device is. Its own process, so
+that a row that ends it is that row's failure and no other's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any, TextIO
+
+import jax
+
+from polyreme.conformance.arithmetic import factor_bits, for_device
+from polyreme.conformance.case import check_row
+from polyreme.conformance.checks import CHECKS, Skip
+from polyreme.conformance.rows import ROWS, is_first
+from polyreme.core.place import Place, set_device
+
+
+def describe(place: Place) -> dict[str, Any]:
+    """Facts of the device, of its platform and of the versions here."""
+    device: Any = place.device()
+    return {
+        "device": f"{place.platform}:{place.index}",
+        "kind": device.device_kind,
+        "platform": device.platform,
+        "platform_version": str(device.client.platform_version).split("\n")[0],
+        "devices": device.client.device_count(),
+        "factor_bits": factor_bits(place.platform),
+        "jax": jax.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+def outcome(name: str, place: Place) -> dict[str, Any]:
+    """What came of a check, or of the row of this id."""
+    start = time.perf_counter()
+    answer: dict[str, Any] = {"name": name, "status": "passed", "detail": ""}
+    set_device(place)
+    try:
+        if name in CHECKS:
+            answer["detail"] = CHECKS[name](place) or ""
+        else:
+            case = _ROWS[name]
+            check_row(for_device(case, factor_bits(place.platform)), first=is_first(case))
+    except Skip as reason:
+        answer |= {"status": "skipped", "detail": str(reason)}
+    except Exception as error:  # noqa: BLE001  (what fails is what is asked)
+        answer |= {"status": "failed", "detail": _told(error)}
+    return answer | {"seconds": round(time.perf_counter() - start, 3)}
+
+
+_ROWS = {case.id: case for case in ROWS}
+
+
+def _told(error: BaseException) -> str:
+    """The error in a few lines, with the place in the checks where it was met."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "conformance" in f.filename]
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' | '.join(lines[:8])[:700]}{where}"
+
+
+def serve(device: str, hello: bool, names: TextIO, answers: TextIO) -> None:
+    """Answer until the names end."""
+    place = set_device(device)
+    if hello:
+        answers.write(json.dumps(describe(place)) + "\n")
+        answers.flush()
+    for line in names:
+        answers.write(json.dumps(outcome(line.strip(), place)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    stream = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not mix with the answers
+    serve(sys.argv[1], sys.argv[2:] == ["HELLO"], sys.stdin, stream)
