@@ -58,7 +58,7 @@ class Outcome:
 
 
 @dataclass
-class Report:
+class DeviceReport:
     """Everything that was found of a device."""
 
     device: dict[str, Any]
@@ -138,8 +138,8 @@ def names(options: KitOptions) -> list[str]:
     return checks + (rows[: options.sample] if options.sample else rows)
 
 
-def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) -> Report:
-    """Check a device -> Report. on_outcome is called with each Outcome as it comes, from several threads.
+def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) -> DeviceReport:
+    """Check a device -> DeviceReport. on_outcome is called with each Outcome as it comes, from several threads.
 
     DeviceError if no worker starts on the device, with what it said.
     """
@@ -150,7 +150,7 @@ def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) 
     for name in wanted:
         waiting.put(name)
     with _Worker(device, hello=True) as first:
-        report = Report(first.hello, options)
+        report = DeviceReport(first.hello, options)
 
     outcomes: dict[str, Outcome] = {}
 
