@@ -23,7 +23,7 @@ FLOORS = {
         "jit",
         "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "
         "sparse geometric reader program paddle_models export",
-        "training",
+        "training quantization",
         "vision text audio distribution hub sequences data",
         "distributed hapi callbacks inference dataset",
         "models incubate",

@@ -1,7 +1,7 @@
 """Public names that Paddle keeps under incubate."""
 
 from polyreme.geometric import segment_max, segment_mean, segment_min, segment_sum
-from polyreme.incubate import autograd, distributed, nn, optimizer, tensor
+from polyreme.incubate import asp, autograd, distributed, nn, optimizer, tensor
 from polyreme.incubate.graph import graph_khop_sampler, graph_reindex, graph_sample_neighbors, graph_send_recv
 from polyreme.incubate.masked_softmax import identity_loss, softmax_mask_fuse, softmax_mask_fuse_upper_triangle
 from polyreme.incubate.optimizer.averages import ModelAverage
@@ -10,6 +10,7 @@ from polyreme.incubate.optimizer.look_ahead import LookAhead
 __all__ = [
     "LookAhead",
     "ModelAverage",
+    "asp",
     "autograd",
     "distributed",
     "graph_khop_sampler",

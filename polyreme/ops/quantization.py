@@ -143,7 +143,8 @@ def fake_quantize(x: Array, scale: Array, bit_length: int = 8, quant_axis: int =
     """x rounded to bit_length bits and back, of x's dtype: the nearest of scale * n / (2^(bit_length - 1) - 1), |n| at
     most that many. A NaN stays one, and a scale of 0 gives 0.
 
-    scale: one number, or one for each of x along quant_axis. The gradient of x is that of the result, whatever was cut
+    scale: one number, one for each of x along quant_axis, or [groups, out] for groups of a matrix's rows. The gradient
+    of x is that of the result, whatever was cut
     off: rounding has none of its own. Source: arXiv:1308.3432. Raises ConfigError for another bit_length.
     """
     _check_bits(bit_length, "fake_quantize")
@@ -156,7 +157,7 @@ def fake_quantize(x: Array, scale: Array, bit_length: int = 8, quant_axis: int =
 def quantize_linear(x: Array, scale: Array, zero_point: Array, bit_length: int = 8, quant_axis: int = -1) -> Array:
     """Whole numbers, of x's dtype: round(x (2^(bit_length - 1) - 1) / scale) + zero_point, cut off at bit_length bits.
 
-    scale, zero_point: one number, or one for each of x along quant_axis. The gradient of x passes the rounding by.
+    scale, zero_point: as of fake_quantize. The gradient of x passes the rounding by.
     """
     _check_bits(bit_length, "quantize_linear")
     step = _along(scale, x, quant_axis).astype(jnp.float32) / _bound(bit_length)
@@ -229,9 +230,11 @@ def _clipped(x: Array, step: Array, bit_length: int) -> Array:
 
 
 def _along(scale: Array, x: Array, quant_axis: int) -> Array:
-    """scale in the shape that broadcasts along a dim of x."""
+    """scale in the shape that broadcasts along a dim of x; of x [in, out] also [groups of inputs, out]."""
     if scale.size == 1:
         return scale.reshape(())
+    if scale.ndim == x.ndim == 2:
+        return jnp.repeat(scale, x.shape[0] // scale.shape[0], 0)
     shape = [1] * x.ndim
     shape[quant_axis] = scale.size
     return scale.reshape(shape)

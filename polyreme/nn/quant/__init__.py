@@ -1,6 +1,7 @@
 """Weights of few bits, products with them, and layers that quantization looks for in a model."""
 
 from polyreme.nn.layers.quantized import QuantizedLinear
+from polyreme.nn.layers.stub import Stub
 from polyreme.ops.quantization import (
     apply_per_channel_scale,
     llm_int8_linear,
@@ -11,6 +12,7 @@ from polyreme.ops.quantization import (
 
 __all__ = [
     "QuantizedLinear",
+    "Stub",
     "apply_per_channel_scale",
     "llm_int8_linear",
     "weight_dequantize",
