@@ -10,6 +10,7 @@ on for --new tokens, the likeliest each time. Prints one JSON line a number of r
 import argparse
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import sides as s
 
@@ -91,6 +92,15 @@ def build_torch(o: argparse.Namespace, side: str) -> dict:
     return {str(rows): case(rows) for rows in map(int, o.rows.split(","))}
 
 
+def warmed(side: s.Side, rows: str) -> str:
+    """Run a side twice, which compiles -> what went wrong, if anything."""
+    try:
+        side.ask(rows, 2)
+    except (RuntimeError, OSError) as problem:
+        return str(problem)
+    return ""
+
+
 def main() -> None:
     """Works as a side, or measures all."""
     o = parsed()
@@ -101,13 +111,10 @@ def main() -> None:
     sides = [s.Side(__file__, name, sys.executable, SETTINGS, options) for name in o.sides.split(",")]
     for rows in o.rows.split(","):
         line: dict = {"part": "decode", "rows": int(rows), "new": o.new, "prompt": PROMPT}
-        alive = []
-        for side in sides:
-            try:
-                side.ask(rows, 2)
-                alive.append(side)
-            except (RuntimeError, BrokenPipeError, OSError) as problem:
-                line[side.name] = str(problem)
+        with ThreadPoolExecutor() as pool:  # all compile at once
+            faults = list(pool.map(lambda side, rows=rows: warmed(side, rows), sides))
+        alive = [side for side, fault in zip(sides, faults, strict=True) if not fault]
+        line |= {side.name: fault for side, fault in zip(sides, faults, strict=True) if fault}
         for _ in range(o.rounds):
             for side in alive:
                 side.measure(rows, 1)

@@ -12,6 +12,7 @@ computed); against the card's dense bfloat16 rate.
 import argparse
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import sides as s
 
@@ -127,7 +128,9 @@ def main() -> None:
     sides = [s.Side(__file__, name, sys.executable, SETTINGS, sizes) for name in o.sides.split(",")]
     result: dict = {"part": "gpt", "sizes": {n.split("=")[0][2:]: int(n.split("=")[1]) for n in sizes}}
     try:
-        result["losses"] = {side.name: side.ask("step", 3)["values"] for side in sides}
+        with ThreadPoolExecutor() as pool:  # both compile at once
+            answers = pool.map(lambda side: side.ask("step", 3), sides)
+            result["losses"] = {side.name: a["values"] for side, a in zip(sides, answers, strict=True)}
         for _ in range(o.rounds):
             for side in sides:
                 side.measure("step", 1, o.steps)
