@@ -35,7 +35,9 @@ from polyreme.ops import OPS, creation, indexing
 from polyreme.ops import arithmetic as ar
 
 _names = itertools.count()
+_new: Any = object.__new__
 _new_list: Any = list.__new__
+_watch = state.watch
 print_options: dict[str, Any] = {"threshold": 1000, "precision": 8}
 """What set_printoptions changes, as NumPy's printoptions."""
 
@@ -658,13 +660,13 @@ class HookHandle:
 
 
 def _wrap(array: Any) -> Tensor:
-    tensor: Tensor = object.__new__(Tensor)
+    tensor: Tensor = _new(Tensor)
     tensor._array = array
     tensor.stop_gradient = True
     tensor._node = None
     tensor._index = 0
     tensor._grad = None
-    if (watching := state.watch.active) is not None:
+    if (watching := _watch.active) is not None:
         watching.created(tensor)
     return tensor
 

@@ -56,6 +56,15 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, TensorState)
 
 
+def shapes_of(arrays: Sequence[Any]) -> list[tuple]:
+    """The shape and dtype of each array."""
+    return [(array.shape, array.dtype) for array in arrays]
+
+
+class OtherShapes(Exception):
+    """A program was called with arrays of other shapes or dtypes than it was captured for; nothing has run."""
+
+
 @dataclass(frozen=True)
 class Discovery:
     """What the discovery run found.
@@ -115,6 +124,7 @@ def _counts(tensors: list[TensorState]) -> list[int]:
 # Seconds from which on what a compilation leaves is worth the milliseconds that handing it back takes.
 _LONG_COMPILATION = 1.0
 _SOLE_OWNER = _Probe.sole_owner()
+_new: Any = object.__new__
 
 
 class CapturedProgram:
@@ -122,8 +132,9 @@ class CapturedProgram:
 
     call: rebuilds the arguments from Tensors and calls the function. static: arguments that are no Tensors. Guards
     (stop_gradient and presence of a gradient of every state Tensor, training flag of every Layer called, Python values
-    read from around the function) say whether it may serve a call. is_function: it only
-    computes results from arguments, so that it serves any call of its form.
+    read from around the function) say whether it may serve a call. shapes: of the arguments, with their dtypes.
+    guards: of Python values. is_function: it only computes results from arguments, so that it serves any call of its
+    form and shapes while the guards hold.
     """
 
     def __init__(
@@ -137,6 +148,7 @@ class CapturedProgram:
         self._static = static
         self.call = call
         self.flags = [(a.stop_gradient, a._node is not None) for a in arguments]
+        self.shapes = shapes_of([a._array for a in arguments])
         self._forms = forms_of(arguments)
         # arguments that are also met as state are not copied: the program is for these very Tensors
         self.pinned: dict[int, TensorState] = {}
@@ -166,6 +178,7 @@ class CapturedProgram:
             or discovery.talks
             or self._forms
         )
+        self.guards = discovery.surroundings
         self._hooks, self._hooks_seen = _hooks_of(self._fixed), state.leaf_hooks.version
         self._settle_placement()
         self._on_one_device = not any(_over_mesh(t._array) for t in (*self._fixed, *arguments))
@@ -195,7 +208,7 @@ class CapturedProgram:
                 return False
         if state.leaf_hooks.version != self._hooks_seen and not self._same_hooks():
             return False
-        if facts.surroundings.change() is not None:
+        if self.guards.change() is not None:
             return False
         if forms_of(arguments) != self._forms:
             return False
@@ -207,11 +220,6 @@ class CapturedProgram:
                 if arguments[i] is not tensor:
                     return False
         return True
-
-    def unchanged(self) -> bool:
-        """True if the Python values read from around the function are those it was captured with."""
-        guards = self.found.surroundings
-        return not (guards.always or guards.after_assignments) or guards.change() is None
 
     def _same_hooks(self) -> bool:
         """True if the leaves have the gradient hooks they were captured with."""
@@ -234,7 +242,7 @@ class CapturedProgram:
                 return f"the gradient of {name_of(tensor)} was {'present' if has_grad else 'absent'}, now it is not"
         if not self._same_hooks():
             return "the gradient hooks of a leaf changed"
-        change = self.found.surroundings.change()
+        change = self.guards.change()
         if change is not None:
             return change
         if forms_of(arguments) != self._forms:
@@ -312,12 +320,27 @@ class CapturedProgram:
         return self._result(outs, arguments)
 
     def run_function(self, arrays: list[Any], arguments: list[TensorState]) -> Any:
-        """run, for a program that is_function: without state, guards or history. arrays: those of the arguments."""
-        in_use = host_memory.await_last() if self._scratch else None
-        outs = turns.end(self._jitted(*arrays))
+        """run, for a program that is_function: without state, guards or history. arrays: those of the arguments.
+
+        Raises OtherShapes: that arrays have the program's shapes is what jax compares anyhow, so nothing else does.
+        """
         if self._scratch:
+            in_use = host_memory.await_last()
+            outs = turns.end(self._jitted(*arrays))
             host_memory.note_last(outs, self._scratch, in_use)
-        return tape.factory.tensor(outs) if self._one_array else self._result(outs, arguments)
+        else:
+            outs = self._jitted(*arrays)
+            if turns.are_taken:
+                turns.end(outs)
+        if not self._one_array:
+            return self._result(outs, arguments)
+        tensor = _new(Tensor)  # as eager.dispatch makes one: a constructor costs more than the rest of this function
+        tensor._array = outs
+        tensor.stop_gradient = True
+        tensor._node = None
+        tensor._index = 0
+        tensor._grad = None
+        return tensor
 
     def _compile(self, *arrays: Any) -> None:
         """Compile ahead of the first call, which finds the program in jax's cache, so that memory can be handed back
@@ -510,7 +533,7 @@ class CapturedProgram:
             for tensor, array in zip(known, [*written, *unwritten], strict=True):
                 tensor._array = array
             wrapped = self._wrap(iter(arguments))
-            guards = self.found.surroundings
+            guards = self.guards
             before = guards.forms()
             outs = self.call(wrapped)
             try:
@@ -532,7 +555,12 @@ class CapturedProgram:
             return arrays, [t._array for t in known[: self._num_written]], extra
 
     def _pure_results(self, *arguments: Any) -> Any:
-        """The arrays that a program without state gives: a list of them, or the one that is its whole result."""
+        """The arrays that a program without state gives: a list of them, or the one that is its whole result.
+
+        Raises OtherShapes where jax traces it for arrays that it was not captured for.
+        """
+        if shapes_of(arguments) != self.shapes:
+            raise OtherShapes
         arrays = self._pure([], [], *arguments)[0]
         return arrays[0] if self._one_array else arrays
 

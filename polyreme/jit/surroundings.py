@@ -45,18 +45,27 @@ class _Names(NamedTuple):
     attributes: frozenset[str]
 
 
-class GuardedValue(NamedTuple):
-    """A value and where it is read from. what: that in words. form: its frozen form when the program was captured."""
+@dataclass(frozen=True, slots=True)
+class GuardedValue:
+    """A value and where it is read from. what: that in words. form: its frozen form when the program was captured.
+    fixed: whether it can only be replaced, not changed."""
 
     what: str
     read: Callable[[], Any]
     seen: Any
     form: Any
+    fixed: bool
+
+    @classmethod
+    def of(cls, what: str, read: Callable[[], Any]) -> GuardedValue:
+        """A guard of the value that read gives now."""
+        value = read()
+        return cls(what, read, value, freeze(value), _is_fixed(value))
 
     def change(self) -> str | None:
         """What became of the value, in words; None if it is as it was."""
         now = self.read()
-        if now is self.seen and _is_fixed(now):
+        if self.fixed and now is self.seen:
             return None
         form = freeze(now)
         return None if form == self.form else _difference(self.what, self.form, form)
@@ -157,7 +166,8 @@ class Guards:
     def change(self) -> str | None:
         """The first value that is another one now, in words; None if the program may serve."""
         for guarded in self.always:
-            if (now := guarded.change()) is not None:
+            # asked here what its change() asks first, as this runs at each call of a program
+            if not (guarded.fixed and guarded.read() is guarded.seen) and (now := guarded.change()) is not None:
                 return now
         if self.version == state.attributes.version:
             return None
@@ -260,7 +270,7 @@ class Surroundings:
         value = _content(cell)
         if value is _ABSENT or isinstance(value, types.ModuleType) or _is_made_inside(value):
             return
-        places[id(cell)] = GuardedValue(name, functools.partial(_content, cell), value, freeze(value))
+        places[id(cell)] = GuardedValue.of(name, functools.partial(_content, cell))
         self._add_object(places, name, value, attributes, _DEEPEST)
 
     def _add_object(self, places: dict, what: str, value: Any, attributes: frozenset[str], deepest: int) -> None:
@@ -293,10 +303,8 @@ class Surroundings:
 
 
 def _add(places: dict, what: str, space: Any, name: str) -> None:
-    value = space[name]
-    if not _is_made_inside(value):
-        read = functools.partial(space.get, name, _ABSENT)
-        places[id(space), name] = GuardedValue(what, read, value, freeze(value))
+    if not _is_made_inside(space[name]):
+        places[id(space), name] = GuardedValue.of(what, functools.partial(space.get, name, _ABSENT))
 
 
 def _add_names(places: dict, what: str, space: dict, names: frozenset[str]) -> None:
@@ -312,12 +320,8 @@ def _add_class(places: dict, cls: type, space: dict, names: frozenset[str]) -> N
             values = vars(base)
             for name in (names & values.keys()) - space.keys():
                 if _is_value(values[name]) and not isinstance(values[name], _FUNCTIONS):
-                    places[id(base), name] = GuardedValue(
-                        f"{base.__name__}.{name}",
-                        functools.partial(values.get, name, _ABSENT),
-                        values[name],
-                        freeze(values[name]),
-                    )
+                    read = functools.partial(values.get, name, _ABSENT)
+                    places[id(base), name] = GuardedValue.of(f"{base.__name__}.{name}", read)
 
 
 def _content(cell: Any) -> Any:

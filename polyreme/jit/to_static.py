@@ -24,7 +24,7 @@ from polyreme.errors import CaptureError, ConfigError
 from polyreme.jit.capture import where_defined
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
-from polyreme.jit.program import CapturedProgram, is_tensor
+from polyreme.jit.program import CapturedProgram, OtherShapes, is_tensor
 from polyreme.jit.structure import flatten, rebuild
 
 _log = logging.getLogger("polyreme.jit")
@@ -63,8 +63,10 @@ class StaticFunction:
         self.programs: dict[Any, list[CapturedProgram]] = {}
         # every program with its key, the oldest first
         self._captured: deque[tuple[Any, CapturedProgram]] = deque()
-        # the same lists, by the form of a call with Tensors and plain values in order
+        # the same lists, by the form of a call with Tensors and plain values in order, and their shapes
         self._by_form: dict[Any, list[CapturedProgram]] = {}
+        # by the form alone: the program last run that is a function; None where calls of that form have several shapes
+        self._functions: dict[Any, CapturedProgram | None] = {}
         self.retraces: list[str] = []
         self._last: Any = None
         self._served: CapturedProgram | None = None
@@ -88,18 +90,38 @@ class StaticFunction:
             return active.converted(self.fn)(*args, **kwargs)
         if not _switch.on:
             return self.fn(*args, **kwargs)
-        # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them
-        with _one_at_a_time:
-            form, tensors, arrays = (None, (), ()) if kwargs else _form(args)
-            for program in self._by_form.get(form, ()):
-                if program.is_function and not lookup.used and program.unchanged():
-                    self._served = program
-                    return program.run_function(arrays, tensors)
-                if program.serves(tensors):
-                    self._served = program
-                    return program.run(tensors)
-            program, tensors = self._find(args, kwargs, form)
+        # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them;
+        # acquired by hand, as `with` takes twice as long
+        _one_at_a_time.acquire()
+        try:
+            # what decides the programs besides shapes and dtypes; tuples that grow cost less than lists for a few parts
+            form: tuple | None
+            form = (_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout, checked.on, fusing.on)
+            tensors: tuple = ()
+            arrays: tuple = ()
+            for value in args:
+                if isinstance(value, TensorState):
+                    form += (value.stop_gradient, value._node is None)
+                    tensors += (value,)
+                    arrays += (value._array,)
+                elif (cls := value.__class__) in _PLAIN:
+                    form += (cls, _exact(value) if cls is float else value)
+                else:
+                    form = None
+                    break
+            if kwargs or (len(tensors) > 1 and _has_twice(tensors)):
+                form = None
+            function = self._functions.get(form)
+            if function is not None and not lookup.used and function.guards.change() is None:
+                self._served = function
+                try:
+                    return function.run_function(arrays, tensors)
+                except OtherShapes:
+                    pass
+            program, tensors = self._find_by_form(args, kwargs, form, tensors, arrays)
             return program.run(tensors)
+        finally:
+            _one_at_a_time.release()
 
     def compiled(self, *args: Any, **kwargs: Any) -> Any:
         """The program that a call with these arguments would run, compiled and not run: a jax.stages.Compiled.
@@ -112,10 +134,29 @@ class StaticFunction:
         True
         """
         with _one_at_a_time:
-            program, tensors = self._find(args, kwargs, None)
+            program, tensors = self._find(args, kwargs)
             return program.compiled(tensors)
 
-    def _find(self, args: tuple, kwargs: dict[str, Any], form: Any) -> tuple[CapturedProgram, list[Any]]:
+    def _find_by_form(
+        self, args: tuple, kwargs: dict[str, Any], form: tuple | None, tensors: Any, arrays: tuple
+    ) -> tuple[CapturedProgram, Any]:
+        """_find, where a form and the shapes and dtypes of the arrays lead to the programs that may serve the call."""
+        if form is None:
+            return self._find(args, kwargs)
+        with_shapes = (form, *[(a.shape, a.dtype) for a in arrays])
+        for program in self._by_form.get(with_shapes, ()):
+            if program.serves(tensors):
+                self._served = program
+                break
+        else:
+            program, tensors = self._find(args, kwargs, with_shapes)
+        if program.is_function and not lookup.used:
+            known = self._functions.get(form, program)
+            same = known is not None and known.shapes == program.shapes
+            self._functions[form] = program if same else None
+        return program, tensors
+
+    def _find(self, args: tuple, kwargs: dict[str, Any], form: Any = None) -> tuple[CapturedProgram, list[Any]]:
         """The program that serves these arguments, captured now if none does yet, and the Tensors among them.
 
         form: under which later calls may find the program at once, if not None.
@@ -194,6 +235,7 @@ class StaticFunction:
         if not alike:
             del self.programs[key]
             self._by_form = {form: programs for form, programs in self._by_form.items() if programs is not alike}
+        self._functions = {form: function for form, function in self._functions.items() if function is not program}
 
     def _explain(self, key: Any, tensors: list[TensorState]) -> None:
         known = self.programs.get(key)
@@ -244,29 +286,9 @@ _watch, _autocast, _grad_mode = state.watch, amp_policy.active, tape.grad_mode
 _default, _placed = dtypes.default, layout.active
 
 
-def _form(args: tuple) -> tuple[tuple | None, tuple, tuple]:
-    """What decides the programs of a call with these arguments, the Tensors among them and their arrays.
-
-    None for the form where there are arguments that are neither Tensors nor plain, or one Tensor twice.
-    """
-    # tuples that grow cost less than lists for a few arguments
-    form: tuple = (_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout)
-    form += (checked.on, fusing.on, lookup.used)
-    tensors: tuple = ()
-    arrays: tuple = ()
-    for value in args:
-        if isinstance(value, TensorState):
-            array = value._array
-            form += (array.shape, array.dtype, value.stop_gradient, value._node is None)
-            tensors += (value,)
-            arrays += (array,)
-        elif (cls := value.__class__) in _PLAIN:
-            form += (cls, _exact(value) if cls is float else value)
-        else:
-            return None, tensors, arrays
-    if len(tensors) > 1 and len(set(map(id, tensors))) < len(tensors):
-        return None, tensors, arrays
-    return form, tensors, arrays
+def _has_twice(tensors: tuple) -> bool:
+    """Whether one of two or more Tensors is among them twice."""
+    return tensors[0] is tensors[1] or (len(tensors) > 2 and len({*tensors}) < len(tensors))
 
 
 def _exact(value: Any) -> Any:

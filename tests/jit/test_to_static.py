@@ -586,3 +586,27 @@ def test_what_a_long_compilation_leaves_is_handed_back_once(monkeypatch):
     assert len(handed_back) == 1
     (program,) = grow.concrete_programs()
     assert program._jitted._cache_size() == 1
+
+
+def test_programs_of_one_form_serve_their_own_shapes_only():
+    scale = 2.0
+
+    @to_static
+    def fn(x, y):
+        return x * scale if x is y else x * scale + y
+
+    def check(x, y):
+        expected = x.numpy() * scale + (0 if x is y else y.numpy())
+        result = fn(x, y)
+        assert result.dtype == expected.dtype
+        np.testing.assert_array_equal(result.numpy(), expected)
+
+    a, b = (paddle.to_tensor(np.arange(n, dtype="float32")) for n in (3, 4))
+    doubles = paddle.to_tensor(np.arange(3, dtype="float64"))
+    for x, y in [(a, a + 1), (a, a + 1), (b, b + 1), (a, a + 1), (b, b), (doubles, doubles + 1), (b, b + 1)] * 2:
+        check(x, y)
+    assert len(fn.concrete_programs()) == 4, fn.retraces  # of three elements, four, one Tensor twice, and float64
+    scale = 3.0
+    for x in (a, b):
+        check(x, x + 1)
+    assert len(fn.concrete_programs()) == 6, fn.retraces
