@@ -45,7 +45,8 @@ class Elsewhere:
     """Stands as the array of a Tensor whose value is not in the devices' memory, such as a parameter on a disk.
 
     It tells shape, dtype and layout on the devices; `read` gives the value there. state.read and the modes that run ops
-    call it, and state.write replaces the value with `fill`. Anything else that is asked of it is asked of the value.
+    call it, and state.write replaces the value with `fill`. Anything else that is asked of it is asked of the value;
+    an aval, by which the eager mode knows jax's arrays, it has none.
     """
 
     committed = True
@@ -81,7 +82,7 @@ class Elsewhere:
         return self.read()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "sharding" not in self.__dict__:
+        if name.startswith("_") or name == "aval" or "sharding" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.read(), name)
 

@@ -50,36 +50,41 @@ class Eager:
         if _watch.active is not None or _placed.layout is not None:
             return self._run(op, args, kwargs, None)
         form: tuple = (_autocast.policy, _default.dtype)
-        # tuples that grow cost less than lists for the few inputs of an op; each input adds one part to the form
+        # tuples that grow cost less than lists for the few inputs of an op; each input adds one part to the form.
+        # an array's aval is an object that jax has at hand; its own dtype takes three times as long to ask for
         arrays: tuple = ()
         edges: tuple = ()
         large: tuple = ()
         taped = False
-        for value in args:
-            if isinstance(value, TensorState):
-                form += _ONE_TENSOR
-                array = value._array
-                arrays += (array,)
-                if value.stop_gradient:
+        try:
+            for value in args:
+                if isinstance(value, TensorState):
+                    form += _ONE_TENSOR
+                    array = value._array
+                    arrays += (array,)
+                    if value.stop_gradient:
+                        edges += _NO_EDGE
+                    elif (node := value._node) is not None:
+                        edges += ((node, value._index),)
+                        taped = True
+                    elif (dtype := array.aval.dtype) is _float32 or dtype in _INEXACT:
+                        edges += (value,)
+                        taped = True
+                    else:
+                        edges += _NO_EDGE
+                elif value.__class__ in _NUMBERS and op.kinds[len(form) - 2 : len(form) - 1] == _ONE_TENSOR:
+                    form += _ONE_TENSOR
+                    arrays += (constant(value),)
                     edges += _NO_EDGE
-                elif (node := value._node) is not None:
-                    edges += ((node, value._index),)
-                    taped = True
-                elif (dtype := array.dtype) is _float32 or dtype in _INEXACT:
-                    edges += (value,)
-                    taped = True
+                    if value.__class__ is int and not 0 <= value <= _SMALL:
+                        large += (value,)
                 else:
-                    edges += _NO_EDGE
-            elif value.__class__ in _NUMBERS and op.kinds[len(form) - 2 : len(form) - 1] == _ONE_TENSOR:
-                form += _ONE_TENSOR
-                arrays += (constant(value),)
-                edges += _NO_EDGE
-                if value.__class__ is int and not 0 <= value <= _SMALL:
-                    large += (value,)
-            else:
-                form += (_attribute(value),)
-        for name, value in kwargs.items():
-            form += (name, _attribute(value))
+                    form += (_attribute(value),)
+        except AttributeError:  # jax has no array there: the leaf's value lies elsewhere, or there is none
+            return self._run(op, args, kwargs, None)
+        if kwargs:
+            for name, value in kwargs.items():
+                form += (name, _attribute(value))
         try:
             kernel = op.calls.get(form)
         except TypeError:  # an attribute that cannot be hashed as it stands
@@ -105,7 +110,7 @@ class Eager:
         tensor._array = outs
         tensor._index = 0
         tensor._grad = None
-        if taped and ((dtype := outs.dtype) is _float32 or dtype in _INEXACT):
+        if taped and ((dtype := outs.aval.dtype) is _float32 or dtype in _INEXACT):
             tensor.stop_gradient = False
             tensor._node = node = _new(_KernelNode)
             node.name = kernel.name
