@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 
 _ALIGN = 64  # bytes
+_LARGE = 1 << 20  # bytes; each takes one of the mappings that Linux allows a process
 
 
 def from_host(data: np.ndarray | np.generic, to: np.dtype | None = None) -> jax.Array:
@@ -22,7 +24,7 @@ def from_host(data: np.ndarray | np.generic, to: np.dtype | None = None) -> jax.
 def full_from_host(shape: Sequence[int], value: float, dtype: np.dtype) -> jax.Array:
     """An array with the value everywhere; it compiles nothing, and zeros take no memory before they are read."""
     if value == 0:
-        return jax.device_put(_aligned(np.zeros, shape, dtype))
+        return jax.device_put(_aligned(_zeros, shape, dtype))
     data = _aligned(np.empty, shape, dtype)
     data.fill(value)
     return jax.device_put(data)
@@ -33,6 +35,16 @@ def aligned_copy(array: np.ndarray | np.generic) -> np.ndarray:
     copy = _aligned(np.empty, array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
+
+
+def _zeros(nbytes: int, dtype: type) -> np.ndarray:
+    """numpy.zeros, large ones of pages that the system clears when they are read first.
+
+    numpy asks glibc, which keeps what was freed (core/host_memory.py) and clears it at once.
+    """
+    if nbytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.zeros(nbytes, dtype)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE), dtype)
 
 
 def _aligned(allocate: Callable[..., np.ndarray], shape: Sequence[int], dtype: Any) -> np.ndarray:
