@@ -19,7 +19,6 @@ import numpy as np
 import sides as s
 
 SIDES = ("captured", "eager", "torch", "paddle")
-SECONDS = 0.02  # of one measurement: as many calls as fit
 SLOW = 3.0  # times PyTorch's: such a case needs a line in WHY
 # a few units in size, sums of up to 2048 products of float32; decompositions lose more
 TOLERANCE = 2.0**-23 * 2048**0.5 * 64
@@ -328,28 +327,33 @@ def _call(
 
 
 def measured(options: Any) -> tuple[dict[str, dict[str, float]], list[s.Side]]:
-    """case -> side -> median seconds, in alternating rounds of as many calls as fit."""
+    """case -> side -> seconds, in alternating rounds of as many calls as fit."""
     sides = s.start(__file__, options)
-    medians: dict[str, dict[str, float]] = {}
+    times: dict[str, dict[str, float]] = {}
     try:
         for name in CASES:
             for large in (False, True):
                 for backward in (False, True):
                     case = _case(name, large, backward)
+                    if options.only not in case:
+                        continue
                     values = {side.name: side.ask(case, 1)["values"][0] for side in sides}
                     s.check_values(values, TOLERANCE * max(1.0, *map(abs, values.values())))
                     calls = {}
                     for side in sides:
-                        least = min(side.ask(case, 3)["seconds"])
-                        calls[side.name] = max(1, min(2000, int(SECONDS / least)))
+                        # of several calls, as reading the last one's value takes longer than a small call
+                        least = min(side.ask(case, 3, 1 if large else 50)["seconds"])
+                        calls[side.name] = max(1, min(2000, int(options.seconds / least)))
                     for _ in range(options.rounds):
                         for side in sides:
-                            side.measure(case, 1, calls[side.name])
-                    medians[case] = {side.name: side.median(case) for side in sides}
+                            side.measure(case, options.measurements, calls[side.name])
+                    times[case] = {
+                        side.name: side.least(case) if options.least else side.median(case) for side in sides
+                    }
     finally:
         for side in sides:
             side.close()
-    return medians, sides
+    return times, sides
 
 
 def report(found: dict[str, dict[str, float]], names: list[str]) -> str:
@@ -377,6 +381,10 @@ def report(found: dict[str, dict[str, float]], names: list[str]) -> str:
 def main() -> None:
     """Reads the command line, then measures or works."""
     parser = s.parser(__doc__ or "", SIDES, rounds=5)
+    parser.add_argument("--only", default="", help='cases that have this in their name, such as "small, forward"')
+    parser.add_argument("--seconds", type=float, default=0.02, help="of one measurement: as many calls as fit")
+    parser.add_argument("--measurements", type=int, default=1, help="of each side in a round")
+    parser.add_argument("--least", action="store_true", help="least times, not medians: for a busy machine")
     options = s.options_of(parser, SIDES)
     if options.worker:
         s.work(build, options.worker)
@@ -385,7 +393,9 @@ def main() -> None:
     text = report(found, [side.name for side in sides])
     print(text)
     if options.save:
-        what = f"{len(CASES)} functions; {options.rounds} rounds of {SECONDS * 1e3:.0f} ms."
+        shown = "Least" if options.least else "Median"
+        what = f"{len(CASES)} functions. {shown} of {options.rounds} rounds of {options.measurements} measurements of "
+        what += f"{options.seconds * 1e3:g} ms."
         print(s.save(options.save, "Functions, forward and backward", what, text, sides))
 
 
