@@ -28,6 +28,7 @@ FLOORS = {
         "distributed hapi callbacks inference dataset",
         "models incubate",
         "generation",
+        "evaluation",
         "conformance",
         "recipes",
         "serving",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from polyreme.errors import ConfigError
+from polyreme.cli.key_file import first_line
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure a server.")
 
@@ -48,7 +48,7 @@ def serve(
             temperature=temperature,
             seed=seed,
             model=model,
-            key=None if api_key_file is None else _first_line(api_key_file),
+            key=None if api_key_file is None else first_line(api_key_file),
         )
     )
     if as_json:
@@ -58,13 +58,3 @@ def serve(
             typer.echo(line)
     if report.num_failed:
         raise typer.Exit(1)
-
-
-def _first_line(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="ascii").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {path}: not a readable file of ASCII ({type(error).__name__})") from None
-    if not lines:
-        raise ConfigError(f"--api-key-file {path}: is empty; give the key on its first line")
-    return lines[0]

@@ -20,6 +20,7 @@ from polyreme.cli.comm import comm
 from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.device import device_app
+from polyreme.cli.evaluate import evaluate
 from polyreme.cli.failure import exit_code, report
 from polyreme.cli.generate import generate
 from polyreme.cli.models import convert, models_app
@@ -144,6 +145,7 @@ app.command()(infer)
 app.command()(convert)
 app.command()(serve)
 app.command()(generate)
+app.command("eval")(evaluate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.published import resolve
 from polyreme.recipes.sampling import TOKENIZER
+
+ONE_DEVICE = "one device"
+"""The plan of a model that load_writer gives, as results name it."""
+
+
+def dtype_of(model: Any) -> str:
+    """The dtype of most of a model's values."""
+    sizes: Counter[str] = Counter()
+    for parameter in model.parameters():
+        sizes[parameter.dtype.name] += parameter.size
+    return sizes.most_common(1)[0][0]
 
 
 def checkpoints_of(folder: Path) -> Path:

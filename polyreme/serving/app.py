@@ -275,6 +275,8 @@ class Endpoints:
             "owned_by": "polyreme",
             "root": self.service.names[0],
             "max_model_len": self.service.max_model_len if is_ready else None,
+            "dtype": self.service.dtype if is_ready else None,
+            "plan": self.service.plan if is_ready else None,
             "has_chat_template": self.service.tokenizer.template is not None if is_ready else None,
         }
 

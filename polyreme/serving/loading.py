@@ -12,7 +12,7 @@ from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import JsonGrammars
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
-from polyreme.recipes.trained import drafting, is_run, load_writer
+from polyreme.recipes.trained import ONE_DEVICE, drafting, dtype_of, is_run, load_writer
 from polyreme.serving.service import ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -70,7 +70,8 @@ def load_served(
     )
     say("compiling")
     warm(engine)
-    return ServedModel(engine, tokenizer, engine.max_model_len, JsonGrammars(tokenizer, model.config.vocab_size))
+    grammars = JsonGrammars(tokenizer, model.config.vocab_size)
+    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype_of(model), ONE_DEVICE)
 
 
 def warm(engine: TextEngine) -> None:

@@ -30,12 +30,14 @@ State = Literal["loading", "ready", "draining"]
 @dataclass(frozen=True)
 class ServedModel:
     """What the endpoints need of a model: its engine, its tokenizer, the tokens that a text may have, prompt included,
-    and grammars of JSON over its tokens."""
+    and grammars of JSON over its tokens. dtype and plan: of its parameters, for those who compare results."""
 
     engine: Any
     tokenizer: TextTokenizer
     max_model_len: int
     grammars: JsonGrammars
+    dtype: str | None = None
+    plan: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,16 @@ class TextService:
         """Tokens that the model takes. Raises HttpRefusal 503 while there is none."""
         model = self._any_model()
         return model.max_tokens if isinstance(model, TextEmbedder) else model.max_model_len
+
+    @property
+    def dtype(self) -> str | None:
+        """Of the parameters, where it is known."""
+        return self._model.dtype if isinstance(self._model, ServedModel) else None
+
+    @property
+    def plan(self) -> str | None:
+        """How the parameters lie on devices, where it is known."""
+        return self._model.plan if isinstance(self._model, ServedModel) else None
 
     def _any_model(self) -> ServedModel | TextEmbedder:
         if self._model is None or self.state != "ready":
