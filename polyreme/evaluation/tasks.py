@@ -69,7 +69,7 @@ class TaskResult:
         return {"task": self.task, **self.metrics, "num_samples": self.num_samples, **self.depends_on}
 
 
-class Outcome(NamedTuple):
+class TaskOutcome(NamedTuple):
     """What running a task gives: metrics, samples, ids of the first prompt, and the options as they came out."""
 
     metrics: dict[str, float]
@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
     options: EvalOptions
 
 
-Run = Callable[[Scorer, EvalOptions, Sequence[Path]], Outcome]
+Run = Callable[[Scorer, EvalOptions, Sequence[Path]], TaskOutcome]
 """(model, options, files) -> what came of it."""
 
 
@@ -140,7 +140,7 @@ def windows(count: int, length: int, stride: int) -> Iterator[tuple[int, int, in
         begin, scored = begin + stride, end
 
 
-def _perplexity(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> Outcome:
+def _perplexity(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> TaskOutcome:
     prefix = beginning(scorer, options.add_bos)
     length = min(options.max_length or scorer.max_tokens, scorer.max_tokens)
     stride = options.stride or max(length // 2, 1)
@@ -162,7 +162,7 @@ def _perplexity(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> 
     metrics = {"nats_per_token": nats, "perplexity": math.exp(min(nats, 700.0))}
     metrics["bits_per_byte"] = float(-logprobs.sum()) / math.log(2) / nbytes
     metrics["num_tokens"] = len(logprobs)
-    return Outcome(metrics, len(parts), first, replace(options, max_length=length, stride=stride))
+    return TaskOutcome(metrics, len(parts), first, replace(options, max_length=length, stride=stride))
 
 
 def _texts(paths: Sequence[Path]) -> Iterator[str]:
@@ -213,7 +213,7 @@ def encode_pair(scorer: Scorer, prefix: Sequence[int], context: str, continuatio
     return before, [*prefix, *scorer.encode(context + continuation)][len(before) :]
 
 
-def _choose(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> Outcome:
+def _choose(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> TaskOutcome:
     rows = [read_choices(record) for path in paths for record in read_records(path, BadLines())]
     asked = rows[: options.limit]
     if not asked:
@@ -238,7 +238,7 @@ def _choose(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> Outc
         right.append(int(own.argmax()) == row.answer)
         right_normalized.append(int((own / [len(choice) for choice in row.choices]).argmax()) == row.answer)
     metrics = _share("acc", right) | _share("acc_norm", right_normalized)
-    return Outcome(metrics, len(asked), pairs[0][0], options)
+    return TaskOutcome(metrics, len(asked), pairs[0][0], options)
 
 
 def score_pairs(scorer: Scorer, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
@@ -288,7 +288,7 @@ def _share(name: str, right: Sequence[bool]) -> dict[str, float]:
 # written answers
 
 
-def _write(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> Outcome:
+def _write(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> TaskOutcome:
     rows = read_rows(paths)
     asked = rows[: options.limit]
     prefix = [] if options.chat else beginning(scorer, options.add_bos)
@@ -308,7 +308,7 @@ def _write(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> Outco
     metrics = _share("exact_match", [is_exact(*pair) for pair in pairs])
     metrics["rouge_l"] = float(np.mean([rouge_l(*pair) for pair in pairs]))
     value = chrf(texts, references)
-    return Outcome(metrics | ({} if value is None else {"chrf": value}), len(asked), prompts[0], options)
+    return TaskOutcome(metrics | ({} if value is None else {"chrf": value}), len(asked), prompts[0], options)
 
 
 def _plain(row: ChatRow, *, whole: bool) -> str:
