@@ -107,12 +107,13 @@ class DraftRow(NamedTuple):
 
 class _ChoiceKind(NamedTuple):
     """What choosing a token of each row takes: whether tokens that were seen are penalized, whether texts have a least
-    length, and whether a text has a grammar."""
+    length, whether a text has a grammar, and whether one has biases."""
 
     choice: Choice
     penalty: bool
     least: bool
     grammar: bool
+    bias: bool
 
 
 class TokenChooser:
@@ -134,6 +135,7 @@ class TokenChooser:
         self._noise = to_static(functools.partial(gumbel_noise, count=vocab_size))
         self._logs = to_static(functools.partial(F.log_softmax, axis=-1))
         self._tops: dict[int, Callable[..., tuple[Any, ...]]] = {}
+        self._bias: Tensor | None = None  # made when it is asked for: of large vocabularies it is large
         self._fork = to_static(self._forked)
         self._unmarked: dict[int, list[int]] = {}
 
@@ -151,6 +153,14 @@ class TokenChooser:
         self._unmarked.pop(row, None)
         for name, column in self._columns.items():
             column[row] = prompt_length + params.min_tokens if name == "least" else getattr(params, name)
+        if params.logit_bias:
+            bias = np.zeros(self.vocab_size, np.float32)
+            bias[list(params.logit_bias)] = list(params.logit_bias.values())
+            if self._bias is None:
+                self._bias = creation.zeros([len(self._params), self.vocab_size], "float32")
+            self._bias[row] = to_tensor(bias)
+        elif self._bias is not None:
+            self._bias[row] = 0.0
         if params.repetition_penalty != 1:
             seen = np.zeros(self.vocab_size, bool)
             seen[np.asarray(tokens)] = True
@@ -177,6 +187,7 @@ class TokenChooser:
             any(p.repetition_penalty != 1 for p in known),
             bool(self.end) and any(p.min_tokens for p in known),
             any(grammar is not None for grammar in self._grammars),
+            any(p.logit_bias for p in known),
         )
         if kind not in self._choices:
             self._choices[kind] = to_static(functools.partial(self._choose, kind))
@@ -190,7 +201,10 @@ class TokenChooser:
             seeds, *rest = (to_tensor(column[owners]) for column in self._columns.values())
         noise = None if kind.choice == "greedy" else self._noise(seeds, lengths.astype("int64"))
         allowed = self._allowed(drafts) if kind.grammar else None
-        tokens = self._choices[kind](logits, lengths, noise, allowed, *rest)
+        bias = None
+        if kind.bias and self._bias is not None:
+            bias = self._bias.index_select(to_tensor(self._owners(drafts)), 0) if drafts else self._bias
+        tokens = self._choices[kind](logits, lengths, noise, allowed, bias, *rest)
         counts = [p.logprobs for p in known if p.logprobs is not None]
         if not counts:
             return ChosenTokens(tokens.numpy())
@@ -252,6 +266,7 @@ class TokenChooser:
         lengths: Any,
         noise: Any,
         allowed: Any,
+        bias: Any,
         temperature: Any,
         top_k: Any,
         top_p: Any,
@@ -259,7 +274,8 @@ class TokenChooser:
         penalty: Any,
         least: Any,
     ) -> Any:
-        scores = penalized(logits, self._seen, penalty) if kind.penalty else logits
+        scores = logits + bias if kind.bias else logits
+        scores = penalized(scores, self._seen, penalty) if kind.penalty else scores
         hidden = creation.arange(logits.shape[-1], dtype="int32").unsqueeze(0) >= self.num_known
         if kind.least:
             ids = creation.arange(logits.shape[-1], dtype="int32")

@@ -250,7 +250,7 @@ class TextEngine:
             raise ConfigError(
                 f"request {request_id!r}: min_tokens and a grammar may ask for opposites; give one of them"
             )
-        outside = next((token for token in tokens if not 0 <= token < self._vocab), None)
+        outside = next((token for token in (*tokens, *params.logit_bias) if not 0 <= token < self._vocab), None)
         if outside is not None:
             raise ConfigError(
                 f"request {request_id!r}: token {outside} is not of the vocabulary, 0 to {self._vocab - 1}"

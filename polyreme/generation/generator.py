@@ -12,7 +12,7 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation.blockwise import BlockwiseSteps
-from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser
+from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser, TokenGrammar
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, Speculation
 from polyreme.models.cache import KVCache
@@ -47,10 +47,12 @@ class TextGenerator:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
         on_token: Callable[[int, int], bool] | None = None,
+        grammars: Sequence[TokenGrammar | None] = (),
     ) -> list[Completion]:
         """A Completion of each prompt, token ids, by settings that all share or one of its own; n is not read.
 
-        on_token: (row, token) -> whether the text ends there. Raises ConfigError for an empty prompt and for one that
+        on_token: (row, token) -> whether the text ends there. grammars: of each prompt's text, its own, or None; such
+        a text is not drafted for. Raises ConfigError for an empty prompt and for one that
         leaves no room, NumericsError for logits that are not finite.
         """
         settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -58,7 +60,7 @@ class TextGenerator:
             raise ConfigError(f"generate: {len(prompts)} prompts and settings for {len(settings)}; give one for each")
         longest, room = self.rooms(prompts, [s.max_tokens for s in settings])
         with no_grad():
-            return self._run(prompts, settings, longest, room, on_token)
+            return self._run(prompts, settings, longest, room, on_token, list(grammars) or [None] * len(prompts))
 
     def rooms(self, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int]) -> tuple[int, int]:
         """Tokens that programs for these prompts take in at once, and places of their cache. Raises ConfigError for an
@@ -93,17 +95,18 @@ class TextGenerator:
         longest: int,
         room: int,
         on_token: Callable[[int, int], bool] | None,
+        grammars: list[TokenGrammar | None],
     ) -> list[Completion]:
         programs = self.programs(len(prompts), room)
         texts = [Completion() for _ in prompts]
         limits = [min(s.max_tokens, room + 1 - len(p)) for p, s in zip(prompts, settings, strict=True)]
-        chosen = programs.start(prompts, settings, longest)
-        self._take(texts, settings, limits, chosen, on_token)
-        if programs.drafter is not None:
+        chosen = programs.start(prompts, settings, longest, grammars)
+        self._take(texts, settings, limits, chosen, on_token, grammars)
+        if programs.drafter is not None and grammars == [None]:
             self._verify(programs, prompts, settings, texts, limits, on_token)
         while not all(completion.finish_reason for completion in texts):
             chosen = programs.step(chosen.token_ids)
-            self._take(texts, settings, limits, chosen, on_token)
+            self._take(texts, settings, limits, chosen, on_token, grammars)
         return texts
 
     def _verify(
@@ -127,7 +130,7 @@ class TextGenerator:
             drafts = drafter.propose({0: [*prompts[0], *text]}, {0: count}).get(0, []) if count > 0 else []
             num_met = 0
             for chosen, draft in zip(programs.steps([last, *drafts]), [*drafts, None], strict=False):
-                self._take(texts, settings, limits, chosen, on_token)
+                self._take(texts, settings, limits, chosen, on_token, [None])
                 if completion.finish_reason or completion.token_ids[-1] != draft:
                     break
                 num_met += 1
@@ -142,6 +145,7 @@ class TextGenerator:
         limits: list[int],
         chosen: ChosenTokens,
         on_token: Callable[[int, int], bool] | None,
+        grammars: list[TokenGrammar | None],
     ) -> None:
         """Put a token into each text that has not ended."""
         for row, (completion, params) in enumerate(zip(texts, settings, strict=True)):
@@ -153,6 +157,11 @@ class TextGenerator:
                     "parameters have overflowed, or the dtype is too narrow"
                 )
             was_added = completion.take(chosen, row, params, self.end, limits[row])
+            grammar = grammars[row]
+            if was_added and grammar is not None:
+                grammar.take(completion.token_ids[-1])
+                if grammar.is_done:
+                    completion.finish_reason = "stop"
             if was_added and on_token is not None and on_token(row, completion.token_ids[-1]):
                 completion.finish_reason = "stop"
 
@@ -171,10 +180,16 @@ class RowPrograms:
         if generator.speculation is not None and rows == 1:
             self.drafter = generator.speculation.drafter(1, room, vocab, generator.num_known)
 
-    def start(self, prompts: Sequence[Sequence[int]], settings: Sequence[SamplingParams], longest: int) -> ChosenTokens:
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        settings: Sequence[SamplingParams],
+        longest: int,
+        grammars: Sequence[TokenGrammar | None],
+    ) -> ChosenTokens:
         """Take in the prompts -> the first token of each row."""
-        for row, (prompt, params) in enumerate(zip(prompts, settings, strict=True)):
-            self.chooser.begin(row, params, prompt, len(prompt))
+        for row, (prompt, params, grammar) in enumerate(zip(prompts, settings, grammars, strict=True)):
+            self.chooser.begin(row, params, prompt, len(prompt), grammar)
         return self.chooser(self.take_in(prompts, longest), self.cache.lengths)
 
     def step(self, tokens: np.ndarray) -> ChosenTokens:

@@ -11,6 +11,7 @@ from polyreme.errors import ConfigError
 from polyreme.generation.beams import BeamSearch, BeamSearchParams
 from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
+from polyreme.generation.grammar import without_words
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.text_stream import TextStream
@@ -149,6 +150,7 @@ class LLM:
             [ids[number] for number, _ in rows],
             [settings_of_row for _, settings_of_row in rows],
             take,
+            [without_words(own.bad_words, self.tokenizer, self.model.config.vocab_size) for _, own in rows],
         )
         outputs: list[list[TextOutput]] = [[] for _ in ids]
         for (number, _), completion, text, stream in zip(rows, completions, texts, streams, strict=True):

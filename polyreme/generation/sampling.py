@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +30,8 @@ class SamplingParams:
     may end. stop: strings at which it ends, left out; stop_token_ids: tokens likewise. ignore_eos: the tokenizer's end
     does not end it. n: so many texts of a prompt, of seeds seed, seed + 1, ... logprobs: also the log-probabilities of
     so many likeliest tokens at each place, 0 for the chosen one's alone; of the model itself, before the above.
+    logit_bias: added to the scores of tokens, by id, before all else. bad_words: texts that are not written, as the
+    tokenizer usually writes them; read by what has one.
 
     Raises ConfigError for what is out of range.
 
@@ -50,10 +52,14 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = field(default=())
     ignore_eos: bool = False
     logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = field(default=())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "bad_words", tuple(self.bad_words))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         bounds = {
             "n": self.n >= 1,
             "temperature": math.isfinite(self.temperature) and self.temperature >= 0,
@@ -65,6 +71,8 @@ class SamplingParams:
             "max_tokens": self.max_tokens >= 1,
             "min_tokens": 0 <= self.min_tokens <= self.max_tokens,
             "stop": all(self.stop),
+            "logit_bias": all(i >= 0 and math.isfinite(bias) for i, bias in self.logit_bias.items()),
+            "bad_words": all(self.bad_words),
             "logprobs": self.logprobs is None or self.logprobs >= 0,
         }
         for name, is_right in bounds.items():
@@ -91,6 +99,8 @@ _RANGES = {
     "min_tokens": "give 0 to max_tokens",
     "stop": "give strings that are not empty",
     "logprobs": "give at least 0",
+    "logit_bias": "give finite numbers by token ids of at least 0",
+    "bad_words": "give strings that are not empty",
 }
 
 

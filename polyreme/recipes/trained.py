@@ -66,8 +66,9 @@ def load_writer(path: Path, dtype: str | None = None) -> tuple[Any, TextTokenize
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), load_tokenizer(path)
     if dtype is not None:
         raise ConfigError(f"{path}: a run is read as it was trained, without --dtype; polyreme convert rounds weights")
+    tokenizer = load_tokenizer(path)
     model, _ = load_decoder(path)
-    return model, load_tokenizer(path)
+    return model, tokenizer
 
 
 def load_tokenizer(path: Path) -> TextTokenizer:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from polyreme.serving.requests import ChatBody, CompletionBody
+from polyreme.serving.requests import ChatBody, CompletionBody, NamedTool
 from polyreme.serving.service import TextPiece
 from polyreme.serving.token_texts import TokenTexts
+from polyreme.serving.tool_calls import ToolCall, ToolCallReader, ToolForm
 
 _LEAST_LOGPROB = -9999.0
 """For a probability of zero, as JSON has no infinity."""
@@ -142,9 +143,21 @@ class ChatAnswer(_Answer):
 
     kind, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, body: ChatBody, model: str, texts: TokenTexts, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        body: ChatBody,
+        model: str,
+        texts: TokenTexts,
+        prompts: Sequence[Sequence[int]],
+        form: ToolForm | None = None,
+    ) -> None:
         super().__init__(model, texts, body.n or 1, prompts)
         self._body = body
+        names = [tool.name for tool in body.called]
+        named = names[0] if isinstance(body.tool_choice, NamedTool) else None
+        self._readers = [
+            ToolCallReader(None if body.is_call_forced else form, names, named) for _ in range(self.copies) if names
+        ]
 
     def first_choices(self, piece: TextPiece | None = None) -> list[dict[str, Any]]:
         """What a stream begins with: who speaks."""
@@ -157,18 +170,33 @@ class ChatAnswer(_Answer):
 
     def whole_choice(self, text: TextPiece) -> dict[str, Any]:
         """A text at once."""
-        message = {"role": "assistant", "content": text.text, "refusal": None}
-        return {"index": text.index, "message": message} | self._rest(text, ends=True)
+        said, calls = self._parts(text, ends=True)
+        message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+        if calls:
+            message |= {"content": said or None, "tool_calls": [call.body() for call in calls]}
+        return {"index": text.index, "message": message} | self._rest(text, calls, ends=True)
 
     def choice(self, text: TextPiece, *, ends: bool) -> dict[str, Any]:
         """A part of a text."""
-        delta = {"content": text.text} if text.text or text.finish_reason is None else {}
-        return {"index": text.index, "delta": delta} | self._rest(text, ends=ends)
+        said, calls = self._parts(text, ends=ends)
+        delta: dict[str, Any] = {"content": said} if said or text.finish_reason is None else {}
+        if calls:
+            delta["tool_calls"] = [{"index": number} | call.body() for number, call in enumerate(calls)]
+        return {"index": text.index, "delta": delta} | self._rest(text, calls, ends=ends)
 
-    def _rest(self, text: TextPiece, *, ends: bool) -> dict[str, Any]:
+    def _parts(self, text: TextPiece, *, ends: bool) -> tuple[str, list[ToolCall]]:
+        """What a part of a text says, and at its end the calls in it."""
+        if not self._readers:
+            return text.text, []
+        reader = self._readers[text.index]
+        said = reader.add(text.text)
+        rest, calls = reader.finish() if ends else ("", [])
+        return said + rest, calls
+
+    def _rest(self, text: TextPiece, calls: Sequence[ToolCall], *, ends: bool) -> dict[str, Any]:
         rest: dict[str, Any] = {
             "logprobs": {"content": list(self._logprobs(text)), "refusal": None} if self._body.logprobs else None,
-            "finish_reason": text.finish_reason,
+            "finish_reason": "tool_calls" if calls and text.finish_reason == "stop" else text.finish_reason,
         }
         if self._body.return_token_ids:
             rest["token_ids"] = text.token_ids

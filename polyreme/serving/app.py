@@ -10,15 +10,25 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.generation.grammar import JsonGrammar
+from polyreme.generation.choosing import TokenGrammar
+from polyreme.generation.grammar import without_words
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer
 from polyreme.serving.metrics import CONTENT_TYPE
 from polyreme.serving.page_files import page_file
 from polyreme.serving.refusals import HttpRefusal
-from polyreme.serving.requests import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody, read_body
+from polyreme.serving.requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+    WantedForm,
+    read_body,
+)
 from polyreme.serving.service import TextPiece, TextService
 from polyreme.serving.streaming import ClientGoneError, EventStream, as_json, unless_gone
 from polyreme.serving.token_texts import TokenTexts
+from polyreme.serving.tool_calls import calls_schema, form_of
 from polyreme.serving.web import HTTPException, Request, Response, Route, Starlette
 from polyreme.version import full_version
 
@@ -121,10 +131,16 @@ class Endpoints:
         """POST /v1/chat/completions."""
         body = read_body(ChatBody, await request.body())
         self.service.check_name(body.model)
-        _ = self.service.model
-        prompt = await self._rendered(body.conversation(), body.chat_template_kwargs or {})
+        template = self.service.model.tokenizer.template
+        if body.called and (template is None or "tools" not in template):
+            message = "the model's chat template has no place for tools; take a model that was trained to call them"
+            raise HttpRefusal(400, f"tools: {message}", param="tools", code="unsupported")
+        if body.called and not body.is_call_forced and form_of(template) is None:
+            message = "how this model writes calls is not known here; force one by tool_choice 'required' or by name"
+            raise HttpRefusal(400, f"tools: {message}", param="tools", code="unsupported")
+        prompt = await self._rendered(body.conversation(), body.variables())
         limit = self.service.room_after(prompt, "messages", body.limit)
-        answer = ChatAnswer(body, self.service.names[0], self._token_texts(), [prompt])
+        answer = ChatAnswer(body, self.service.names[0], self._token_texts(), [prompt], form_of(template))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = [body.sampling(limit, logprobs)]
         grammar = await self._grammar(body)
@@ -154,7 +170,7 @@ class Endpoints:
         if body.prompt is not None:
             ids = await self._encoded(body.prompt, body.add_special_tokens)
         else:
-            ids = await self._rendered([m.model_dump(exclude={"name"}) for m in body.messages or ()], {})
+            ids = await self._rendered([m.as_template_reads() for m in body.messages or ()], {})
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": self.service.max_model_len, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = self._token_texts().texts_of(ids)
@@ -231,13 +247,19 @@ class Endpoints:
         if tells:
             yield answer.usage_event()
 
-    async def _grammar(self, body: CompletionBody | ChatBody) -> JsonGrammar | None:
-        if not body.wants_json:
-            return None
+    async def _grammar(self, body: CompletionBody | ChatBody) -> TokenGrammar | None:
+        grammars, grammar = self.service.model.grammars, None
+        forms = [_form_of_calls(body)] if isinstance(body, ChatBody) and body.is_call_forced else body.forms
+        for form in forms:
+            make = {"schema": grammars.of_schema, "regex": grammars.of_regex, "choice": grammars.of_choice}[form.kind]
+            try:
+                grammar = await asyncio.to_thread(make, form.value)
+            except ConfigError as error:
+                raise HttpRefusal(400, str(error), param=form.param, code="invalid_schema") from None
         try:
-            return await asyncio.to_thread(self.service.model.grammars.of_schema, body.schema_wanted)
+            return without_words(body.bad_words, self.service.tokenizer, grammars.vocab_size, grammar)
         except ConfigError as error:
-            raise HttpRefusal(400, str(error), param="response_format", code="invalid_schema") from None
+            raise HttpRefusal(400, str(error), param="bad_words", code="invalid_value") from None
 
     async def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
         encode = self.service.tokenizer.encode
@@ -279,6 +301,16 @@ class Endpoints:
             "plan": self.service.plan if is_ready else None,
             "has_chat_template": self.service.tokenizer.template is not None if is_ready else None,
         }
+
+
+def _form_of_calls(body: ChatBody) -> WantedForm:
+    """What a forced call follows: a list of calls, or of the tool that is named the arguments."""
+    tools = [(tool.name, tool.parameters or {"type": "object"}) for tool in body.called]
+    if body.tool_choice == "required":
+        schema = calls_schema(tools, several=body.parallel_tool_calls is not False)
+    else:
+        schema = tools[0][1]
+    return WantedForm("tools", "schema", schema)
 
 
 def _json(body: Any, status: int = 200) -> Response:

@@ -9,7 +9,7 @@ from pathlib import Path
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.generation.embedding import TextEmbedder
-from polyreme.generation.grammar import JsonGrammars
+from polyreme.generation.grammar import TextGrammars
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
 from polyreme.recipes.trained import ONE_DEVICE, drafting, dtype_of, is_run, load_writer
@@ -70,7 +70,7 @@ def load_served(
     )
     say("compiling")
     warm(engine)
-    grammars = JsonGrammars(tokenizer, model.config.vocab_size)
+    grammars = TextGrammars(tokenizer, model.config.vocab_size)
     return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype_of(model), ONE_DEVICE)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation.sampling import SamplingParams
 from polyreme.serving.refusals import HttpRefusal
+from polyreme.serving.tool_calls import as_value
 
 MOST_STOPS = 16
 MOST_STOP_CHARS = 512
@@ -19,6 +20,10 @@ MOST_TEXTS = 128
 MOST_INPUTS = 2048
 """Texts of one request for vectors."""
 MOST_LOGPROBS = 20
+MOST_BIASES = 1024
+MOST_PATTERN_CHARS = 1 << 14
+MOST_CHOICES = 1024
+MOST_TOOLS = 128
 _MOST_TOKENS = 2**31 - 1
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -31,6 +36,14 @@ def _strings(value: Any) -> list[str]:
     if len(strings) > MOST_STOPS or any(len(s) > MOST_STOP_CHARS for s in strings):
         raise ValueError(f"give at most {MOST_STOPS} strings of at most {MOST_STOP_CHARS} characters")
     return strings
+
+
+def _choices(value: Any) -> list[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(s, str) and s for s in value):
+        raise ValueError("give a list of strings that are not empty")
+    if len(value) > MOST_CHOICES or sum(map(len, value)) > MOST_PATTERN_CHARS:
+        raise ValueError(f"give at most {MOST_CHOICES} texts of {MOST_PATTERN_CHARS} characters together")
+    return value
 
 
 def _is_ids(value: Any) -> bool:
@@ -113,6 +126,15 @@ class SchemaFormat(_Strict):
     json_schema: NamedSchema
 
 
+class WantedForm(NamedTuple):
+    """A grammar that a text is to follow: the field that asks for it, the kind ("schema", "regex" or "choice"), and
+    the value, as of TextGrammars."""
+
+    param: str
+    kind: str
+    value: Any
+
+
 class _Sampled(_Strict):
     """What both kinds of completions take, under OpenAI's names and those that vLLM adds."""
 
@@ -133,27 +155,41 @@ class _Sampled(_Strict):
     user: Annotated[str, Field(max_length=1024)] | None = None
     presence_penalty: Annotated[Any, PlainValidator(_only(0, 0.0))] = None
     frequency_penalty: Annotated[Any, PlainValidator(_only(0, 0.0))] = None
-    logit_bias: Annotated[Any, PlainValidator(_only({}))] = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None = (
+        None
+    )
+    bad_words: Annotated[list[str], PlainValidator(_strings)] = Field(default_factory=list)
+    guided_json: dict[str, Any] | None = None
+    guided_regex: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN_CHARS)] | None = None
+    guided_choice: Annotated[list[str], PlainValidator(_choices)] | None = None
     response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream set to true")
-        if self.wants_json and self.min_tokens:
-            raise ValueError("min_tokens: JSON ends where it is whole; leave it out")
+        forms = self.forms
+        if len(forms) > 1:
+            raise ValueError(f"{forms[1].param}: the text has a form by {forms[0].param} already; give one of them")
+        if forms and self.min_tokens:
+            raise ValueError(f"min_tokens: a text by {forms[0].param} ends where it is whole; leave it out")
+        for token in self.logit_bias or {}:
+            if not token.isdecimal():
+                raise ValueError(f"logit_bias: {token[:50]!r} is no token id")
         return self
 
     @property
-    def wants_json(self) -> bool:
-        """Whether the text is to be JSON."""
-        return isinstance(self.response_format, (ObjectFormat, SchemaFormat))
-
-    @property
-    def schema_wanted(self) -> dict[str, Any] | None:
-        """The schema that the JSON is to follow; None for any object."""
-        form = self.response_format
-        return form.json_schema.schema_ if isinstance(form, SchemaFormat) else None
+    def forms(self) -> list[WantedForm]:
+        """What the text is to be like, by each field that says so; one that fits together has one at most."""
+        kind = self.response_format
+        schema = kind.json_schema.schema_ if isinstance(kind, SchemaFormat) else None
+        wanted = [
+            WantedForm("response_format", "schema", schema) if isinstance(kind, (ObjectFormat, SchemaFormat)) else None,
+            None if self.guided_json is None else WantedForm("guided_json", "schema", self.guided_json),
+            None if self.guided_regex is None else WantedForm("guided_regex", "regex", self.guided_regex),
+            None if self.guided_choice is None else WantedForm("guided_choice", "choice", self.guided_choice),
+        ]
+        return [form for form in wanted if form is not None]
 
     @property
     def include_usage(self) -> bool:
@@ -165,7 +201,8 @@ class _Sampled(_Strict):
         seed = secrets.randbits(31) if self.seed is None else self.seed
         named = {name: getattr(self, name) for name in ("n", "temperature", "top_p", "top_k", "min_p")}
         named |= {name: getattr(self, name) for name in ("repetition_penalty", "stop_token_ids", "ignore_eos")}
-        named |= {"min_tokens": self.min_tokens, "stop": self.stop}
+        named |= {"min_tokens": self.min_tokens, "stop": self.stop, "bad_words": self.bad_words}
+        named["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         known = {name: value for name, value in named.items() if value is not None}
         try:
             return SamplingParams(**known, seed=seed, max_tokens=max_tokens, logprobs=logprobs)
@@ -194,12 +231,83 @@ class CompletionBody(_Sampled):
         return self
 
 
-class ChatMessage(_Strict):
-    """One message of a conversation."""
+class CalledFunction(_Strict):
+    """What a call names, with arguments as JSON."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_texts)]
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    arguments: str
+
+
+class CallMade(_Strict):
+    """A call of a tool in an answer of before."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(_Strict):
+    """One message of a conversation; tool_call_id: the call that a tool's message answers."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_texts)] = None
     name: Annotated[Any, PlainValidator(_only())] = None
+    tool_calls: list[CallMade] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls: of an assistant's message alone, not of a {self.role}'s")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: is missing")
+        return self
+
+    def as_template_reads(self) -> dict[str, Any]:
+        """With arguments of calls as values, and developer, OpenAI's newer word for system, as that."""
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        message["content"] = self.content or ""
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": call.type,
+                    "function": {"name": call.function.name, "arguments": as_value(call.function.arguments)},
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class FunctionTool(_Strict):
+    """A function that may be called; parameters: a JSON schema. strict is not asked: a forced call follows it."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,64}$")]
+    description: Annotated[str, Field(max_length=10_000)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Strict):
+    """What may be called."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(_Strict):
+    """A function by name."""
+
+    name: str
+
+
+class NamedTool(_Strict):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(_Sampled):
@@ -212,8 +320,9 @@ class ChatBody(_Sampled):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_ids: bool = False
-    tools: Annotated[Any, PlainValidator(_only([]))] = None
-    tool_choice: Annotated[Any, PlainValidator(_only("none"))] = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -222,20 +331,47 @@ class ChatBody(_Sampled):
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise ValueError("max_completion_tokens: differs from max_tokens; give one of them")
-        taken = {"messages", "add_generation_prompt"} & set(self.chat_template_kwargs or {})
+        taken = {"messages", "add_generation_prompt", "tools"} & set(self.chat_template_kwargs or {})
         if taken:
             raise ValueError(f"chat_template_kwargs: {sorted(taken)[0]!r} is set by the server")
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: two have the same name")
+        choice = self.tool_choice
+        if choice not in (None, "none", "auto") and self.forms:
+            raise ValueError(f"tool_choice: the text has a form by {self.forms[0].param}; leave one of them out")
+        if choice not in (None, "none") and not names:
+            raise ValueError("tool_choice: there are no tools; give some")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"tool_choice: no tool {choice.function.name[:100]!r}; there is {', '.join(names)}")
         return self
+
+    @property
+    def called(self) -> list[FunctionTool]:
+        """The tools that may be called."""
+        tools = [tool.function for tool in self.tools]
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in tools if tool.name == self.tool_choice.function.name]
+        return [] if self.tool_choice == "none" else tools
+
+    @property
+    def is_call_forced(self) -> bool:
+        """Whether the answer is to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
     def limit(self) -> int | None:
         """Tokens of the answer, at most."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
-    def conversation(self) -> list[dict[str, str]]:
-        """The messages as chat templates read them: developer is OpenAI's newer word for system."""
-        roles = {"developer": "system"}
-        return [{"role": roles.get(m.role, m.role), "content": m.content} for m in self.messages]
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as chat templates read them."""
+        return [message.as_template_reads() for message in self.messages]
+
+    def variables(self) -> dict[str, Any]:
+        """What else chat templates read: the tools, where any may be called."""
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return (self.chat_template_kwargs or {}) | ({"tools": tools} if self.called else {})
 
 
 class EmbeddingBody(_Strict):
@@ -290,6 +426,10 @@ def _refusal(kind: type[BaseModel], error: Mapping[str, Any]) -> HttpRefusal:
         param, _, rest = message.partition(": ")
         named = param in kind.model_fields
         return HttpRefusal(400, message, param=param if named and rest else None, code="invalid_value")
+    name, _, rest = message.partition(": ")
+    if error["type"] == "value_error" and rest and name in _names(kind, place):
+        # likewise, of a part of the body
+        place, message = (*place, name), rest
     param = ".".join(map(str, place))[:200]
     if error["type"] == "extra_forbidden":
         names = _names(kind, place[:-1])
@@ -301,6 +441,7 @@ def _refusal(kind: type[BaseModel], error: Mapping[str, Any]) -> HttpRefusal:
 
 
 def _names(kind: type[BaseModel], place: Sequence[Any]) -> list[str]:
-    inner = {"stream_options": StreamOptions, "messages": ChatMessage, "response_format": NamedSchema}
+    inner: dict[str, type[BaseModel]] = {"stream_options": StreamOptions, "messages": ChatMessage}
+    inner |= {"response_format": NamedSchema, "tools": FunctionTool, "tool_choice": NamedTool}
     holder = inner.get(str(place[0])) if place else kind
     return list(holder.model_fields) if holder else []

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from polyreme.errors import ConfigError
+from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.embedding import TextEmbedder
-from polyreme.generation.grammar import JsonGrammar, JsonGrammars
+from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import TextTokenizer
@@ -35,7 +36,7 @@ class ServedModel:
     engine: Any
     tokenizer: TextTokenizer
     max_model_len: int
-    grammars: JsonGrammars
+    grammars: TextGrammars
     dtype: str | None = None
     plan: str | None = None
 
@@ -220,7 +221,7 @@ class TextService:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         prompt_logprobs: int | None = None,
-        grammar: JsonGrammar | None = None,
+        grammar: TokenGrammar | None = None,
     ) -> AsyncIterator[AsyncIterator[TextPiece]]:
         """The pieces of the texts after the prompts, as they come, n of each by its params; leaving ends them.
 

@@ -11,7 +11,7 @@ pytest.importorskip("llguidance")
 from polyreme.core import rng
 from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, TextEngine, TextTokenizer
-from polyreme.generation.grammar import JsonGrammars
+from polyreme.generation.grammar import TextGrammars
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 
@@ -42,7 +42,7 @@ def engine(tokenizer):
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer):
-    return JsonGrammars(tokenizer, tokenizer.vocab_size + 3)
+    return TextGrammars(tokenizer, tokenizer.vocab_size + 3)
 
 
 def write(engine, requests):
@@ -121,4 +121,4 @@ def test_what_goes_with_no_grammar_is_refused(engine, tokenizer, grammars):
     with pytest.raises(ConfigError, match="min_tokens and a grammar"):
         engine.add("x", [1], SamplingParams(min_tokens=2), None, grammars.of_schema())
     with pytest.raises(ConfigError, match="needs a tokenizer with an end"):
-        JsonGrammars(TextTokenizer(tokenizer.tokenizer), tokenizer.vocab_size).of_schema()
+        TextGrammars(TextTokenizer(tokenizer.tokenizer), tokenizer.vocab_size).of_schema()

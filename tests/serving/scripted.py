@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from polyreme.errors import ConfigError
 from polyreme.generation import TextTokenizer
-from polyreme.generation.grammar import JsonGrammars
+from polyreme.generation.grammar import TextGrammars
 from polyreme.models.tokenizer import train_byte_level_bpe
 from polyreme.serving.server import Server, ServerOptions, listen
 from polyreme.serving.service import ServedModel, ServiceLimits, TextService
@@ -188,5 +188,5 @@ def wait_until(is_so, seconds=5.0):
 
 def scripted_model(seconds=0.0, max_model_len=64, max_num_seqs=8, **options):
     tokenizer = tokenizer_of(**options)
-    grammars = JsonGrammars(tokenizer, tokenizer.vocab_size)
+    grammars = TextGrammars(tokenizer, tokenizer.vocab_size)
     return ServedModel(ScriptedEngine(tokenizer, seconds, max_num_seqs), tokenizer, max_model_len, grammars)

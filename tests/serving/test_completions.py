@@ -195,6 +195,13 @@ def test_models_health_version_and_tokens(served, client):
 
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
 FORMAT = "response_format.json_object.x"
 BAD = [
     ("/v1/completions", {"prompt": "a", "max_tokns": 2}, 400, "max_tokns", "did you mean 'max_tokens'"),
@@ -211,14 +218,30 @@ BAD = [
     ("/v1/completions", {"prompt": "a", "stop": [""]}, 400, "stop", "not empty"),
     ("/v1/completions", {"prompt": "a", "temperature": "1"}, 400, "temperature", "number"),
     ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None, "min_tokens=17"),
-    ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias.5", "less than or equal to 100"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"to": 1}}, 400, "logit_bias", "'to' is no token id"),
+    ("/v1/completions", {"prompt": "a", "bad_words": [""]}, 400, "bad_words", "not empty"),
+    ("/v1/completions", {"prompt": "a", "guided_regex": "("}, 400, "guided_regex", "is not understood"),
+    ("/v1/completions", {"prompt": "a", "guided_choice": []}, 400, "guided_choice", "not empty"),
+    ("/v1/completions", {"prompt": "a", "guided_regex": "a", "guided_json": {}}, 400, "guided_regex", "guided_json"),
     ("/v1/completions", {"prompt": "a", "best_of": 3}, 400, "best_of", "not supported"),
     ("/v1/completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", "only with stream"),
     ("/v1/completions", {"prompt": ["a"] * 100, "n": 2}, 400, "n", "over 128 texts"),
     ("/v1/completions", {"prompt": ["a"] * 129}, 400, "prompt", "at most 128"),
     ("/v1/completions", {"prompt": ["a", "to refused"]}, 400, None, "no such prompt"),
     ("/v1/completions", {"prompt": "a", "model": "other"}, 404, "model", "there is nano, second"),
-    ("/v1/chat/completions", CHAT | {"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+    ("/v1/chat/completions", CHAT | {"tools": [{"type": "function"}]}, 400, "tools.0.function", "is missing"),
+    ("/v1/chat/completions", CHAT | {"tools": [ADD]}, 400, "tools", "chat template has no place for tools"),
+    ("/v1/chat/completions", CHAT | {"tools": [ADD, ADD]}, 400, "tools", "two have the same name"),
+    ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice", "there are no tools"),
+    ("/v1/chat/completions", CHAT | {"tools": [ADD], "tool_choice": named("sub")}, 400, "tool_choice", "there is add"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a", "tool_calls": []}, {"role": "tool"}]},
+        400,
+        "messages.1.content",
+        "is missing",
+    ),
     ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, 400, "top_logprobs", "only with logprobs"),
     ("/v1/chat/completions", CHAT | {"max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens", "one"),
     ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {"messages": 1}}, 400, "chat_template_kwargs", "is set"),
@@ -246,7 +269,7 @@ BAD = [
         {"prompt": "a", "min_tokens": 2, "response_format": {"type": "json_object"}},
         400,
         "min_tokens",
-        "JSON ends where it is whole",
+        "by response_format ends where it is whole",
     ),
     ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, 400, "prompt", "either"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens.0", "greater"),
