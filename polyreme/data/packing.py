@@ -28,17 +28,18 @@ class TokenDocuments(Protocol):
     def document_starts(self) -> np.ndarray: ...
 
 
-def cut_documents(starts: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """(the token each piece begins at, how many tokens of it are asked about), int64 `[pieces]`, of documents whose
-    bounds are starts `[documents + 1]`.
+def cut_documents(starts: np.ndarray, seq_len: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """(the token each piece begins at, how many places of a row it takes), int64 `[pieces]`, of documents whose bounds
+    are starts `[documents + 1]`.
 
-    Of a document of n tokens n - 1 follow another, and a piece asks about seq_len of them at most: its labels end where
-    the next piece's begin, so that none is lost. A document of one token gives none.
+    ahead: how far behind a token the one lies that is asked about there. Of a document of n tokens n - ahead have one,
+    and a piece has seq_len of them at most: its labels end where the next piece's begin, so that none is lost. A
+    document of `ahead` tokens gives none.
 
     >>> cut_documents(np.array([0, 1, 8]), 4)
     (array([1, 5]), array([4, 2]))
     """
-    slots = np.maximum(np.diff(starts) - 1, 0)
+    slots = np.maximum(np.diff(starts) - ahead, 0)
     counts = -(-slots // seq_len)
     document = np.repeat(np.arange(len(slots)), counts)
     before = (np.arange(len(document)) - (np.cumsum(counts) - counts)[document]) * seq_len
@@ -93,11 +94,9 @@ def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
 class PackedDataset:
     """Documents first to last - 1 as rows of seq_len tokens, of whole documents where they fit: map-style.
 
-    is_asked: for every token of the documents whether a model is asked for it, bool [tokens]; None for all, but the
-    first of each. is_packed: pieces share rows, as best_fit says; item i is then (inputs int32 `[3, seq_len]`, labels
-    int32 `[seq_len]`), the inputs being tokens, for each the place where its document ends, and its place in the
-    document. Otherwise a row is one piece, and item i (tokens `[seq_len]`, labels `[seq_len]`). Behind the last piece
-    tokens are 0 and labels NO_LABEL, as documents of one token that nobody sees.
+    is_asked: for every token of the documents whether a model is asked for it, bool [tokens]; None for all. is_packed:
+    pieces share rows, as best_fit says; item i is then row(i). Otherwise a row is one piece, and item i tokens and
+    labels, int32 `[seq_len]` each. ahead: as of cut_documents.
     """
 
     def __init__(
@@ -108,9 +107,11 @@ class PackedDataset:
         seq_len: int,
         is_packed: bool = True,
         is_asked: np.ndarray | None = None,
+        ahead: int = 1,
     ) -> None:
         self.tokens, self.seq_len, self.is_packed, self.is_asked = documents.tokens, seq_len, is_packed, is_asked
-        self.starts, self.slots = cut_documents(documents.document_starts[first : last + 1], seq_len)
+        self.ahead = ahead
+        self.starts, self.slots = cut_documents(documents.document_starts[first : last + 1], seq_len, ahead)
         if is_packed:
             self.order, self.bounds = best_fit(self.slots, seq_len)
         else:
@@ -121,10 +122,19 @@ class PackedDataset:
 
     @property
     def fill(self) -> float:
-        """The part of all places that has a token which another follows."""
+        """The part of all places that has a label."""
         return float(self.slots.sum() / max(len(self) * self.seq_len, 1))
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        inputs, labels = self.row(index)
+        return (inputs if self.is_packed else inputs[0]), labels
+
+    def row(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """(int32 `[3, seq_len]`: tokens, for each the place where its document ends, and its place in the document;
+        int32 `[seq_len]`: labels, the tokens that lie `ahead`).
+
+        Behind the last piece tokens are 0 and labels NO_LABEL, as documents of one token that nobody sees.
+        """
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of a data set of {length}")
@@ -135,10 +145,10 @@ class PackedDataset:
         begin = 0
         for piece in self.order[self.bounds[row] : self.bounds[row + 1]]:
             start, count = int(self.starts[piece]), int(self.slots[piece])
-            window, stop = self.tokens.window(start, count + 1), begin + count
-            tokens[begin:stop], labels[begin:stop] = window[:-1], window[1:]
+            window, stop = self.tokens.window(start, count + self.ahead), begin + count
+            tokens[begin:stop], labels[begin:stop] = window[:count], window[self.ahead :]
             if self.is_asked is not None:
-                labels[begin:stop][~self.is_asked[start + 1 : start + 1 + count]] = NO_LABEL
+                labels[begin:stop][~self.is_asked[start + self.ahead : start + self.ahead + count]] = NO_LABEL
             ends[begin:stop], places[begin:stop] = stop, np.arange(count)
             begin = stop
-        return (inputs if self.is_packed else tokens), labels
+        return inputs, labels

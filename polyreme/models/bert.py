@@ -16,7 +16,7 @@ import numpy as np
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.mesh.axes import nearest_multiples
-from polyreme.models.decoder import check_dimensions
+from polyreme.models.decoder import Documents, check_dimensions, unpacked
 from polyreme.models.encoder import (
     ACTIVATIONS,
     LABEL_KEYS,
@@ -39,6 +39,7 @@ from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.ops.creation import arange, zeros_like
+from polyreme.ops.gather_scatter import take_along_axis
 from polyreme.ops.layout import constrain
 
 
@@ -100,11 +101,11 @@ class PostNormBlock(Layer):
         self.drop = Dropout(config.dropout)
         self.recompute = config.recompute
 
-    def forward(self, x_bse: Any, mask: Any = None) -> Any:
-        return run_part("full", self.recompute, self._compute, x_bse, mask)
+    def forward(self, x_bse: Any, mask: Any = None, documents: Documents | None = None) -> Any:
+        return run_part("full", self.recompute, self._compute, x_bse, mask, documents)
 
-    def _compute(self, x_bse: Any, mask: Any = None) -> Any:
-        mixed = run_part("full_attn", self.recompute, self.attention, x_bse, mask)
+    def _compute(self, x_bse: Any, mask: Any = None, documents: Documents | None = None) -> Any:
+        mixed = run_part("full_attn", self.recompute, self.attention, x_bse, mask, documents=documents)
         x_bse = self.attention_norm(x_bse + self.drop(mixed))
         x_bse = self.ffn_norm(x_bse + self.drop(self.ffn(x_bse)))
         return constrain(x_bse, "batch", "seq", "embed")
@@ -156,9 +157,11 @@ class Bert(Pretrained, Layer):
         position_ids: Any = None,
         attention_mask: Any = None,
         task_type_ids: Any = None,
+        documents: Documents | None = None,
     ) -> Any:
-        """hidden, as of a call. Raises ShapeError for ids that are not [batch, seq] and rows that are too long,
-        ConfigError for task types of a model that has none."""
+        """hidden, as of a call. documents: those that share rows, which also say the positions. Raises ShapeError for
+        ids that are not [batch, seq] and rows that are too long, ConfigError for task types of a model that has
+        none."""
         owner, shape = type(self).__name__, list(input_ids.shape)
         if len(shape) != 2 or shape[1] > self.config.seq_len:
             raise ShapeError(
@@ -167,6 +170,8 @@ class Bert(Pretrained, Layer):
         if task_type_ids is not None and not self.config.num_task_types:
             raise ConfigError(f"{owner}: task_type_ids of a model with num_task_types=0; leave them out")
         x_bse = constrain(self.tokens(input_ids), "batch", "block_seq", "embed")
+        if documents is not None:
+            position_ids = documents.places
         x_bse = x_bse + self.positions(arange(shape[1]) if position_ids is None else position_ids)
         x_bse = x_bse + self.token_types(zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         if self.config.num_task_types:
@@ -174,7 +179,7 @@ class Bert(Pretrained, Layer):
         x_bse = constrain(self.drop(self.norm(x_bse)), "batch", "seq", "embed")
         mask = key_mask(owner, attention_mask, shape)
         for block in self.blocks:
-            x_bse = block(x_bse, mask)
+            x_bse = block(x_bse, mask, documents)
         return x_bse
 
     def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
@@ -211,9 +216,37 @@ class BertForMaskedLM(_WithEncoder):
         self.bias = self.create_parameter([config.vocab_size], is_bias=True, default_initializer=Constant(0.0))
 
     def forward(self, input_ids: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
-        hidden = self.norm(self.activation(self.transform(self.encoder.encode(input_ids, *args, **kwargs))))
-        logits = hidden.matmul(self.encoder.tokens.weight, transpose_y=True) + self.bias
+        logits = self.logits(self.encoder.encode(input_ids, *args, **kwargs))
         return logits if labels is None else F.cross_entropy(logits, labels, ignore_index=-100)
+
+    def transformed(self, hidden: Any) -> Any:
+        """What the vocabulary's weight is multiplied with, of what the encoder gives."""
+        return self.norm(self.activation(self.transform(hidden)))
+
+    def logits(self, hidden: Any) -> Any:
+        """[..., vocab] of what the encoder gives."""
+        return self.transformed(hidden).matmul(self.encoder.tokens.weight, transpose_y=True) + self.bias
+
+
+class BertForPretraining(BertForMaskedLM):
+    """Rows of documents -> logits [batch, seq, vocab]; with asked, the mean cross-entropy (0-D, nats a word).
+
+    rows: ids [batch, seq], or [batch, 3, seq], ids and where documents lie, as of models.decoder.Documents. asked
+    [batch, 2, most]: the places that are asked about and the ids that stood there, -100 in both where a row has fewer,
+    as data.masking.MaskedDataset gives them. The vocabulary's scores are computed for those places alone.
+    """
+
+    def forward(self, rows: Any, asked: Any = None) -> Any:  # type: ignore[override]
+        tokens, documents = unpacked(rows)
+        hidden = self.encoder.encode(tokens, documents=documents)
+        if asked is None:
+            return self.logits(hidden)
+        places, ids = asked.unbind(1)
+        hidden = take_along_axis(hidden, places.clip(min=0).unsqueeze(-1), 1)
+        weight = self.encoder.tokens.weight
+        return F.fused_linear_cross_entropy(
+            self.transformed(hidden), weight, ids, transpose_weight=True, bias=self.bias
+        )
 
 
 class BertForSequenceClassification(_WithEncoder):

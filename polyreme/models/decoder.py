@@ -71,7 +71,7 @@ class Decoder(Pretrained, Layer):
 
     def forward(self, tokens: Any, labels: Any = None, documents: Documents | None = None) -> Any:
         if documents is None:
-            tokens, documents = _unpacked(tokens)
+            tokens, documents = unpacked(tokens)
         with self.reading(documents):
             stream = self.stream(tokens)
             return self.pipeline_output(stream) if labels is None else self.pipeline_loss(stream, labels)
@@ -238,7 +238,7 @@ class Decoder(Pretrained, Layer):
         return blocks
 
     def _embed_rows(self, rows: Any) -> Any:
-        tokens, documents = _unpacked(rows)
+        tokens, documents = unpacked(rows)
         with self.reading(documents):
             x_bse = self.embed(tokens)
         return x_bse if documents is None else PackedStream(x_bse, documents)
@@ -273,7 +273,7 @@ class Decoder(Pretrained, Layer):
         return self.logits(self.in_own_order(stream))
 
 
-def _unpacked(rows: Any) -> tuple[Any, Documents | None]:
+def unpacked(rows: Any) -> tuple[Any, Documents | None]:
     """Ids [batch, seq] and documents of rows: ids alone, or [batch, 3, seq], ids, ends and places."""
     if len(rows.shape) != 3 or rows.shape[1] != 3:
         return rows, None

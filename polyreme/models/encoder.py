@@ -7,12 +7,15 @@ from functools import partial
 from typing import Any
 
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.models.decoder import Documents
 from polyreme.models.published import SAME, WeightRule
 from polyreme.nn import Layer, Linear
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.parameter import ParamAttr
+from polyreme.ops.creation import arange
 from polyreme.ops.layout import constrain
+from polyreme.ops.manipulation import stack
 
 ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "gelu": F.gelu,
@@ -43,7 +46,8 @@ def normal() -> ParamAttr:
 
 
 class SelfAttention(Layer):
-    """Attention among all places of [batch, seq, embed]; mask as of scaled_dot_product_attention."""
+    """Attention among all places of [batch, seq, embed]; mask as of scaled_dot_product_attention. documents: those that
+    share rows, whose places see each other alone, instead of a mask."""
 
     def __init__(self, width: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -51,15 +55,20 @@ class SelfAttention(Layer):
         self.q, self.k, self.v = (linear(width, width, ("embed", "heads")) for _ in range(3))
         self.out = linear(width, width, ("heads", "embed"))
 
-    def forward(self, x_bse: Any, mask: Any = None, is_causal: bool = False) -> Any:
+    def forward(self, x_bse: Any, mask: Any = None, is_causal: bool = False, documents: Documents | None = None) -> Any:
         batch, seq, width = x_bse.shape
         q, k, v = (
             constrain(part(x_bse).reshape([batch, seq, self.num_heads, -1]), "batch", "block_seq", "heads", None)
             for part in (self.q, self.k, self.v)
         )
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=self.dropout, is_causal=is_causal, training=self.training
-        )
+        if documents is not None:
+            begins = arange(seq, dtype="int32") - documents.places
+            bounds = stack([documents.ends, begins], -1).reshape([batch, 1, seq, 2])
+            mixed = F.flashmask_attention(q, k, v, bounds, dropout=self.dropout, training=self.training)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=self.dropout, is_causal=is_causal, training=self.training
+            )
         return self.out(mixed.reshape([batch, seq, width]))
 
 

@@ -10,6 +10,7 @@ from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
+from polyreme.models.bert import BertConfig, BertForPretraining
 from polyreme.models.decoder import Documents
 from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from polyreme.models.gpt import GPT, GPTConfig
@@ -119,3 +120,23 @@ def test_a_family_that_takes_one_document_a_row_says_so(rows):
     tokens, bounds = packed_of(rows[0])
     with pytest.raises(ConfigError, match="deepseek_v3 takes one document a row; leave documents out"):
         DeepseekV3(DeepseekV3Config.nano(seq_len=SEQ))(tokens, documents=bounds)
+
+
+def test_masked_words_of_packed_rows_are_those_of_each_document_alone(rows):
+    inputs, _, documents = rows
+    paddle.seed(0)
+    model = BertForPretraining(BertConfig.nano(seq_len=SEQ, num_layers=1))
+    model.eval()
+    places = np.where(inputs[:, 1] - inputs[:, 2] - np.arange(SEQ) > 0, np.arange(SEQ), SEQ)  # ends past their place
+    asked = np.sort(places, 1)[:, ::3]
+    ids = np.where(asked < SEQ, 7, -100)
+    asked = np.where(asked < SEQ, asked, -100)
+    loss = float(model(to_tensor(inputs), to_tensor(np.stack([asked, ids], 1))))
+    losses = []
+    for row, (tokens, ends, within) in enumerate(inputs):
+        for place in asked[row][asked[row] >= 0]:
+            begin = place - within[place]
+            logits = model(to_tensor(tokens[None, begin : ends[place]])).numpy()[0, within[place]].astype(np.float64)
+            losses.append(np.log(np.exp(logits).sum()) - logits[7])
+    assert len(losses) > len(documents)
+    np.testing.assert_allclose(loss, np.mean(losses), rtol=0, atol=LOGITS)
