@@ -1,7 +1,8 @@
 """Weights of few bits: how they are rounded and stored, and the product with one that is decoded inside it.
 
-A weight [in, out] is stored as codes [out, in], of 4 bits as [out / 2, in]: byte j has channel 2 j in its low half and
-2 j + 1 in its high one. scale: [out], or [in / group_size rounded up, out] for groups of inputs. value = code * scale.
+A weight [in, out] is stored as codes, int8 [out, in], of 4 bits as [out / 2, in]: byte j has channel 2 j in its low
+half and 2 j + 1 in its high one; those of fp8 are its bits, so that nothing takes them for numbers to be cast. scale:
+[out], or [in / group_size rounded up, out] for groups of inputs. value = code * scale.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def encode_scaled(weight: jax.Array, scale: jax.Array, kind: str, group_size: in
     scaled = weight.T.astype(jnp.float32) / jnp.where(spread == 0, 1, spread)
     if kind == "fp8":
         # a quotient that rounding brings over the largest number would be NaN
-        return jnp.clip(scaled, -LARGEST[kind], LARGEST[kind]).astype(jnp.float8_e4m3fn)
+        rounded = jnp.clip(scaled, -LARGEST[kind], LARGEST[kind]).astype(jnp.float8_e4m3fn)
+        return jax.lax.bitcast_convert_type(rounded, jnp.int8)
     if kind == "nf4":
         table = jnp.asarray(_NF4, jnp.float32)
         codes = jnp.searchsorted((table[1:] + table[:-1]) / 2, scaled).astype(jnp.int8)
@@ -76,6 +78,8 @@ def unpack(packed: jax.Array, kind: str) -> jax.Array:
 def levels(codes: jax.Array, kind: str, dtype: jnp.dtype) -> jax.Array:
     """What stored codes say before they are scaled, [out, in] in a dtype: exact in bfloat16, but for nf4."""
     codes = unpack(codes, kind) if kind in HALVES else codes
+    if kind == "fp8":
+        return jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(dtype)
     return jnp.asarray(_NF4, dtype)[codes] if kind == "nf4" else codes.astype(dtype)
 
 

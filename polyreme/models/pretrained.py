@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,6 +19,20 @@ from polyreme.mesh import Plan
 from polyreme.models.families import ARCHITECTURES, FAMILIES, TASKS, Architecture, Family
 from polyreme.models.folder import CONFIG, has_weights, open_weights, read_json, write_json, write_weights
 from polyreme.models.gguf_file import is_gguf, open_gguf
+from polyreme.models.low_bit_folder import (
+    KEY,
+    LowBitLayout,
+    low_bit_layers,
+    modules_of,
+    open_low_bit,
+    packed_parts,
+    packed_source,
+    place_low_bit_layers,
+    read_layout,
+    unpacked,
+    unpacked_shapes,
+    with_scales,
+)
 from polyreme.models.published import (
     PublishedFamily,
     WeightSource,
@@ -27,19 +41,23 @@ from polyreme.models.published import (
     store_weights,
     write_config,
 )
+from polyreme.nn import Linear
 from polyreme.nn.lazy import LazyGuard
+from polyreme.nn.quant import QuantizedLinear
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|MB|KB|B)?", re.IGNORECASE)
 _UNITS = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
 
 
 class Opened(NamedTuple):
-    """Published weights before they are read: their family, how it is published, config.json, sources by name."""
+    """Published weights before they are read: their family, how it is published, config.json, sources by name, and how
+    linear maps are stored where that is in few bits."""
 
     family: Family | Architecture
     published: PublishedFamily
     config: dict[str, Any]
     weights: Mapping[str, WeightSource]
+    layout: LowBitLayout | None = None
 
 
 def published_families() -> dict[str, tuple[Family | Architecture, PublishedFamily]]:
@@ -65,7 +83,9 @@ def open_published(path: str | Path, *, needs_weights: bool = True, task: str = 
     else:
         raise CheckpointError(f"{path}: no folder of published weights, and no GGUF file")
     family, published = _family_of(config, path, task)
-    return Opened(family, published, config, weights)
+    in_few_bits = config.pop(KEY, None)
+    layout = None if in_few_bits is None else read_layout(in_few_bits)
+    return Opened(family, published, config, weights, layout)
 
 
 def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapping[str, Any] | None = None) -> Any:
@@ -89,7 +109,10 @@ def build_without_values(opened: Opened, config: Any) -> Any:
     """A model of the family whose parameters have no memory yet."""
     with LazyGuard():
         model = opened.family.model.load()(config)
+        if opened.layout is not None:
+            place_low_bit_layers(model, opened.published, opened.layout, opened.weights)
     model.family = opened.family
+    model.low_bit_layout = opened.layout
     return model
 
 
@@ -105,7 +128,15 @@ def named_tensors(model: Any) -> dict[str, Any]:
 def match_weights(opened: Opened, model: Any, where: str, new_head: bool = False) -> dict[str, WeightSource]:
     """What each tensor of the model, by name, is read from. Raises as load_weights, before anything is read."""
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
-    return dict(load_weights(opened.published, model.config, shapes, opened.weights, where, new_head))
+    if opened.layout is None:
+        return dict(load_weights(opened.published, model.config, shapes, opened.weights, where, new_head))
+    published, files = with_scales(opened.published), opened.weights
+    files = open_low_bit(model, opened.published, opened.layout, files)
+    sources = dict(load_weights(published, model.config, unpacked_shapes(model, shapes), files, where, new_head))
+    for name, layer in low_bit_layers(model).items():
+        for part in ("weight", "weight_scale"):
+            sources[f"{name}.{part}"] = packed_source(layer, part, sources[f"{name}.{part}"])
+    return sources
 
 
 def load_pretrained(
@@ -162,8 +193,7 @@ def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int
     write_folder(
         Path(folder),
         family.published.load(),
-        model.config,
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        model,
         lambda name: np.asarray(tensors[name].numpy()),
         max_shard_size=max_shard_size,
         dtype=dtype,
@@ -174,6 +204,8 @@ class Pretrained:
     """What a model with a record in models.families has of published weights."""
 
     family: Any = None
+    low_bit_layout: LowBitLayout | None = None
+    """How linear maps lie in a folder that are QuantizedLinears here; compressed-tensors' if None."""
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
@@ -194,29 +226,66 @@ class Pretrained:
 def write_folder(
     folder: Path,
     published: PublishedFamily,
-    config: Any,
-    shapes: Mapping[str, tuple[int, ...]],
+    model: Any,
     read: Callable[[str], np.ndarray],
     *,
     max_shard_size: str | int = "5GB",
     dtype: Any = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write our tensors, read by name one after the other, as a folder of a family.
+    """Write a model's tensors, read by name one after the other, as a folder of a family.
 
-    dtype: of those that are floating, as they are read if None. more: keys of config.json beside those of config.
+    model: their names and shapes, and its config; it needs no values. dtype: of those that are floating, as they are
+    read if None. more: keys of config.json beside those of config. Raises ConfigError for QuantizedLinears that no
+    layout has.
     """
     nbytes = _num_bytes(max_shard_size)
     written: list[np.dtype] = []
 
     def cast(name: str) -> np.ndarray:
-        written.append((array := cast_floating(read(name), dtype)).dtype)
+        array = cast_floating(read(name), dtype)
+        if dtypes.is_floating(array.dtype):
+            written.append(array.dtype)
         return array
 
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
+    tensors, in_few_bits = _as_published(published, model, shapes, cast)
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, store_weights(published, config, shapes, cast), nbytes)
-    keys = write_config(published, config) | {"torch_dtype": str(written[0])}
+    write_weights(folder, tensors, nbytes)
+    keys = write_config(published, model.config) | {"torch_dtype": str(written[0])} | in_few_bits
     write_json(folder / CONFIG, {**(more or {}), **keys})
+
+
+def _as_published(
+    published: PublishedFamily, model: Any, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray]
+) -> tuple[Iterator[tuple[str, np.ndarray]], dict[str, Any]]:
+    """A model's tensors as its family is published, and what config.json says of how they are stored."""
+    layers = low_bit_layers(model)
+    if not layers:
+        return store_weights(published, model.config, shapes, read), {}
+    layout = _layout_of(model, layers.values())
+    modules = modules_of(published, model.config, layers)
+    is_transposed = {there: modules.is_transposed[name] for name in layers for there in modules.theirs[name]}
+
+    def read_unpacked(name: str) -> np.ndarray:
+        owner, _, part = name.rpartition(".")
+        is_low_bit = owner in layers and part in ("weight", "weight_scale")
+        return unpacked(layers[owner], part, read(name)) if is_low_bit else read(name)
+
+    plain = {name: layer for name, layer in model.named_sublayers() if type(layer) is Linear}
+    names = modules_of(published, model.config, {n: layer for n, layer in plain.items() if f"{n}.weight" in shapes})
+    ignored = [there for theirs in names.theirs.values() for there in theirs] + ["lm_head"]
+    stored = store_weights(with_scales(published), model.config, unpacked_shapes(model, shapes), read_unpacked)
+    return packed_parts(layout, is_transposed, stored), {KEY: layout.to_config({*ignored})}
+
+
+def _layout_of(model: Any, layers: Iterable[QuantizedLinear]) -> LowBitLayout:
+    kinds = {(layer.weight_dtype, layer.group_size, layer.low_bit_input) for layer in layers}
+    if len(kinds) != 1:
+        raise ConfigError(f"save_pretrained: linear maps in {len(kinds)} forms {sorted(kinds)}; a folder has one")
+    kind, group_size, low_bit_input = kinds.pop()
+    method = model.low_bit_layout.method if model.low_bit_layout else LowBitLayout.method
+    return LowBitLayout(method, kind, group_size, low_bit_input)
 
 
 def cast_floating(array: np.ndarray, dtype: Any) -> np.ndarray:

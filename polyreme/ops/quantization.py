@@ -188,7 +188,7 @@ def _rows_in_fp8(x: Array, weight: Array, scale: Array) -> Array:
     top = jnp.abs(x.astype(jnp.float32)).max(-1, keepdims=True)
     step = jnp.where(top == 0, 1, top / low_bit.LARGEST["fp8"])
     codes = (x.astype(jnp.float32) / step).astype(jnp.float8_e4m3fn)
-    sums = jnp.matmul(codes.astype(jnp.float32), weight.astype(jnp.float32).T)
+    sums = jnp.matmul(codes.astype(jnp.float32), low_bit.levels(weight, "fp8", jnp.float32).T)
     return (sums * step * scale).astype(x.dtype)
 
 
@@ -199,9 +199,8 @@ def _check_stored(
     _check_group(group_size, what)
     if scale is None:
         raise ConfigError(f"{what}: no weight_scale; give the scales of weight_quantize")
-    expected = jnp.float8_e4m3fn if kind == "fp8" else jnp.int8
-    if codes.dtype != expected:
-        raise DTypeError(f"{what}: codes of {kind} are {jnp.dtype(expected).name}, got {codes.dtype.name}")
+    if codes.dtype != jnp.int8:
+        raise DTypeError(f"{what}: codes of {kind} are int8, got {codes.dtype.name}")
     if codes.ndim != 2 or (x is not None and x.shape[-1:] != codes.shape[1:]):
         beside = "" if x is None else f" for x {list(x.shape)}"
         raise ShapeError(f"{what}: weight {list(codes.shape)}{beside}; it is [out, in], and [out / 2, in] of 4 bits")

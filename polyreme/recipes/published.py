@@ -43,9 +43,11 @@ _TOKENS = 16
 
 
 class MatchedWeights(NamedTuple):
-    """Published weights and the model that they are of: its config, shapes and sources of our tensors by name."""
+    """Published weights and the model that they are of, without values: its config, shapes and sources of our tensors
+    by name."""
 
     opened: Opened
+    model: Any
     config: Any
     shapes: dict[str, tuple[int, ...]]
     sources: dict[str, WeightSource]
@@ -204,8 +206,7 @@ def convert(
         write_folder(
             partial,
             weights.opened.published,
-            weights.config,
-            weights.shapes,
+            weights.model,
             weights.read,
             max_shard_size=max_shard_size,
             dtype=wanted,
@@ -229,6 +230,11 @@ def _convert_to_gguf(
     if target.exists():
         raise ConfigError(f"{target}: there is something already; give a new file")
     weights = _open(source, ignore)
+    if weights.opened.layout is not None:
+        raise ConfigError(
+            f"{source}: its weights are of few bits as {weights.opened.layout.method} has them, which no GGUF file "
+            "does; convert the model that it was quantized from, with --dtype q8_0 or q4_0"
+        )
     published, config = weights.opened.published, write_config(weights.opened.published, weights.config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source).gguf_fields(weights.config.vocab_size)
@@ -269,7 +275,7 @@ def _open(path: Path, ignore: Sequence[str]) -> MatchedWeights:
     opened = open_published(path)
     model = build_without_values(opened, read_family_config(opened, ignore))
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
-    return MatchedWeights(opened, model.config, shapes, match_weights(opened, model, str(path)))
+    return MatchedWeights(opened, model, model.config, shapes, match_weights(opened, model, str(path)))
 
 
 def _write_beside(source: Path, folder: Path, say: Callable[[str], None]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-import jax.numpy as jnp
-
+from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.kernels.low_bit import HALVES, LARGEST
@@ -61,10 +60,9 @@ class QuantizedLinear(Layer):
         self.in_features, self.out_features = in_features, out_features
         self.weight_dtype, self.group_size, self.low_bit_input = weight_dtype, group_size, low_bit_input
         rows = out_features // 2 if weight_dtype in HALVES else out_features
-        of_codes = jnp.float8_e4m3fn if weight_dtype == "fp8" else jnp.int8
         frozen = ParamAttr(initializer=Constant(0.0), trainable=False)
         into, out = dims
-        self.weight = self.create_parameter([rows, in_features], frozen, of_codes, dims=(out, into))
+        self.weight = self.create_parameter([rows, in_features], frozen, dtypes.int8, dims=(out, into))
         groups = [] if group_size == -1 else [in_features // group_size]
         # one group cannot be split; several lie as the inputs that they are of
         of_groups = (into if groups[0] > 1 else None,) if groups else ()

@@ -1,0 +1,148 @@
+"""Folders of weights in few bits: written and read back to the bit in either layout, and what they hold."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import polyreme as paddle
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.io import safetensors_file
+from polyreme.mesh import Plan
+from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.low_bit_folder import LowBitLayout, linear_maps, low_bit_layers, read_layout, replace_layer
+from polyreme.nn.quant import QuantizedLinear, weight_dequantize
+
+TOKENS = np.arange(8)[None]
+# what a few weights of a checkpoint must weigh against those in float32: a byte and scales, half of one and scales
+KINDS = {"int8": ("int8", -1, False), "int4": ("int4", 8, False), "a8w8": ("int8", -1, True), "fp8": ("fp8", -1, True)}
+
+
+def low_bit(model, kind, group, low_bit_input=False, method="compressed-tensors"):
+    for name, layer in linear_maps(model).items():
+        replace_layer(model, name, QuantizedLinear.of(layer, kind, group, low_bit_input))
+        if method == "gptq":
+            layer = low_bit_layers(model)[name]
+            layer.set_codes(layer.weight, layer.weight_scale.astype("float16").astype("float32"))
+    model.low_bit_layout = LowBitLayout(method, kind, group, low_bit_input)
+    return model
+
+
+def logits(model):
+    model.eval()
+    with paddle.no_grad():
+        return model(paddle.to_tensor(TOKENS)).numpy()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [*(("compressed-tensors", k) for k in KINDS), ("gptq", "int8"), ("gptq", "int4")]
+)
+def test_a_folder_comes_back_to_the_bit(tmp_path, method, kind):
+    paddle.seed(0)
+    model = low_bit(Llama(LlamaConfig.nano()), *KINDS[kind], method)
+    model.save_pretrained(tmp_path)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert back.low_bit_layout.weight_dtype == KINDS[kind][0]
+    np.testing.assert_array_equal(logits(back), logits(model))
+    back.save_pretrained(tmp_path / "again")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_parts_lie_as_the_layouts_say(tmp_path):
+    """Each number of a weight is found again by the formats' own arithmetic."""
+    paddle.seed(0)
+    for method in ("compressed-tensors", "gptq"):
+        model = low_bit(Llama(LlamaConfig.nano()), "int4", 8, method=method)
+        model.save_pretrained(tmp_path / method)
+        layer = model.blocks[1].ffn.down
+        want = weight_dequantize(layer.weight, layer.weight_scale, "int4", "float32", 8).numpy()
+        file = safetensors_file.Slices(tmp_path / method / "model.safetensors")
+        parts = {
+            name.rpartition(".")[2]: file.read(name, (slice(None),) * len(entry.shape))
+            for name, entry in file.entries.items()
+            if name.startswith("model.layers.1.mlp.down_proj.")
+        }
+        inputs, outputs = want.shape
+        got = np.zeros_like(want)
+        for i in range(0, inputs, 7):
+            for j in range(outputs):
+                if method == "gptq":
+                    number = (int(parts["qweight"][i // 8, j]) >> 4 * (i % 8)) & 15
+                    zero = ((int(parts["qzeros"][i // 8, j // 8]) >> 4 * (j % 8)) & 15) + 1
+                    got[i, j] = (number - zero) * parts["scales"][parts["g_idx"][i], j].astype("float32")
+                else:
+                    number = (int(parts["weight_packed"][j, i // 8]) >> 4 * (i % 8)) & 15
+                    got[i, j] = (number - 8) * parts["weight_scale"][j, i // 8]
+        np.testing.assert_array_equal(got[::7], want[::7])
+        if method == "compressed-tensors":
+            assert parts["weight_shape"].tolist() == [outputs, inputs]
+    config = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
+    assert {key: config[key] for key in ("quant_method", "bits", "group_size", "sym", "desc_act")} == {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 8,
+        "sym": True,
+        "desc_act": False,
+    }
+
+
+def test_gpt_lies_in_few_bits_too_and_skips_what_is_left(tmp_path):
+    paddle.seed(0)
+    model = GPT(GPTConfig.nano())
+    kept = model.blocks[0].ffn.up
+    low_bit(model, "int4", 16)
+    replace_layer(model, "blocks.0.ffn.up", kept)
+    model.save_pretrained(tmp_path)
+    ignored = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["ignore"]
+    assert ignored == ["lm_head", "transformer.h.0.mlp.c_fc"]
+    back = AutoModelForCausalLM.from_pretrained(tmp_path)
+    np.testing.assert_array_equal(logits(back), logits(model))
+    assert type(back.blocks[0].ffn.up).__name__ == "Linear"
+
+
+def test_each_device_reads_its_part(tmp_path):
+    paddle.seed(0)
+    model = low_bit(Llama(LlamaConfig.nano()), "int4", 8)
+    model.save_pretrained(tmp_path)
+    alone = logits(model)
+    split = AutoModelForCausalLM.from_pretrained(tmp_path, plan=Plan.from_degrees(mp=2), devices=jax.devices()[:2])
+    q = split.blocks[0].attention.q
+    assert [t._array.addressable_shards[0].data.shape for t in (q.weight, q.weight_scale)] == [(8, 32), (4, 16)]
+    np.testing.assert_allclose(logits(split), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_asymmetric_gptq_becomes_int8():
+    layout = read_layout({"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": False})
+    assert (layout.weight_dtype, layout.bits) == ("int8", 4)
+    with pytest.raises(ConfigError, match="nf4 cannot be written"):
+        LowBitLayout("gptq", "nf4")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "awq"}, "quant_method 'awq'"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "0 config_groups"),
+    ],
+)
+def test_other_layouts_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        read_layout(config)
+
+
+def test_a_part_that_is_missing_is_named(tmp_path):
+    model = low_bit(Llama(LlamaConfig.nano()), "int8", -1)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    slices = safetensors_file.Slices(file)
+    arrays = {n: slices.read(n, (slice(None),) * len(e.shape)) for n, e in slices.entries.items()}
+    del arrays["model.layers.0.mlp.up_proj.weight_scale"]
+    with open(file, "wb") as out:
+        safetensors_file.write(out, arrays, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"up_proj: has no weight_scale, which compressed-tensors stores"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
