@@ -51,7 +51,7 @@ def prepare(
         str | None, typer.Option(metavar="exact|minhash", help="Leave out documents that come again, or nearly.")
     ] = None,
     documents: Annotated[
-        str, typer.Option(metavar="file|paragraph|line", help="What is a document of a text file.")
+        str, typer.Option(metavar="file|paragraph|line|^REGEX", help="What is a document of a text file.")
     ] = "file",
     key: Annotated[str, typer.Option(help="Key or column of the text in .jsonl and .parquet.")] = "text",
     skip_bad: Annotated[int, typer.Option(min=0, metavar="N", help="Leave out up to N lines that cannot be read.")] = 0,

@@ -14,7 +14,8 @@ from polyreme.data.text_files import COMPRESSED, BadLines, decode, line_blocks
 from polyreme.errors import ConfigError, DataError, did_you_mean
 
 DIVISIONS = ("file", "paragraph", "line")
-"""What is a document of a text file: all of it, what stands between blank lines, or each line."""
+"""What is a document of a text file: all of it, what stands between blank lines, or each line. Or a regular expression
+that begins with ^: a document begins with each line that it matches."""
 _ENDINGS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "json", ".ndjson": "json", ".json": "json",
             ".parquet": "parquet"}  # fmt: skip
 _MAX_DOCUMENT_BYTES = 1 << 26  # it is tokenized at once, which takes many times that
@@ -23,14 +24,37 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 @dataclass(frozen=True)
 class DocumentForm:
-    """How documents lie in files: text files as one of DIVISIONS says, JSON and Parquet under a key."""
+    """How documents lie in files: text files as one of DIVISIONS or a regular expression says, JSON and Parquet under a
+    key."""
 
     division: str = "file"
     key: str = "text"
 
     def __post_init__(self) -> None:
-        if self.division not in DIVISIONS:
-            raise ConfigError(f"documents {self.division!r} is unknown{did_you_mean(self.division, DIVISIONS)}")
+        if self.division.startswith("^"):
+            try:
+                re.compile(self.division)
+            except re.error as error:
+                raise ConfigError(f"documents {self.division!r} is no regular expression: {error}; mend it") from None
+        elif self.division not in DIVISIONS:
+            raise ConfigError(
+                f"documents {self.division!r} is unknown{did_you_mean(self.division, DIVISIONS)}, or give a regular "
+                "expression that begins with ^"
+            )
+
+    def split(self, text: str) -> list[str]:
+        """The documents of whole lines, where a regular expression says with which lines they begin.
+
+        >>> DocumentForm("^[0-9]+:").split("1: In the\\nbeginning\\n2: And")
+        ['1: In the\\nbeginning\\n', '2: And']
+        """
+        documents = [""]
+        for line in text.splitlines(keepends=True):
+            if re.match(self.division, line):
+                documents.append(line)
+            else:
+                documents[-1] += line
+        return documents if documents[0] else documents[1:]
 
 
 @dataclass(frozen=True)
@@ -59,6 +83,8 @@ class Block:
             return text.split("\n")
         if self.form.division == "paragraph":
             return [piece.strip("\r\n") for piece in re.split(r"\n[ \t\r]*\n", text)]
+        if self.form.division.startswith("^"):
+            return [piece.strip("\r\n") for piece in self.form.split(text)]
         return [text]
 
     def _objects(self, bad: _Report) -> Iterator[str]:
@@ -148,17 +174,29 @@ def _whole(path: Path, blocks: Iterator[tuple[int, bytes]], division: str) -> It
         if division == "paragraph":
             for match in _BLANK_LINE.finditer(rest):
                 cut = match.end()
+        elif division.startswith("^"):
+            cut = _last_line(rest, division)
         if cut:
             yield line, rest[:cut]
             line, rest = line + rest[:cut].count(b"\n"), rest[cut:]
         if len(rest) > _MAX_DOCUMENT_BYTES:
-            other = "line" if division == "paragraph" else "paragraph or line"
+            other = "line" if division != "file" else "paragraph or line"
             raise DataError(
                 f"{path}:{line}: a document of over {_MAX_DOCUMENT_BYTES:,} bytes, with documents={division}; break it "
                 f"up, or set documents to {other}"
             )
     if rest:
         yield line, rest
+
+
+def _last_line(data: bytes, pattern: str) -> int:
+    """Where the last line begins that a pattern matches; 0 if none but the first does."""
+    end = len(data)
+    while (begin := data.rfind(b"\n", 0, end) + 1) > 0:
+        if re.match(pattern, data[begin:end].decode(errors="replace")):
+            return begin
+        end = begin - 1
+    return 0
 
 
 def _is_text(text: str) -> bool:

@@ -69,12 +69,28 @@ def test_every_form_of_file_gives_the_same_documents(tmp_path, name, monkeypatch
         ("file", ["one\ntwo\n \n\nthree\r\n\r\nfour"]),
         ("paragraph", ["one\ntwo", "three", "four"]),
         ("line", ["one", "two", "three\r", "four"]),
+        ("^t|^f", ["one", "two\n ", "three", "four"]),
     ],
 )
 def test_what_a_document_of_a_text_file_is(tmp_path, division, expected):
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\n \n\nthree\r\n\r\nfour")
     prepare([tmp_path / "a.txt"], tmp_path / "p", how(form=DocumentForm(division)))
     assert texts_of(tmp_path / "p") == expected
+
+
+def test_documents_that_begin_with_a_line_are_cut_anywhere_between(tmp_path, monkeypatch):
+    texts = [f"Ge{i}: in the\n\nGe of {'w' * (7 * i % 40)}\u00e9" for i in range(60)]
+    (tmp_path / "a.txt").write_text("\n".join(["before", *texts]), encoding="utf-8")
+    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 70)
+    prepare([tmp_path / "a.txt"], tmp_path / "p", how(form=DocumentForm(r"^Ge\d+:")))
+    assert texts_of(tmp_path / "p") == ["before", *texts]
+
+
+def test_a_form_that_is_no_regular_expression():
+    with pytest.raises(ConfigError, match=r"documents '\^\(' is no regular expression: missing \), unterminated"):
+        DocumentForm("^(")
+    with pytest.raises(ConfigError, match=r"documents 'lines' is unknown; did you mean 'line'\?, or give a regular"):
+        DocumentForm("lines")
 
 
 @pytest.mark.process
