@@ -3,8 +3,8 @@
 import ml_dtypes
 import numpy as np
 
+from polyreme.conformance.case import Case
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from tests.ops.contract import Case
 
 NF4 = np.array(
     [
