@@ -6,7 +6,7 @@ from dataclasses import asdict
 from polyreme.models.families import FAMILIES
 from polyreme.planner.units import bytes_text
 from polyreme.recipes import estimate
-from polyreme.recipes.config import PretrainConfig, digest, flatten
+from polyreme.recipes.config import RunConfig, digest, flatten
 from polyreme.recipes.config_file import Loaded
 from polyreme.recipes.plan import memory_of
 
@@ -23,10 +23,10 @@ def _settings(loaded: Loaded) -> list[str]:
     return [f"{key:<{key_width}}  {value:<{value_width}}  {origin}" for key, value, origin in rows]
 
 
-def _costs(config: PretrainConfig) -> list[str]:
-    model, train = config.model, config.train
+def _costs(config: RunConfig) -> list[str]:
+    model, train = config.dimensions, config.train
     tokens = train.steps * config.tokens_per_step
-    flops = estimate.flops_per_token(model)
+    flops = estimate.run_flops_per_token(config)
     return [
         f"config      {digest(config)}",
         f"parameters  {estimate.num_parameters(model):,}",
@@ -38,9 +38,9 @@ def _costs(config: PretrainConfig) -> list[str]:
     ]
 
 
-def _memory_text(config: PretrainConfig) -> str:
-    if FAMILIES[config.model.family].shape is None:
-        return f"not known: the planner knows no {config.model.family}"
+def _memory_text(config: RunConfig) -> str:
+    if FAMILIES[config.dimensions.family].shape is None:
+        return f"not known: the planner knows no {config.dimensions.family}"
     memory = memory_of(config)
     parts = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in asdict(memory).items())
     return f"about {bytes_text(memory.total)} a device: {parts}"

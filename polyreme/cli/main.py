@@ -44,6 +44,14 @@ launcher.register(app)
 runner.register(app)
 
 
+Resume = Annotated[
+    str, typer.Option(metavar="auto|never|STEP", help="Go on from the newest checkpoint, none, or that of a step.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print settings and costs; train nothing.")]
+Output = Annotated[str | None, typer.Option(help="Folder for checkpoints and logs (sets output).")]
+Device = Annotated[str | None, typer.Option(help="cpu, gpu, tpu or a plug-in's name (sets device).")]
+
+
 def _command() -> str:
     """How this program was called, for the line that says how to resume."""
     return sys.argv[0] if Path(sys.argv[0]).name == "polyreme" else "polyreme"
@@ -63,6 +71,14 @@ def _print_settings(is_wanted: bool) -> None:
         raise typer.Exit
 
 
+def _print_finetune_settings(is_wanted: bool) -> None:
+    if is_wanted:
+        from polyreme.cli import settings
+
+        typer.echo(settings.describe_finetune())
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     version: Annotated[
@@ -77,12 +93,10 @@ def _options(
 def pretrain(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Annotated[
-        str, typer.Option(metavar="auto|never|STEP", help="Go on from the newest checkpoint, none, or that of a step.")
-    ] = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings and costs; train nothing.")] = False,
-    output: Annotated[str | None, typer.Option(help="Folder for checkpoints and logs (sets output).")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, gpu, tpu or a plug-in's name (sets device).")] = None,
+    resume: Resume = "auto",
+    dry_run: DryRun = False,
+    output: Output = None,
+    device: Device = None,
     settings: Annotated[
         bool,
         typer.Option(
@@ -97,26 +111,58 @@ def pretrain(
 
     Example: polyreme pretrain configs/gpt_kjv.yaml train.steps=100 train.learning_rate=1e-4
     """
+    _train("pretrain", config, overrides or [], resume, dry_run, {"output": output, "device": device})
+
+
+@app.command()
+def finetune(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Resume = "auto",
+    dry_run: DryRun = False,
+    output: Output = None,
+    device: Device = None,
+    settings: Annotated[
+        bool,
+        typer.Option(
+            "--settings",
+            help="List all settings with what they mean, and exit.",
+            callback=_print_finetune_settings,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Go on training published weights, or those of a run, on conversations; all of them or adapters.
+
+    Example: polyreme finetune configs/smollm2_lora.yaml train.steps=100 lora_rank=16
+    """
+    _train("finetune", config, overrides or [], resume, dry_run, {"output": output, "device": device})
+
+
+def _train(
+    command: str, path: Path, overrides: Sequence[str], resume: str, dry_run: bool, named: dict[str, str | None]
+) -> None:
     from polyreme.cli import dry_run as dry
     from polyreme.recipes import config_file
 
     _check_resume(resume)
-    named = {"output": output, "device": device}
     options = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in named.items() if value is not None]
-    loaded = config_file.load(config, [*(overrides or []), *options])
+    words = [*overrides, *options]
+    _prepare_devices(*config_file.devices(path, words))
+    kinds = {"pretrain": config_file.PretrainConfig, "finetune": config_file.FinetuneConfig}
+    loaded = config_file.load(path, words, kinds[command])
     if dry_run:
         _check_platform(loaded.config)
         typer.echo(dry.describe(loaded))
         return
-    _prepare_devices(loaded.config.device, loaded.config.plan.num_devices)
-    from polyreme.recipes import pretrain as recipe
+    from polyreme.recipes import run as recipe
 
     source: dict[str, Any] = {
         "path": loaded.path,
         "folder": loaded.folder,
         "overrides": loaded.overrides,
         "origin": loaded.origin,
-        "resume_command": [_command(), "pretrain", str(loaded.path), *loaded.overrides, "--resume", "auto"],
+        "resume_command": [_command(), command, str(loaded.path), *loaded.overrides, "--resume", "auto"],
     }
     recipe.run(loaded.config, resume=resume, overrides_source=source)
 

@@ -162,7 +162,7 @@ def _draw(answer: Any, ranked: Any, path: Path, as_json: bool) -> None:
     from polyreme.recipes.estimate import shape_of
     from polyreme.recipes.plan import plan_words
 
-    shape, batch = shape_of(answer.config.model), answer.config.train.global_batch
+    shape, batch = shape_of(answer.config.dimensions), answer.config.train.global_batch
     durations = chunk_durations(shape, ranked.plan, answer.cluster, batch, answer.training)
     title = f"{plan_words(ranked.plan)}  on {answer.cluster.num_devices} x {answer.cluster.device.name}"
     is_serial = answer.cluster.shared > 1

@@ -1,15 +1,26 @@
-"""What `polyreme pretrain --settings` prints: every setting of a configuration, its default and what it means."""
+"""What `polyreme pretrain --settings` and finetune print: every setting, its default and what it means."""
 
 import inspect
 import json
 from itertools import groupby
 
-from polyreme.recipes.config import PretrainConfig, flatten
+from polyreme.recipes.config import PretrainConfig, RunConfig, flatten
+from polyreme.recipes.finetune_config import ChatData, ChatSource, FinetuneConfig
 
 
 def describe() -> str:
     """The list, as text: section by section, what the section is for and a line for each key."""
-    defaults = PretrainConfig()
+    return _described(PretrainConfig())
+
+
+def describe_finetune() -> str:
+    """The same of fine-tuning, after what its own settings are for."""
+    about = inspect.getdoc(FinetuneConfig)
+    data = ChatData(train=[ChatSource(path="FILE")])
+    return f"{about}\n\n{_described(FinetuneConfig.model_construct(model='FOLDER', data=data))}"
+
+
+def _described(defaults: RunConfig) -> str:
     sections = []
     for name, entries in groupby(flatten(defaults).items(), lambda entry: entry[0].partition(".")[0]):
         rows = [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries]

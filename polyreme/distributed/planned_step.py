@@ -35,13 +35,13 @@ from polyreme.training import Microbatch, StepPolicy, StepResult, TrainingStep, 
 class PlannedStep:
     """The training step of a model under a plan, which is put in force.
 
-    model: a function of (inputs, labels) that returns its mean loss, or whatever `loss` (model, inputs, labels) takes;
-    under a pipeline it has pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn.
-    count: labels -> how many terms that mean is over, where it is not the same in every microbatch; the batch's loss is
-    then the mean over all of its terms, however it is cut. optimizer: makes the optimizer of a model. devices: those of
-    the plan's mesh, all by default. `step` is a WholeStep, or over stages a PipelineStep. Raises ConfigError for a
-    model that a pipeline cannot cut, and what placing raises; under a plan with state on disk, for an optimizer that
-    keeps none.
+    model: a function of (inputs, labels) that returns its mean loss, or whatever `loss` (model, inputs, labels) takes,
+    which returns that or a pair of it and a dict of 0-D Tensors, told of in the parts of a StepResult; under a pipeline
+    it has pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn. count: labels ->
+    how many terms that mean is over, where it is not the same in every microbatch; the batch's loss is then the mean
+    over all of its terms, however it is cut. optimizer: makes the optimizer of a model. devices: those of the plan's
+    mesh, all by default. `step` is a WholeStep, or over stages a PipelineStep. Raises ConfigError for a model that a
+    pipeline cannot cut, and what placing raises; under a plan with state on disk, for an optimizer that keeps none.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PlannedStep:
         optimizer: Callable[[Layer], Optimizer],
         policy: StepPolicy,
         devices: Sequence[Device] | None = None,
-        loss: Callable[[Any, Any, Any], Tensor] | None = None,
+        loss: Callable[[Any, Any, Any], Any] | None = None,
         count: Callable[[Any], float] | None = None,
     ) -> None:
         self.model, self.plan, self.policy, self.count = model, plan, policy, count
@@ -75,7 +75,7 @@ class PlannedStep:
             objective = loss or loss_of
             self.step = WholeStep(
                 TrainingStep(
-                    lambda inputs, labels: ([_on_all_devices(plan, objective, model, inputs, labels)], None),
+                    lambda inputs, labels: _told(_on_all_devices(plan, objective, model, inputs, labels)),
                     self.optimizer,
                     policy,
                     self.layout.replicated(),
@@ -166,7 +166,13 @@ def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
         )
 
 
-def _on_all_devices(plan: Plan, objective: Callable[[Any, Any, Any], Tensor], *args: Any) -> Tensor:
+def _told(result: Any) -> tuple[list[Tensor], dict[str, Tensor] | None]:
+    """([the loss], what is told beside it) of what a loss returns."""
+    loss, told = result if isinstance(result, tuple) else (result, None)
+    return [loss], None if told is None else {name: value.detach() for name, value in told.items()}
+
+
+def _on_all_devices(plan: Plan, objective: Callable[[Any, Any, Any], Any], *args: Any) -> Any:
     """The objective; PlacementError where the plan has devices for branches, and the model runs none on them."""
     axes = [a for a in plan.strategy.rule("act").get(BRANCHES, ()) if plan.mesh.degree(a) > 1]
     with counting_branches() as runs:

@@ -33,7 +33,7 @@ class WholeStep:
         self._evaluate = to_static(step.evaluate)
 
     def __call__(self, batch: Sequence[Microbatch]) -> StepResult:
-        """One optimizer step; without the microbatches' own losses."""
+        """One optimizer step; of its parts only what the forward gives beside the losses."""
         if not self._is_streamed:
             return self._train(self.place(batch))
         result = self._judged(self.place(batch))
@@ -89,12 +89,18 @@ class WholeStep:
 
     def _judged_gradients(self, batch: list[Microbatch]) -> StepResult:
         key = Tensor(state.read(rng.default_generator.key_state())) if self.step.policy.guards else None
-        loss, _ = self.step.gradients(batch)
-        return StepResult(loss, None, key, [])._replace(**self.step.judge(loss))
+        loss, parts = self.step.gradients(batch)
+        told = [] if _is_silent(parts) else [([], told) for _, told in parts]
+        return StepResult(loss, None, key, told)._replace(**self.step.judge(loss))
 
     def _without_parts(self, batch: list[Microbatch]) -> StepResult:
-        return self.step(batch)._replace(parts=[])
+        result = self.step(batch)
+        return result._replace(parts=[] if _is_silent(result.parts) else [([], told) for _, told in result.parts])
 
     def _mean_loss(self, batch: list[Microbatch]) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
         mean, parts = self.step.gradients(batch)
         return mean, [(losses, None) for losses, _ in parts]
+
+
+def _is_silent(parts: Sequence[tuple[list[Tensor], Any]]) -> bool:
+    return all(told is None for _, told in parts)

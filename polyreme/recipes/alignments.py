@@ -78,7 +78,7 @@ class Alignments:
     sampler = RandomSampler
 
     def __init__(self, config: PretrainConfig) -> None:
-        data, model, batch = config.data, config.model, config.train.global_batch
+        data, model, batch = config.data, config.dimensions, config.train.global_batch
         shape = model.num_sequences, model.num_residues
         validation = max(round(data.alignments * data.validation_fraction), 1)
         self.train = AlignmentDataset(data.seed, 0, data.alignments - validation, *shape)
@@ -110,8 +110,8 @@ def load_alignments(config: PretrainConfig, base: Any = None) -> Alignments:
 
 def draw_alignments(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, ...]]:
     """For each step the arrays of a batch: the first samples of the run's seed."""
-    rows = config.train.global_batch
-    data = AlignmentDataset(config.train.seed, 0, steps * rows, config.model.num_sequences, config.model.num_residues)
+    rows, model = config.train.global_batch, config.dimensions
+    data = AlignmentDataset(config.train.seed, 0, steps * rows, model.num_sequences, model.num_residues)
     samples = [data[i] for i in range(len(data))]
     return [tuple(map(np.stack, zip(*samples[i : i + rows], strict=True))) for i in range(0, len(data), rows)]
 

@@ -16,7 +16,7 @@ from polyreme.data.text_files import BadLines
 from polyreme.errors import ConfigError
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.recipes import published
-from polyreme.recipes.trained import load_tokenizer
+from polyreme.recipes.base import load_tokenizer
 
 
 @dataclass(frozen=True)

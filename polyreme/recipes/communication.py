@@ -16,11 +16,11 @@ from polyreme.distributed.comm_report import (
 )
 from polyreme.errors import ConfigError
 from polyreme.models.families import FAMILIES
-from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.config import RunConfig
 from polyreme.recipes.plan_job import AbstractJob, devices_for, job_of
 
 
-def report(config: PretrainConfig, balance: float | None = None, topology: str = "") -> Report | PipelineReport:
+def report(config: RunConfig, balance: float | None = None, topology: str = "") -> Report | PipelineReport:
     """The report of one training step of a configuration.
 
     The step is compiled and not run, nor does it take memory; under pipeline stages, where it is many programs, every
@@ -42,10 +42,10 @@ def report(config: PretrainConfig, balance: float | None = None, topology: str =
         job.close()
 
 
-def _report(config: PretrainConfig, job: AbstractJob, backend: str, balance: float | None) -> Report | PipelineReport:
-    if FAMILIES[config.model.family].shape is None:
+def _report(config: RunConfig, job: AbstractJob, backend: str, balance: float | None) -> Report | PipelineReport:
+    if FAMILIES[config.dimensions.family].shape is None:
         return examine([(job.compiled().as_text(), 1)], job.plan, None, backend, balance)
-    batch, seq = config.train.global_batch, config.model.seq_len
+    batch, seq = config.train.global_batch, config.dimensions.seq_len
     itemsize = 4 if config.train.amp_level == "O0" else 2
     work = workload_of(job.model, batch, seq, itemsize=itemsize)
     if job.planned.is_staged:

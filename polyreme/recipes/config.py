@@ -1,4 +1,4 @@
-"""What a pretraining run is told: typed sections, their defaults, the checks between them, and the digest."""
+"""What a training run is told: typed sections, their defaults, the checks between them, and the digest."""
 
 import json
 import math
@@ -41,17 +41,19 @@ def _as_int(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
+    """One text is a list of it."""
     return [value] if isinstance(value, str) else value
 
 
-def _as_source(value: Any) -> Any:
+def as_source(value: Any) -> Any:
+    """A text is the path of a source."""
     return {"path": value} if isinstance(value, str) else value
 
 
 def _as_offload(value: Any) -> Any:
     """A list of what goes to the host, or a mapping of that to a tier, as the plan writes it."""
-    offload = Offload(_as_list(value))
+    offload = Offload(as_list(value))
     for kind in offload:
         if kind not in _OFFLOADED:
             raise ValueError(f"offload {kind!r} is not available{did_you_mean(kind, _OFFLOADED)}")
@@ -86,10 +88,11 @@ NotNegative = Annotated[float, BeforeValidator(_as_float), Field(ge=0, allow_inf
 Fraction = Annotated[float, BeforeValidator(_as_float), Field(ge=0, lt=1, allow_inf_nan=False)]
 Pair = Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_pair)]
 Text = Annotated[str, Field(min_length=1), AfterValidator(_without_control)]
-Paths = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
+Paths = Annotated[list[Text], BeforeValidator(as_list), Field(min_length=1)]
 
 
-def _name_in(registry: Registry[Any]) -> AfterValidator:
+def name_in(registry: Registry[Any]) -> AfterValidator:
+    """A name of a record, or one of its aliases."""
     return AfterValidator(lambda name: registry.named(name).name)
 
 
@@ -166,7 +169,7 @@ class ModelConfig(DeepseekSettings, EvoformerSettings):
     settings of their own.
     """
 
-    family: Annotated[str, _name_in(FAMILIES)] = DEFAULT_FAMILY
+    family: Annotated[str, name_in(FAMILIES)] = DEFAULT_FAMILY
     vocab_size: Count = 4096
     hidden_size: Count = 256
     num_layers: Count = 4
@@ -264,7 +267,7 @@ class DataSource(Section):
     weight: Positive | None = None
 
 
-Sources = Annotated[list[Annotated[DataSource, BeforeValidator(_as_source)]], BeforeValidator(_as_list)]
+Sources = Annotated[list[Annotated[DataSource, BeforeValidator(as_source)]], BeforeValidator(as_list)]
 
 
 class DataConfig(Section):
@@ -375,7 +378,7 @@ class PlanConfig(Section):
     ep: Count = 1
     sharding_stage: Annotated[Whole, Field(le=3)] = 0
     sequence_parallel: bool = False
-    schedule: Annotated[str, _name_in(SCHEDULES)] | None = None
+    schedule: Annotated[str, name_in(SCHEDULES)] | None = None
     virtual_stages: Count | None = None
     sep_attention: Literal["auto", "ulysses", "ring", "gather", "usp"] = "auto"
     sep_order: Literal["auto", "contiguous", "zigzag"] = "auto"
@@ -383,7 +386,7 @@ class PlanConfig(Section):
     expert_dispatch: Literal["auto", "gather", "padded", "ragged", "balanced"] = "auto"
     expert_all_to_all: Literal["auto", "flat", "two_level"] = "auto"
     overlap: dict[Literal["moe"], Count] = {}
-    expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(_as_list)] = ["ep"]
+    expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(as_list)] = ["ep"]
     branch_axis: Literal["", "mp"] = ""
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
     offload: Annotated[list[str] | dict[str, str], BeforeValidator(_as_offload)] = []
@@ -462,27 +465,32 @@ class CheckpointConfig(Section):
     async_save: bool = True
 
 
-class PretrainConfig(Section):
-    """One pretraining run.
+class RunConfig(Section):
+    """What every run is told: a model, data of its kind, and how it is trained on them."""
 
-    >>> config = PretrainConfig(train=TrainConfig(steps=20))
-    >>> config.train.steps, config.model.ffn_size
-    (20, 1024)
-    """
-
-    model: ModelConfig = Field(default_factory=lambda: ModelConfig.model_validate({}))
-    data: DataConfig = DataConfig()
+    model: Any
+    data: Any
     train: TrainConfig = TrainConfig()
     plan: PlanConfig = PlanConfig()
     log: LogConfig = LogConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    output: Text = "runs/pretrain"
+    output: Text = "runs"
     device: Text | None = None
 
     @property
-    def tokenizer_vocab_size(self) -> int:
-        """Size the tokenizer is trained to: its own setting, else the model's."""
-        return self.data.tokenizer_vocab_size or self.model.vocab_size
+    def dimensions(self) -> ModelConfig:
+        """Of the model that is trained; its seq_len is the tokens of a sample."""
+        raise NotImplementedError
+
+    @property
+    def samples(self) -> SampleKind:
+        """What the model is trained on."""
+        raise NotImplementedError
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether documents share samples, none of which sees another."""
+        raise NotImplementedError
 
     @property
     def parallel_plan(self) -> Plan:
@@ -526,16 +534,11 @@ class PretrainConfig(Section):
     @property
     def tokens_per_step(self) -> int:
         """Tokens one optimizer step reads."""
-        return self.train.global_batch * self.samples.tokens(self.model)
-
-    @property
-    def samples(self) -> SampleKind:
-        """What the model is trained on."""
-        return SAMPLES[FAMILIES[self.model.family].samples]
+        return self.train.global_batch * self.samples.tokens(self.dimensions)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        model, train, plan = self.model, self.train, self.plan
+    def _check_plan(self) -> Self:
+        model, train, plan = self.dimensions, self.train, self.plan
         family = FAMILIES[model.family]
         self._check_plan_of_family(family)
         splits = family.splits
@@ -567,12 +570,6 @@ class PretrainConfig(Section):
         names, sizes = " x ".join(f"plan.{axis}" for axis in degrees), " x ".join(map(str, degrees.values()))
         factors = f"{names} x train.accumulation = {sizes} x {train.accumulation}"
         _divides("train.global_batch", train.global_batch, factors, replicas)
-        self._check_data()
-        if self.tokenizer_vocab_size > model.vocab_size:
-            raise ValueError(
-                f"data.tokenizer_vocab_size={self.tokenizer_vocab_size} is more than "
-                f"model.vocab_size={model.vocab_size}; raise model.vocab_size"
-            )
         return self
 
     def _check_plan_of_family(self, family: Family) -> None:
@@ -584,7 +581,7 @@ class PretrainConfig(Section):
             raise ValueError(
                 f"plan.recompute={plan.recompute}: {family.name} can compute again {' or '.join(family.recompute)}"
             )
-        count = family.branches(self.model)
+        count = family.branches(self.dimensions)
         branched = " or ".join(name for name, other in FAMILIES.items() if other.branched_by)
         others = f"model.{family.branched_by}" if family.branched_by else f"model.family: {branched}"
         if plan.branch_axis and count == 1:
@@ -597,6 +594,46 @@ class PretrainConfig(Section):
                 f"plan.{plan.branch_axis}={getattr(plan, plan.branch_axis)} with plan.branch_axis={plan.branch_axis}: "
                 f"{family.name} has {count} branches; set plan.{plan.branch_axis}={count}"
             )
+
+
+class PretrainConfig(RunConfig):
+    """One pretraining run.
+
+    >>> config = PretrainConfig(train=TrainConfig(steps=20))
+    >>> config.train.steps, config.model.ffn_size
+    (20, 1024)
+    """
+
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig.model_validate({}))
+    data: DataConfig = DataConfig()
+    output: Text = "runs/pretrain"
+
+    @property
+    def dimensions(self) -> ModelConfig:
+        return self.model
+
+    @property
+    def samples(self) -> SampleKind:
+        return SAMPLES[FAMILIES[self.model.family].samples]
+
+    @property
+    def is_packed(self) -> bool:
+        return self.data.packing == "best_fit"
+
+    @property
+    def tokenizer_vocab_size(self) -> int:
+        """Size the tokenizer is trained to: its own setting, else the model's."""
+        return self.data.tokenizer_vocab_size or self.model.vocab_size
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_data()
+        if self.tokenizer_vocab_size > self.model.vocab_size:
+            raise ValueError(
+                f"data.tokenizer_vocab_size={self.tokenizer_vocab_size} is more than "
+                f"model.vocab_size={self.model.vocab_size}; raise model.vocab_size"
+            )
+        return self
 
     def _check_data(self) -> None:
         family, data = FAMILIES[self.model.family], self.data
@@ -621,12 +658,12 @@ class PretrainConfig(Section):
                 )
 
 
-def digest(config: PretrainConfig) -> str:
+def digest(config: RunConfig) -> str:
     """Name of a configuration: 16 hex digits, equal for equal values wherever they came from."""
     return xxhash.xxh3_64_hexdigest(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode())
 
 
-def flatten(config: PretrainConfig) -> dict[str, Any]:
+def flatten(config: RunConfig) -> dict[str, Any]:
     """Every setting under its dotted key, in the order of declaration.
 
     >>> flatten(PretrainConfig())["train.global_batch"]

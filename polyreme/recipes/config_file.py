@@ -13,7 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from polyreme.errors import ConfigError
-from polyreme.recipes.config import PretrainConfig, Section, flatten
+from polyreme.recipes.config import PlanConfig, PretrainConfig, RunConfig, Section, flatten
+from polyreme.recipes.finetune_config import OTHER_WORDS, FinetuneConfig
 from polyreme.yaml_loader import YamlLoader
 
 _MAX_BYTES = 1 << 20  # a configuration is written by hand; more is some other file given by mistake
@@ -37,7 +38,7 @@ _Loader.add_implicit_resolver(
 class Loaded:
     """A configuration with the origin of each dotted key: "default", "FILE:LINE" or "command line"."""
 
-    config: PretrainConfig
+    config: Any
     path: Path
     overrides: tuple[str, ...]
     origin: Mapping[str, str]
@@ -66,33 +67,66 @@ class _Values:
         self.origin[key] = origin
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
+def load(path: str | Path, overrides: Iterable[str] = (), kind: type[RunConfig] | None = None) -> Loaded:
     """Read a YAML file and apply dotted overrides such as train.learning_rate=1e-4.
 
-    Raises ConfigError for a file that cannot be read, a key that does not exist (naming the nearest that does), a
-    key given twice, and a value of the wrong type or out of range.
+    kind: of the configuration; what the file tells if None, which names a stage or weights to fine-tune, or neither.
+    Raises ConfigError for a file that cannot be read, of another kind, a key that does not exist (naming the nearest
+    that does), a key given twice, and a value of the wrong type or out of range.
     """
     path, overrides = Path(path), tuple(overrides)
-    values = _Values()
-    _read_file(path, values)
-    for text in overrides:
-        key, value = _parse_override(text)
-        values.put(key, value, COMMAND_LINE)
+    values, kind = _gather(path, overrides, kind)
     try:
-        config = PretrainConfig.model_validate(values.tree)
+        config = kind.model_validate(values.tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, values, str(path))) from None
+        raise ConfigError(_explain(error, values, str(path), kind)) from None
     origin = {key: values.origin.get(key, DEFAULT) for key in flatten(config)}
     return Loaded(config, path, overrides, origin)
 
 
-def known_keys() -> list[str]:
+def devices(path: str | Path, overrides: Iterable[str] = ()) -> tuple[str | None, int]:
+    """(device, how many of it the plan needs) of a configuration, whose model is not looked at: what jax is told
+    before it is loaded. Raises as load."""
+    path = Path(path)
+    values, kind = _gather(path, tuple(overrides), None)
+    try:
+        plan = PlanConfig.model_validate(values.tree.get("plan", {}))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, values, str(path), kind, "plan")) from None
+    device = values.tree.get("device")
+    return device if isinstance(device, str) else None, plan.num_devices
+
+
+def _gather(path: Path, overrides: Iterable[str], wanted: type[RunConfig] | None) -> tuple[_Values, type[RunConfig]]:
+    values = _Values()
+    _read_file(path, values)
+    is_tuned = "stage" in values.tree or isinstance(values.tree.get("model"), str)
+    kind: type[RunConfig] = FinetuneConfig if is_tuned else PretrainConfig
+    if wanted is not None and wanted is not kind:
+        command, what = ("finetune", "names weights to go on from") if is_tuned else ("pretrain", "names none")
+        raise ConfigError(
+            f"{path}: fine-tuning goes on from weights that model: names, pretraining from none, and this file {what}; "
+            f"run polyreme {command}, or name another file"
+        )
+    for text in overrides:
+        key, value = _parse_override(text, kind)
+        values.put(key, value, COMMAND_LINE)
+    return values, kind
+
+
+def known_keys(kind: type[RunConfig] = PretrainConfig) -> list[str]:
     """Every dotted key a configuration may hold."""
     keys: list[str] = []
-    for name in PretrainConfig.model_fields:
-        section = _section(name)
+    for name in kind.model_fields:
+        section = _section(name, kind)
         keys += [f"{name}.{key}" for key in section.model_fields] if section else [name]
     return keys
+
+
+def _hint(key: str, kind: type[RunConfig]) -> str:
+    """What an unknown key was meant for."""
+    meant = OTHER_WORDS.get(key.rsplit(".", 1)[-1]) if kind is FinetuneConfig else None
+    return f"; did you mean {meant!r}?" if meant else nearest(key, known_keys(kind))
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -171,15 +205,15 @@ def _origin(path: Path, node: yaml.Node) -> str:
     return f"{path}:{node.start_mark.line + 1}"
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def _parse_override(text: str, kind: type[RunConfig]) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{COMMAND_LINE}: {text!r} is not key=value, for example train.steps=100")
-    inside = [known for known in known_keys() if known.startswith(f"{key}.")]
+    inside = [known for known in known_keys(kind) if known.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{COMMAND_LINE}: {key} is a section; set one of its keys, such as {inside[0]}")
-    if key not in known_keys():
-        raise ConfigError(f"{COMMAND_LINE}: unknown key {key!r}{nearest(key, known_keys())}")
+    if key not in known_keys(kind):
+        raise ConfigError(f"{COMMAND_LINE}: unknown key {key!r}{_hint(key, kind)}")
     if any("\udc80" <= c <= "\udcff" for c in value):  # how Python spells bytes that it could not read
         raise ConfigError(
             f"{COMMAND_LINE}: {key}: {value!r} has bytes that are not {sys.getfilesystemencoding()}; "
@@ -191,28 +225,28 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{COMMAND_LINE}: {key}: {value!r} cannot be read; quote it for YAML") from None
 
 
-def _explain(error: ValidationError, values: _Values, path: str) -> str:
+def _explain(error: ValidationError, values: _Values, path: str, kind: type[RunConfig], section: str = "") -> str:
     problems = error.errors()
     first = problems[0]
-    key = _key_of(first["loc"])
+    key = _key_of((section, *first["loc"]) if section else first["loc"], kind)
     where = f"{values.origin.get(key, path)}: {key}" if key else path
     rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        return f"{where}: unknown key{nearest(key, known_keys())}{rest}"
+        return f"{where}: unknown key{_hint(key, kind)}{rest}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{where}: {message}{rest}"
     return f"{where}: {message[0].lower()}{message[1:]}, got {reprlib.repr(first['input'])}{rest}"
 
 
-def _key_of(location: tuple[int | str, ...]) -> str:
+def _key_of(location: tuple[int | str, ...], kind: type[RunConfig]) -> str:
     """Dotted key of a pydantic location, without the indices and union branches at its end."""
     parts = [str(part) for part in location[:2]]
-    return ".".join(parts if parts and _section(parts[0]) else parts[:1])
+    return ".".join(parts if parts and _section(parts[0], kind) else parts[:1])
 
 
-def _section(name: str) -> type[Section] | None:
+def _section(name: str, kind: type[RunConfig]) -> type[Section] | None:
     """The class of a section, or None if the key is a plain value or unknown."""
-    info = PretrainConfig.model_fields.get(name)
-    kind = info.annotation if info else None
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    info = kind.model_fields.get(name)
+    section = info.annotation if info else None
+    return section if isinstance(section, type) and issubclass(section, Section) else None

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 from polyreme.data.packing import NO_LABEL
 from polyreme.io.sampler import RandomSampler
 
+TOKENIZER = "tokenizer.json"  # in the output folder of a run
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -49,6 +51,13 @@ class Corpus:
     def _text(self, tokens: np.ndarray) -> str:
         row = tokens.tolist()
         return str(row) if self.tokenizer is None else self.tokenizer.decode(row, skip_special_tokens=False)
+
+    def keep_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer beside what a run leaves."""
+        assert self.tokenizer is not None
+        temporary = folder / f".{TOKENIZER}.tmp"
+        self.tokenizer.save(str(temporary), pretty=False)
+        temporary.replace(folder / TOKENIZER)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

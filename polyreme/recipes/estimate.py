@@ -3,7 +3,8 @@
 from polyreme.models import families
 from polyreme.models.families import FAMILIES
 from polyreme.planner import ModelShape
-from polyreme.recipes.config import ModelConfig
+from polyreme.recipes.config import ModelConfig, RunConfig
+from polyreme.recipes.finetune_config import FinetuneConfig
 
 
 def shape_of(model: ModelConfig) -> ModelShape:
@@ -19,6 +20,14 @@ def num_parameters(model: ModelConfig) -> int:
     """Trained numbers of the model, embeddings included."""
     cost = FAMILIES[model.family].cost
     return shape_of(model).num_parameters if cost is None else cost(model).parameters
+
+
+def run_flops_per_token(config: RunConfig) -> int:
+    """flops_per_token of what a run trains: where adapters alone do, no gradient of a weight is computed, which is a
+    third of it. Source: LoRA, arXiv:2106.09685, section 4.2."""
+    flops = flops_per_token(config.dimensions)
+    is_lora = isinstance(config, FinetuneConfig) and config.fine_tuning == "lora"
+    return flops * 2 // 3 if is_lora else flops
 
 
 def flops_per_token(model: ModelConfig) -> int:

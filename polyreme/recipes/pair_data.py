@@ -29,10 +29,10 @@ def load_pairs(config: PretrainConfig, base: Path | None) -> Corpus:
     Raises DataError for pairs that are missing, torn, prepared with different tokenizers or one of more tokens than
     model.vocab_size, and for a split too short for one batch.
     """
-    data, seq_len = config.data, config.model.seq_len
+    data, seq_len = config.data, config.dimensions.seq_len
     pairs = _open(data.train, base, "data.train")
     others = _open(data.validation, base, "data.validation")
-    tokenizer = _check_tokenizers([*pairs, *others], config.model.vocab_size)
+    tokenizer = _check_tokenizers([*pairs, *others], config.dimensions.vocab_size)
     train, validation = [], [_samples(pair, 0.0, seq_len, data.packing)[0] for pair in others]
     for pair in pairs:
         first, last = _samples(pair, 0.0 if others else data.validation_fraction, seq_len, data.packing)
@@ -64,7 +64,7 @@ def load_pairs(config: PretrainConfig, base: Path | None) -> Corpus:
         *mixtures,
         digest=xxhash.xxh3_128_hexdigest(json.dumps(facts).encode()),
         num_tokens=sum(pair.num_tokens for pair in pairs),
-        vocab_size=config.model.vocab_size,
+        vocab_size=config.dimensions.vocab_size,
         folder=pairs[0].prefix.parent,
         sampler=partial(StreamSampler, multiple=config.train.global_batch),
         tokenizer_file=tokenizer,

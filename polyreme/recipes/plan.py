@@ -90,7 +90,11 @@ def answer(
     without: what may not be used, any of FEATURES. report is called with a line about each change that is tried where
     nothing fits, which may take a minute. Raises ConfigError for another word.
     """
-    space, training, shape = space_of(config, cluster, without), training_of(config, cluster), shape_of(config.model)
+    space, training, shape = (
+        space_of(config, cluster, without),
+        training_of(config, cluster),
+        shape_of(config.dimensions),
+    )
     batch = config.train.global_batch
     refuse = functools.partial(_refuse, config)
     result = search(shape, cluster, batch, training, space, top, refuse)
@@ -109,7 +113,7 @@ def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
     attention = _attention(config, cluster, dtype)
-    cut = FAMILIES[config.model.family].cut
+    cut = FAMILIES[config.dimensions.family].cut
     return Training(dtype=dtype, master=train.amp_level == "O2", attention=attention, cut=cut, sums="program")
 
 
@@ -118,10 +122,10 @@ def memory_of(config: PretrainConfig) -> Memory:
     compiler for it keeps them."""
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
-    cut = FAMILIES[config.model.family].cut
+    cut = FAMILIES[config.dimensions.family].cut
     training = Training(dtype=dtype, master=train.amp_level == "O2", cut=cut, sums="program")
     compiler = "cpu" if config.device == "cpu" else "accelerator"
-    stages = memory(shape_of(config.model).graph(), config.parallel_plan, train.global_batch, training, compiler)
+    stages = memory(shape_of(config.dimensions).graph(), config.parallel_plan, train.global_batch, training, compiler)
     return max(stages, key=lambda stage: stage.total)
 
 
@@ -263,5 +267,5 @@ def _attention(config: PretrainConfig, cluster: Cluster, dtype: str) -> Literal[
     if "cpu" in name:
         return "fused"
     is_tpu = "tpu" in name or name.startswith("v")
-    is_fused = not is_tpu and dtype != "float32" and config.model.dropout == 0
+    is_fused = not is_tpu and dtype != "float32" and config.dimensions.dropout == 0
     return "fused" if is_fused else "plain"

@@ -26,8 +26,8 @@ from polyreme.nn import Layer
 from polyreme.nn.lazy import LazyGuard
 from polyreme.optimizer import Optimizer
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.recipes.build import build_model
-from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.base import make_model
+from polyreme.recipes.config import RunConfig
 from polyreme.recipes.samples import Input, labels_of
 from polyreme.recipes.training import learning_rate_schedule, loss_of_config, make_optimizer, step_policy
 from polyreme.training import Microbatch, StepPolicy
@@ -49,7 +49,7 @@ class TrainingJob:
     policy: StepPolicy = field(default_factory=StepPolicy)
 
 
-def job_of(config: PretrainConfig) -> TrainingJob:
+def job_of(config: RunConfig) -> TrainingJob:
     """The step of a pretraining run."""
     loss = loss_of_config(config) or loss_of
 
@@ -58,7 +58,7 @@ def job_of(config: PretrainConfig) -> TrainingJob:
         return make_optimizer(config.train, model, schedule)
 
     return TrainingJob(
-        model=lambda: build_model(config.model),
+        model=lambda: make_model(config),
         loss=lambda model, arrays: loss(model, arrays[0], labels_of(arrays[1:])),
         inputs=config.samples.arrays(config),
         optimizer=optimizer,

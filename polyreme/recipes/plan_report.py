@@ -31,7 +31,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
     result, chosen = answer.found, answer.chosen
     return {
         "cluster": _cluster_values(answer.cluster),
-        "model": {"family": answer.config.model.family, "parameters": _num_parameters(answer)},
+        "model": {"family": answer.config.dimensions.family, "parameters": _num_parameters(answer)},
         "global_batch": answer.config.train.global_batch,
         "training": asdict(answer.training),
         "looked_at": result.looked_at,
@@ -75,7 +75,7 @@ def _parts(answer: Answer) -> Iterator[RenderableType]:
 
 def _heading(answer: Answer) -> str:
     cluster, config = answer.cluster, answer.config
-    model = config.model
+    model = config.dimensions
     count = f"{cluster.num_devices} x {cluster.device.name}"
     shared = ", which share one machine's cores" if cluster.shared > 1 else ""
     return (
@@ -218,7 +218,7 @@ def _capacity(answer: Answer) -> float:
 
 
 def _num_parameters(answer: Answer) -> int:
-    return num_parameters(answer.config.model)
+    return num_parameters(answer.config.dimensions)
 
 
 def _values(ranked: Ranked) -> dict[str, Any]:

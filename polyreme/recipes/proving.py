@@ -6,8 +6,8 @@ import jax
 
 from polyreme.core import place
 from polyreme.distributed.prove import Proof, prove
-from polyreme.recipes.build import build_model
-from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.base import make_model
+from polyreme.recipes.config import RunConfig
 from polyreme.recipes.samples import labels_of
 from polyreme.recipes.training import (
     check_supported,
@@ -19,7 +19,7 @@ from polyreme.recipes.training import (
 )
 
 
-def run(config: PretrainConfig, *, steps: int) -> Proof:
+def run(config: RunConfig, *, steps: int) -> Proof:
     """Prove the configuration's plan over so many steps, on made-up samples of its batch's shape.
 
     Raises ConfigError for what pretraining does not support and PlacementError for a mesh of another size than the
@@ -28,11 +28,11 @@ def run(config: PretrainConfig, *, steps: int) -> Proof:
     check_supported(config)
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
-    train, model = config.train, config.model
+    train = config.train
     plan = config.parallel_plan
     plan.mesh.check_devices(min(plan.mesh.size, len(jax.devices())))
     return prove(
-        lambda: build_model(model),
+        lambda: make_model(config),
         plan,
         [(first, labels_of(rest)) for first, *rest in config.samples.draw.load()(config, steps)],
         optimizer=lambda model: make_optimizer(train, model, learning_rate_schedule(train)),

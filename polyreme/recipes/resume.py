@@ -4,21 +4,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme.errors import ConfigError, DataError
-from polyreme.recipes.config import PretrainConfig, flatten
+from polyreme.recipes.config import RunConfig, flatten
 
 # These change where and how the same numbers are computed, kept or shown, not which; or what is done with steps that
-# have none. Data are compared by content.
+# have none. Data, and the weights of a model that is fine-tuned, are compared by content.
 _MAY_CHANGE = {
     "train.steps", "train.accumulation", "train.non_finite", "train.max_skipped", "train.replica_interval",
-    "data.text", "data.train", "data.validation",
+    "data.text", "data.train", "data.validation", "model",
     "data.skip_bad", "data.cache", "data.num_workers", "data.worker_timeout", "output", "device",
 }  # fmt: skip
 _SECTIONS_THAT_MAY_CHANGE = ("log.", "checkpoint.", "plan.")
 
 
-def changes(saved: Mapping[str, Any], config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+def changes(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Settings that differ from the saved ones, as {dotted key: (saved, now)}; saved is what flatten gave then.
 
+    >>> from polyreme.recipes.config import PretrainConfig
     >>> changes({"train.steps": 10}, PretrainConfig())["train.steps"]
     (10, 400)
     """
@@ -27,7 +28,7 @@ def changes(saved: Mapping[str, Any], config: PretrainConfig) -> dict[str, tuple
     return {key: (saved.get(key), now.get(key)) for key in keys if saved.get(key) != now.get(key)}
 
 
-def check_config(saved: Mapping[str, Any], config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+def check_config(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The changes, all of them allowed; raises ConfigError listing those under which a run cannot go on exactly."""
     changed = changes(saved, config)
     refused = {key: pair for key, pair in changed.items() if not _may_change(key)}

@@ -20,23 +20,28 @@ class Input(NamedTuple):
 
 
 Loader = Callable[..., Any]
-"""(PretrainConfig, folder that relative paths are looked for in) -> the data: train and validation, which have a length
+"""(RunConfig, folder that relative paths are looked for in) -> the data: train and validation, which have a length
 and give a sample's arrays by its number (what the model takes, then its labels); sampler, which makes the order they
 are read in; digest, which a resumed run compares;
 summary, how much it is; shown(number), a training sample as text; tokenizer, or None."""
 
 Drawer = Callable[..., tuple]
-"""(PretrainConfig, steps) -> for each step the arrays of a whole batch, made up."""
+"""(RunConfig, steps) -> for each step the arrays of a whole batch, made up."""
 
 Checker = Callable[..., None]
 """(Batch, ModelConfig, which batch it is) -> raises DataError for a sample that the model cannot take."""
+
+
+Sampler = Callable[..., str]
+"""(data, model, RunConfig, tokens -> logits, None where the model can be called) -> what it writes after a prompt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleKind:
     """One kind of samples. settings: keys of data: that it alone has a use for. tokens: how many tokens a sample counts
     as, given the model's configuration. arrays: of a global batch, given the run's configuration, the labels last.
-    is_counted: whether labels may be data.packing.NO_LABEL, which the loss leaves out, given the same."""
+    is_counted: whether labels may be data.packing.NO_LABEL, which the loss leaves out, given the same. sample: what
+    shows the model trained on them, None for none; is_shown_before: also before training."""
 
     name: str
     settings: tuple[str, ...]
@@ -46,6 +51,8 @@ class SampleKind:
     draw: Reference[Drawer]
     check: Reference[Checker]
     is_counted: Callable[[Any], bool] = lambda config: False
+    sample: Reference[Sampler] | None = None
+    is_shown_before: bool = False
     aliases: tuple[str, ...] = ()
 
 
@@ -56,6 +63,14 @@ def labels_of(arrays: Sequence[Any]) -> Any:
     (1, (1, 2))
     """
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _rows_of_tokens(config: Any) -> tuple[Input, ...]:
+    """Rows of tokens, where documents share them also where each lies, and the token that follows each."""
+    rows = (config.train.global_batch,)
+    seq_len = config.dimensions.seq_len
+    inputs = (*rows, 3, seq_len) if config.is_packed else (*rows, seq_len)
+    return Input(inputs, "int64"), Input((*rows, seq_len), "int64")
 
 
 TOKENS = SampleKind(
@@ -71,17 +86,25 @@ TOKENS = SampleKind(
         "cache",
     ),
     tokens=lambda model: model.seq_len,
-    arrays=lambda config: (
-        Input(
-            (config.train.global_batch, *((3,) if config.data.packing == "best_fit" else ()), config.model.seq_len),
-            "int64",
-        ),
-        Input((config.train.global_batch, config.model.seq_len), "int64"),
-    ),
+    arrays=_rows_of_tokens,
     load=Reference("polyreme.recipes.text_data", "load_corpus"),
     draw=Reference("polyreme.recipes.text_data", "random_rows"),
     check=Reference("polyreme.recipes.batches", "check_tokens"),
     is_counted=lambda config: config.data.packing != "concat",
+    sample=Reference("polyreme.recipes.sampling", "go_on"),
+)
+
+CONVERSATIONS = SampleKind(
+    name="conversations",
+    settings=(),
+    tokens=TOKENS.tokens,
+    arrays=TOKENS.arrays,
+    load=Reference("polyreme.recipes.chat_samples", "load_chats"),
+    draw=TOKENS.draw,
+    check=TOKENS.check,
+    is_counted=lambda config: True,
+    sample=Reference("polyreme.recipes.sampling", "answer"),
+    is_shown_before=True,
 )
 
 ALIGNMENTS = SampleKind(
@@ -89,14 +112,14 @@ ALIGNMENTS = SampleKind(
     settings=("alignments",),
     tokens=lambda model: model.num_sequences * model.num_residues,
     arrays=lambda config: (
-        Input((config.train.global_batch, config.model.num_sequences, config.model.num_residues), "int64"),
-        Input((config.train.global_batch, config.model.num_sequences, config.model.num_residues), "int64"),
-        Input((config.train.global_batch, config.model.num_residues, config.model.num_residues), "int64"),
+        Input((config.train.global_batch, config.dimensions.num_sequences, config.dimensions.num_residues), "int64"),
+        Input((config.train.global_batch, config.dimensions.num_sequences, config.dimensions.num_residues), "int64"),
+        Input((config.train.global_batch, config.dimensions.num_residues, config.dimensions.num_residues), "int64"),
     ),
     load=Reference("polyreme.recipes.alignments", "load_alignments"),
     draw=Reference("polyreme.recipes.alignments", "draw_alignments"),
     check=Reference("polyreme.recipes.alignments", "check_letters"),
 )
 
-SAMPLES: Registry[SampleKind] = Registry("kind of samples", [TOKENS, ALIGNMENTS])
+SAMPLES: Registry[SampleKind] = Registry("kind of samples", [TOKENS, CONVERSATIONS, ALIGNMENTS])
 """Kinds of samples by the name that a family's record has."""

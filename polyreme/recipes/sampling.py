@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,47 @@ from tokenizers import Tokenizer
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, NumericsError
+from polyreme.generation.generator import TextGenerator
+from polyreme.generation.sampling import SamplingParams
 from polyreme.jit import to_static
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.ops.indexing import getitem
+from polyreme.recipes.config import RunConfig
 
 Logits = Callable[[np.ndarray], np.ndarray]
-TOKENIZER = "tokenizer.json"  # in the output folder of a run
+
+
+def go_on(data: Any, model: Any, config: RunConfig, logits: Logits | None) -> str:
+    """The prompt of a configuration and what the model writes after it."""
+    return sample_text(
+        model,
+        data.tokenizer,
+        config.log.prompt,
+        max_new_tokens=config.log.sample_tokens,
+        temperature=0.8,
+        top_k=50,
+        seed=config.train.seed,
+        logits=logits,
+    )
+
+
+def answer(data: Any, model: Any, config: RunConfig, logits: Logits | None) -> str:
+    """The likeliest answer of the model to the prompt of a configuration, by the template that is trained."""
+    writer = data.writer
+    ids = writer.encode_chat([{"role": "user", "content": config.log.prompt}])
+    count = config.log.sample_tokens
+    if logits is None and config.plan.num_devices == 1:
+        was_training = model.training
+        generator = TextGenerator(model, writer.end, writer.vocab_size)
+        (completion,) = generator.generate([ids], SamplingParams(temperature=0.0, max_tokens=count))
+        if was_training:
+            model.train()
+        new = completion.token_ids
+    else:
+        chooser = Chooser(0.0, num_known=writer.vocab_size)
+        window = min(model.config.seq_len, config.dimensions.seq_len)
+        new = generate_ids(model, ids, chooser, max_new_tokens=count, end=writer.end, logits=logits, window=window)
+    return writer.decode(new)
 
 
 def sample_text(
@@ -39,9 +74,9 @@ def sample_text(
     end = tokenizer.token_to_id(END_OF_TEXT)
     ids = tokenizer.encode(prompt).ids or [end or 0]
     chooser = Chooser(temperature, top_k, seed, tokenizer.get_vocab_size())
-    return tokenizer.decode(
-        [*ids, *generate_ids(model, ids, chooser, max_new_tokens=max_new_tokens, end=end, logits=logits)]
-    )
+    ends = () if end is None else (end,)
+    new = generate_ids(model, ids, chooser, max_new_tokens=max_new_tokens, end=ends, logits=logits)
+    return tokenizer.decode([*ids, *new])
 
 
 class Chooser:
@@ -82,10 +117,12 @@ def generate_ids(
     chooser: Chooser,
     *,
     max_new_tokens: int,
-    end: int | None = None,
+    end: Collection[int] = (),
     logits: Logits | None = None,
+    window: int = 0,
 ) -> list[int]:
-    """New token ids after ids, the end token (if it is met, the last) left out.
+    """New token ids after ids, the end token (if one of them is met, the last) left out. window: the most tokens that
+    the model sees, its own limit if 0.
 
     logits: tokens `[1, seq]` -> `[1, seq, vocab]` on the host, for a model that is not on one mesh; else the model is
     called in a captured function. The window is padded to seq_len on the right, where a causal model does not look: one
@@ -93,7 +130,7 @@ def generate_ids(
     """
     if not ids or max_new_tokens < 0:
         raise ConfigError(f"{len(ids)} prompt tokens, max_new_tokens={max_new_tokens}: need at least 1 and at least 0")
-    window = model.config.seq_len
+    window = window or model.config.seq_len
 
     def last_logits(tokens: Tensor, at: Tensor) -> Tensor:
         return getitem(model(tokens), [0, at], (("int",), ("int",)))
@@ -114,7 +151,7 @@ def generate_ids(
                 else:
                     scores = logits(padded)[0, last]
                 token = chooser.choose(scores)
-                if token == end:
+                if token in end:
                     break
                 known.append(token)
     finally:

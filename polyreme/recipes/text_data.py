@@ -23,7 +23,7 @@ from polyreme.data.windows import TokenDataset
 from polyreme.errors import ConfigError, DataError
 from polyreme.models.families import BYTE_LEVEL, FAMILIES, TokenizerTrainer
 from polyreme.models.tokenizer import END_OF_TEXT
-from polyreme.recipes.config import DataConfig, PretrainConfig
+from polyreme.recipes.config import DataConfig, PretrainConfig, RunConfig
 from polyreme.recipes.corpus import Corpus
 from polyreme.recipes.pair_data import load_pairs
 from polyreme.recipes.paths import resolve
@@ -33,16 +33,16 @@ _FORMAT = 2  # raised when the files below change meaning, so that old folders a
 _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a process that died
 
 
-def random_rows(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def random_rows(config: RunConfig, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each step tokens and the tokens that follow them, int64 `[batch, seq]` each, drawn from the train seed.
 
     Where documents share rows, what PackedDataset gives: inputs `[batch, 3, seq]`, of documents of 4 tokens on average.
     """
-    shape = (steps, config.train.global_batch, config.model.seq_len + 1)
+    shape = (steps, config.train.global_batch, config.dimensions.seq_len + 1)
     rng = np.random.default_rng(config.train.seed)
-    rows = rng.integers(0, config.model.vocab_size, shape)
+    rows = rng.integers(0, config.dimensions.vocab_size, shape)
     batches = [(tokens[:, :-1], tokens[:, 1:]) for tokens in rows]
-    if config.data.packing != "best_fit":
+    if not config.is_packed:
         return batches
     return [(_in_documents(tokens, rng.random(tokens.shape) < 0.25), labels) for tokens, labels in batches]
 
@@ -66,8 +66,8 @@ def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:
     if config.data.train:
         return load_pairs(config, base)
     cache = Path(config.data.cache or Path(config.output) / "data")
-    size, seq_len, batch = config.tokenizer_vocab_size, config.model.seq_len, config.train.global_batch
-    tokenizer = FAMILIES[config.model.family].tokenizer
+    size, seq_len, batch = config.tokenizer_vocab_size, config.dimensions.seq_len, config.train.global_batch
+    tokenizer = FAMILIES[config.dimensions.family].tokenizer
     corpus = prepare(config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base, tokenizer=tokenizer)
     if len(corpus.train) < batch:
         raise DataError(

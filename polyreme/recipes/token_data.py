@@ -126,7 +126,7 @@ def blend_lines(config: PretrainConfig, base: Path | None) -> Iterator[str]:
     mixture = load_pairs(config, base).train
     blend, taken = mixture.blend, config.train.steps * config.train.global_batch
     steps = f"{config.train.steps:,} steps of {config.train.global_batch}"
-    yield f"{taken:,} samples: {steps}, {config.model.seq_len} tokens each"
+    yield f"{taken:,} samples: {steps}, {config.dimensions.seq_len} tokens each"
     rows = zip(config.data.train, blend.shares, mixture.lengths, blend.counts(taken), strict=True)
     for source, share, length, count in rows:
         yield (

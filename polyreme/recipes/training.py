@@ -24,12 +24,14 @@ from polyreme.models.decoder import Documents
 from polyreme.nn import Router
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.lazy import LazyGuard
+from polyreme.nn.parameter import Parameter
 from polyreme.ops.manipulation import stack
 from polyreme.optimizer import AdamW
 from polyreme.optimizer.lr import CosineAnnealingDecay, LinearWarmup, LRScheduler
 from polyreme.optimizer.on_disk import StoredArray
-from polyreme.recipes.build import build_model
-from polyreme.recipes.config import PretrainConfig, TrainConfig
+from polyreme.recipes.base import make_model
+from polyreme.recipes.config import RunConfig, TrainConfig
+from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.staged import first_bad_of_stages
 from polyreme.training import Microbatch, MixedPrecision, SpikePolicy, StepPolicy, StepResult
 
@@ -42,7 +44,7 @@ class Trainer:
     devices: those of the plan's mesh, all by default.
     """
 
-    def __init__(self, config: PretrainConfig, devices: Sequence[Device] | None = None) -> None:
+    def __init__(self, config: RunConfig, devices: Sequence[Device] | None = None) -> None:
         check_supported(config)
         self.config = config
         rng.seed(config.train.seed)
@@ -51,7 +53,7 @@ class Trainer:
         check_offload(plan, step_policy(config.train), has_loss=loss is not None)  # told before the model is made
         # parameters that go to a disk are made one after another, when there is a place for them
         with LazyGuard() if "param" in plan.offload else contextlib.nullcontext():
-            self.model = build_model(config.model)
+            self.model = make_model(config)
         self.routers = _routers(self.model) if config.log.experts else {}
         for router in self.routers.values():
             router.keep_load()
@@ -103,6 +105,12 @@ class Trainer:
             loads[f"load/{name}"] = float(load.max() / max(load.mean(), 1e-9))
             loads[f"dropped/{name}"] = int(on_host(router.last_dropped))
         return loads
+
+    def share_text(self) -> str:
+        """How many of the parameters train, in words."""
+        parameters = self.model.parameters()
+        trained, total = sum(p.size for p in parameters if p.trainable), sum(p.size for p in parameters)
+        return f"{trained:,} of {total:,} parameters train, {100 * trained / total:.3g}%"
 
     # what went wrong
 
@@ -224,10 +232,14 @@ class Trainer:
 
     def _tensors(self) -> dict[str, state.TensorState]:
         """The model's Tensors and the random key, by name."""
-        found: dict[str, state.TensorState] = {f"model/{n}": t for n, t in self.model.state_dict().items()}
+        # what is not trained is that of the weights which the run began with
+        tensors: dict[str, state.TensorState] = {
+            f"model/{n}": t for n, t in self.model.state_dict().items() if not _is_frozen(t)
+        }
         # a tied parameter appears under each of its names but is saved once
-        found = {n: t for i, (n, t) in enumerate(found.items()) if all(t is not o for o in list(found.values())[:i])}
-        return found | {"rng": rng.default_generator.key_state()}
+        first = {id(tensor): name for name, tensor in reversed(tensors.items())}
+        once = {name: tensor for name, tensor in tensors.items() if first[id(tensor)] == name}
+        return once | {"rng": rng.default_generator.key_state()}
 
     def _names(self) -> dict[int, str]:
         return {id(p): n for n, p in self.model.named_parameters()}
@@ -236,12 +248,24 @@ class Trainer:
 _OPTIMIZER = "optimizer/"
 
 
-def loss_of_config(config: PretrainConfig) -> Callable[[Any, Any, Any], Tensor] | None:
-    """The loss (model, inputs, labels) of a run's samples; None for a model's own."""
-    return packed_loss if config.data.packing == "best_fit" else None
+def told(result: StepResult) -> dict[str, float]:
+    """What the loss of a stage tells beside itself, the mean over a step's microbatches, by name."""
+    parts = [told for _, told in result.parts if told]
+    return {name: float(np.mean([float(part[name]) for part in parts])) for name in parts[0]} if parts else {}
 
 
-def count_of_config(config: PretrainConfig) -> Callable[[Any], int] | None:
+def _is_frozen(tensor: Any) -> bool:
+    return isinstance(tensor, Parameter) and tensor.stop_gradient and not tensor.is_statistic
+
+
+def loss_of_config(config: RunConfig) -> Callable[[Any, Any, Any], Any] | None:
+    """The loss (model, inputs, labels) that a run makes small; None for a model's own."""
+    if isinstance(config, FinetuneConfig):
+        return None if config.record.loss is None else config.record.loss.load()(config)
+    return packed_loss if config.is_packed else None
+
+
+def count_of_config(config: RunConfig) -> Callable[[Any], int] | None:
     """How many of a microbatch's labels its mean loss is over; None where that is all of them."""
     return num_counted if config.samples.is_counted(config) else None
 
@@ -263,12 +287,12 @@ def _saved(tensor: state.TensorState) -> Any:
     return tensor._array.saved if isinstance(tensor._array, state.Elsewhere) else tensor._array
 
 
-def check_supported(config: PretrainConfig) -> None:
+def check_supported(config: RunConfig) -> None:
     """Raises ConfigError for a setting that training does not do yet."""
     if config.train.amp_level != "O0" and config.train.amp_dtype == "float16":
         raise ConfigError(
-            f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which pretrain "
-            "does not have yet; set train.amp_dtype=bfloat16"
+            f"train.amp_level={config.train.amp_level} with train.amp_dtype=float16 needs loss scaling, which runs "
+            "do not have yet; set train.amp_dtype=bfloat16"
         )
     if config.plan.pp > 1 and config.log.experts and jax.process_count() > 1:
         raise ConfigError(
@@ -299,7 +323,7 @@ def make_optimizer(train: TrainConfig, model: Any, learning_rate: LRScheduler) -
         learning_rate,
         beta1=train.betas[0],
         beta2=train.betas[1],
-        parameters=model.parameters(),
+        parameters=[p for p in model.parameters() if not p.stop_gradient],
         weight_decay=train.weight_decay,
         apply_decay_param_fun=_matrices_only(model),
         grad_clip=None if train.clip_norm is None else ClipGradByGlobalNorm(train.clip_norm),

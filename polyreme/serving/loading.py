@@ -12,7 +12,8 @@ from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import TextGrammars
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
-from polyreme.recipes.trained import ONE_DEVICE, drafting, dtype_of, is_run, load_writer
+from polyreme.recipes.base import is_run
+from polyreme.recipes.trained import ONE_DEVICE, drafting, dtype_of, load_writer
 from polyreme.serving.service import ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")

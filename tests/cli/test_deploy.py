@@ -12,7 +12,7 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.recipes import deploy
-from polyreme.recipes.trained import load_trained
+from polyreme.recipes.base import load_trained
 from tests.recipes.tiny_run import train
 
 

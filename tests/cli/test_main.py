@@ -156,7 +156,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(place):
     ids=lambda value: getattr(type(value), "__name__", "") if isinstance(value, BaseException) else str(value),
 )
 def test_exit_code_of_every_ending(capsys, recipe, error, code):
-    recipe("pretrain").error = error
+    recipe("run").error = error
     assert main(["pretrain", CONFIG]) == code
     err = capsys.readouterr().err
     assert "Traceback" not in err
@@ -168,7 +168,7 @@ def test_out_of_memory_names_the_cheapest_fixes(capsys, recipe):
     class JaxRuntimeError(RuntimeError):
         pass
 
-    recipe("pretrain").error = JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+    recipe("run").error = JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
     assert main(["pretrain", CONFIG]) == 2
     err = capsys.readouterr().err
     for fix in ("plan.recompute=full", "train.accumulation", "plan.sharding_stage=3"):
@@ -178,7 +178,7 @@ def test_out_of_memory_names_the_cheapest_fixes(capsys, recipe):
 
 def test_what_pretrain_hands_to_the_recipe(recipe, monkeypatch):
     monkeypatch.delenv("CPU_NUM")
-    module = recipe("pretrain")
+    module = recipe("run")
     words = ["train.steps=70", "train.learning_rate=1e-4"]
     assert main(["pretrain", CONFIG, *words, "--resume", "5", "--output", "a: b #船"]) == 0
     ((config,), settings) = module.calls[0]
@@ -196,14 +196,14 @@ def test_what_pretrain_hands_to_the_recipe(recipe, monkeypatch):
 
 def test_cpu_num_of_the_user_stays(recipe, monkeypatch):
     monkeypatch.setenv("CPU_NUM", "4")
-    recipe("pretrain")
+    recipe("run")
     assert main(["pretrain", CONFIG]) == 0
     assert os.environ["CPU_NUM"] == "4"
 
 
 def test_cpu_asked_for_and_left_out(recipe, monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    recipe("pretrain")
+    recipe("run")
     assert main(["pretrain", CONFIG]) == 2
     assert "device=cpu, but JAX_PLATFORMS=cuda" in capsys.readouterr().err
 

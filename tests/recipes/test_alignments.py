@@ -10,9 +10,9 @@ from polyreme.errors import DataError
 from polyreme.models.families import LETTERS
 from polyreme.recipes import communication, proving
 from polyreme.recipes.alignments import EDGES, MASKED, PARTNER, AlignmentDataset, check_letters
+from polyreme.recipes.base import load_trained
 from polyreme.recipes.batches import Numbered, gather
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.trained import load_trained
 from polyreme.recipes.training import Trainer
 from tests.recipes.tiny_run import history, train
 

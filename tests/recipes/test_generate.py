@@ -121,7 +121,7 @@ def test_likeliest_tokens_are_those_of_the_plain_forward():
     assert generate_ids(model, [5, 3, 9], Chooser(temperature=0), max_new_tokens=6) == known[3:]
     end = known[5]
     expected = known[3 : known.index(end, 3)]
-    assert generate_ids(model, [5, 3, 9], Chooser(temperature=0), max_new_tokens=6, end=end) == expected
+    assert generate_ids(model, [5, 3, 9], Chooser(temperature=0), max_new_tokens=6, end=[end]) == expected
 
 
 def test_training_flag_is_put_back():

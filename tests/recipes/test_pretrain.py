@@ -11,7 +11,7 @@ from polyreme.distributed.checkpoint import CheckpointWarning
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError
 from polyreme.faults import FaultInjected
-from polyreme.recipes import batches, pretrain, text_data
+from polyreme.recipes import batches, run, text_data
 from polyreme.recipes.batches import Batch, Numbered, check_tokens, gather, ids_text
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.logs import read_jsonl
@@ -157,7 +157,7 @@ def test_changed_configuration_or_data_is_refused_before_a_model_is_made(tmp_pat
     text.write_text("In the beginning was the word. " * 400)
     settings = [f"data.text={text}", "train.steps=5", "data.tokenizer_vocab_size=300"]
     train(tmp_path / "run", *settings)
-    monkeypatch.setattr(pretrain, "Trainer", None)
+    monkeypatch.setattr(run, "Trainer", None)
     with pytest.raises(ConfigError, match=r"model\.hidden_size was 32, is 64"):
         train(tmp_path / "run", *settings, "model.hidden_size=64")
     text.write_text("In the beginning was the deed. " * 400)
@@ -273,7 +273,7 @@ def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
     for output, why in ((tmp_path / "file", "is a file; a folder is needed"), ("/proc/no/run", "cannot be written")):
         there = config.model_copy(update={"output": str(output)})
         with pytest.raises(ConfigError, match=why):
-            pretrain.run(there, resume="auto", overrides_source={"folder": tmp_path, "resume_command": []})
+            run.run(there, resume="auto", overrides_source={"folder": tmp_path, "resume_command": []})
 
 
 def test_validation_changes_nothing(runs, tmp_path):

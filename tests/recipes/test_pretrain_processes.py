@@ -14,7 +14,7 @@ import pytest
 
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError, DataError
-from polyreme.recipes import pretrain
+from polyreme.recipes import run
 from polyreme.recipes.logs import read_jsonl
 from tests.recipes.tiny_run import assert_same_state, history, load, saved, train
 
@@ -184,7 +184,7 @@ def test_ranks_that_would_train_something_else_are_refused(tmp_path, monkeypatch
     def everyone_says(value):
         return [value, value and [theirs or mine for theirs, mine in zip(other, value, strict=True)]]
 
-    monkeypatch.setattr(pretrain, "everyone_says", everyone_says)
+    monkeypatch.setattr(run, "everyone_says", everyone_says)
     with pytest.raises(error, match=match):
         train(tmp_path / "run", *SHORT)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from polyreme.distributed.checkpoint import CheckpointStore
-from polyreme.recipes import config_file, pretrain
+from polyreme.recipes import config_file, run
 from polyreme.recipes.logs import read_jsonl
 
 CONFIG = """
@@ -37,7 +37,7 @@ def train(output, *overrides, resume="auto"):
     """Run it in this process."""
     loaded = load(output, *overrides)
     source = {"folder": loaded.folder, "resume_command": ["polyreme"]}
-    pretrain.run(loaded.config, resume=resume, overrides_source=source)
+    run.run(loaded.config, resume=resume, overrides_source=source)
 
 
 def start(output, *overrides, arguments=(), **environment):

@@ -1,11 +1,10 @@
-"""Pretraining: a configuration in, a trained model out, with logs, checkpoints and a sample."""
+"""A training run of any stage: a configuration in, a trained model out, with logs, checkpoints and a sample."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -22,20 +21,22 @@ from polyreme.distributed.parallel import init_parallel_env
 from polyreme.errors import ConfigError, DataError, NumericsError
 from polyreme.io import BatchSampler, DataLoader
 from polyreme.kernels import select
+from polyreme.models.adapters import write_adapter
 from polyreme.recipes import estimate, resume
+from polyreme.recipes.base import base_digest, check_base_digest, keep_config
 from polyreme.recipes.batches import Batch, Numbered, gather, ids_text
-from polyreme.recipes.config import LogConfig, PretrainConfig, flatten
+from polyreme.recipes.config import LogConfig, RunConfig, flatten
+from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.logs import RunLog
 from polyreme.recipes.output_folder import claim, set_aside
 from polyreme.recipes.peak import Peak, bytes_in_use, find_peak
 from polyreme.recipes.progress import Meter, ProgressDisplay
 from polyreme.recipes.replica_check import check_replicas
-from polyreme.recipes.sampling import TOKENIZER, sample_text
 from polyreme.recipes.signals import StopRequest
-from polyreme.recipes.training import StepResult, Trainer, learning_rate_schedule
+from polyreme.recipes.training import StepResult, Trainer, learning_rate_schedule, told
 
 
-def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]) -> None:
+def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> None:
     """Train by config; resume is "auto", "never" or a step number as text.
 
     Raises ConfigError, DataError, CheckpointError or NumericsError (a loss or gradient that is not finite; where steps
@@ -56,7 +57,7 @@ def run(config: PretrainConfig, *, resume: str, overrides_source: dict[str, Any]
         is_anew = resume == "never" and _is_first()
         renamed = set_aside(folder, ("checkpoints", "tensorboard")) if is_anew else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
-            job = _PretrainRun(config, folder, corpus, store)
+            job = _TrainingRun(config, folder, corpus, store)
             job.notes += [f"{old}/ of an earlier run is kept as {new}/" for old, new in renamed.items()]
             first = job.restore(resume)
             job.train(first, stop, overrides_source["resume_command"])
@@ -78,7 +79,7 @@ def _claim(folder: Path) -> contextlib.AbstractContextManager[Path]:
     return claim(folder) if _is_first() else contextlib.nullcontext(folder)
 
 
-def _load_data(config: PretrainConfig, base: Path) -> Any:
+def _load_data(config: RunConfig, base: Path) -> Any:
     """The data, prepared by the first process, then read by the others; raises if they are not at the same run."""
     if not _is_first():
         everyone_says(None)
@@ -105,12 +106,14 @@ class _Waiting(NamedTuple):
     result: StepResult
 
 
-class _PretrainRun:
-    def __init__(self, config: PretrainConfig, folder: Path, corpus: Any, store: CheckpointStore) -> None:
+class _TrainingRun:
+    def __init__(self, config: RunConfig, folder: Path, corpus: Any, store: CheckpointStore) -> None:
         self.config, self.folder, self.corpus, self.store = config, folder, corpus, store
         self.notes: list[str] = []
         self.check = config.samples.check.load()
         self.skipped = 0  # steps left out, one after the other
+        # of the weights that it begins with, None where it begins with none
+        self.base_digest = base_digest(config.model) if isinstance(config, FinetuneConfig) else None
         latest = store.latest_step()
         if latest is not None:  # told before minutes go into a model that does not fit
             self._check_saved(store.manifest(latest).meta)
@@ -157,6 +160,8 @@ class _PretrainRun:
     def _check_saved(self, meta: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         changed = resume.check_config(meta["config"], self.config)
         resume.check_data(meta["host"]["data_digest"], self.corpus.digest)
+        if isinstance(self.config, FinetuneConfig):
+            check_base_digest(self.config.model, meta["host"]["base_digest"], f"cannot resume {self.folder}")
         return changed
 
     def _discard_after(self, step: int) -> None:
@@ -173,9 +178,11 @@ class _PretrainRun:
         config, total = self.config, self.config.train.steps
         dtype = "float32" if config.train.amp_level == "O0" else config.train.amp_dtype
         peak = find_peak(jax.devices(), dtype) if _is_first() else Peak(math.inf, "")
-        title = f"{config.model.family}, {estimate.num_parameters(config.model) / 1e6:.1f} M parameters"
+        title = f"{config.dimensions.family}, {estimate.num_parameters(config.dimensions) / 1e6:.1f} M parameters"
         with ProgressDisplay(total, label=peak.label, is_silent=not _is_first()) as progress:
             progress.note(f"{title}; {config.parallel_plan.mesh}; {self.corpus.summary}")
+            if isinstance(config, FinetuneConfig):
+                progress.note(self.trainer.share_text())
             for note in self.notes:
                 progress.note(note)
             if first == total:
@@ -187,11 +194,14 @@ class _PretrainRun:
                 return
             if first:
                 progress.note(f"resumed after step {first}")
-            self._keep_tokenizer()
-            meter = Meter(total, config.tokens_per_step, estimate.flops_per_token(config.model), peak.flops_per_second)
+            if _is_first():
+                self._keep_beside()
+            meter = Meter(total, config.tokens_per_step, estimate.run_flops_per_token(config), peak.flops_per_second)
             tokens = config.tokens_per_step
             asked = config.log if _is_first() else LogConfig(jsonl=False, tensorboard=False, plot=False)
             with RunLog(self.folder, asked, title=title, tokens_per_step=tokens, resume_step=first or None) as log:
+                if config.samples.is_shown_before and not first:
+                    self._show_sample(0, log, progress)
                 self._loop(first, stop, resume_command, meter, log, progress)
                 self._finish(log, progress)
 
@@ -217,7 +227,7 @@ class _PretrainRun:
             _inject_flip(step, self.trainer)
             self.store.check()
             learning_rate = self.trainer.schedule.last_lr
-            self.check(batch, config.model, f"step {step}")
+            self.check(batch, config.dimensions, f"step {step}")
             with _disturbed(step, self.trainer):
                 result = self.trainer.step(batch.inputs, batch.labels)
             # one step behind, so that the host reads a result while the devices work on the next
@@ -242,7 +252,7 @@ class _PretrainRun:
                 )
                 progress.show(reading)
                 if is_logged:  # the log of a resumed run has the same steps as that of one that never stopped
-                    log.train(step, reading.as_dict() | self.trainer.expert_loads())
+                    log.train(step, reading.as_dict() | self.trainer.expert_loads() | told(result))
             if is_validated:
                 with meter.paused(), watchdog.phase("validation"):
                     value = self._validate()
@@ -312,16 +322,18 @@ class _PretrainRun:
         losses = []
         for i in range(count):
             batch = gather(self.validation, range(i * size, (i + 1) * size))
-            self.check(batch, self.config.model, f"validation batch {i}")
+            self.check(batch, self.config.dimensions, f"validation batch {i}")
             losses.append(self.trainer.evaluate(batch.inputs, batch.labels))
         return float(np.mean(losses))
 
     def _save(self, step: int, *, blocking: bool = False) -> None:
-        meta = {
+        meta: dict[str, Any] = {
             "config": flatten(self.config),
             "data": self.loader.state_dict(),
             "host": {"data_digest": self.corpus.digest, "skipped": self.skipped, **self.trainer.host_state()},
         }
+        if self.base_digest is not None:
+            meta["host"]["base_digest"] = self.base_digest
         self.store.wait()  # a save under way renames and deletes steps; look when it is done
         known = self.store.latest_step()
         self.store.save(
@@ -332,35 +344,35 @@ class _PretrainRun:
             overwrite=known is not None and known >= step,
         )
 
-    def _keep_tokenizer(self) -> None:
-        """Beside the checkpoints, so that the folder is all that generate needs."""
-        if self.corpus.tokenizer is not None and _is_first():
-            temporary = self.folder / f".{TOKENIZER}.tmp"
-            self.corpus.tokenizer.save(str(temporary), pretty=False)
-            os.replace(temporary, self.folder / TOKENIZER)
+    def _keep_beside(self) -> None:
+        """Beside the checkpoints what generate needs of the data, and the model's config."""
+        if self.corpus.tokenizer is not None:
+            self.corpus.keep_tokenizer(self.folder)
+        if isinstance(self.config, FinetuneConfig):
+            keep_config(self.trainer.model, self.folder)
+
+    def _show_sample(self, step: int, log: RunLog | None, progress: ProgressDisplay) -> None:
+        """What the model writes after the prompt."""
+        config, sample = self.config, self.config.samples.sample
+        if config.log.sample_tokens and self.corpus.tokenizer is not None and sample is not None:
+            text = sample.load()(self.corpus, self.trainer.model, config, self.trainer.logits)
+            if log is not None:
+                log.event("sample", step, {"text": text})
+            progress.note(f"sample: {text}")
 
     def _finish(self, log: RunLog | None, progress: ProgressDisplay) -> None:
         config = self.config
-        if config.log.sample_tokens and self.corpus.tokenizer is not None:
-            text = sample_text(
-                self.trainer.model,
-                self.corpus.tokenizer,
-                config.log.prompt,
-                max_new_tokens=config.log.sample_tokens,
-                temperature=0.8,
-                top_k=50,
-                seed=config.train.seed,
-                logits=self.trainer.logits,
-            )
-            if log is not None:
-                log.event("sample", config.train.steps, {"text": text})
-            progress.note(f"sample: {text}")
+        self._show_sample(config.train.steps, log, progress)
+        names = []
+        if isinstance(config, FinetuneConfig) and config.fine_tuning == "lora" and jax.process_count() == 1:
+            write_adapter(self.trainer.model, self.folder / "adapter", base=config.model, digest=self.base_digest)
+            names = ["adapter/"]
         written = {
             "metrics.jsonl": config.log.jsonl,
             "tensorboard/": config.log.tensorboard,
             "loss.png": config.log.plot,
         }
-        names = [*(name for name, is_on in written.items() if is_on), "checkpoints/"]
+        names = [*(name for name, is_on in written.items() if is_on), "checkpoints/", *names]
         progress.note(f"run saved in {self.folder}: {', '.join(names)}")
 
 

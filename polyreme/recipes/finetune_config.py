@@ -1,0 +1,174 @@
+"""What a fine-tuning run is told: weights that there are, a stage, which parameters train, conversations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from polyreme.models.families import FAMILIES
+from polyreme.recipes.config import (
+    Count,
+    DataSource,
+    Fraction,
+    LogConfig,
+    ModelConfig,
+    NotNegative,
+    Pair,
+    Paths,
+    Positive,
+    RunConfig,
+    Section,
+    Text,
+    TrainConfig,
+    Whole,
+    as_list,
+    as_source,
+    name_in,
+)
+from polyreme.recipes.samples import SampleKind
+from polyreme.recipes.stages import STAGES, TuningStage
+from polyreme.registry import Reference
+
+_DIMENSIONS: Reference[Any] = Reference("polyreme.recipes.base", "dimensions")
+
+OTHER_WORDS = {
+    # LLaMA-Factory
+    "model_name_or_path": "model", "finetuning_type": "fine_tuning", "cutoff_len": "max_seq_len",
+    "additional_target": "lora_target", "pissa_iter": "pissa_init", "quantization_bit": "weight_quantize_algo",
+    "freeze_trainable_layer": "freeze_trainable_layers", "neat_packing": "packing", "dataset": "data.train",
+    "eval_dataset": "data.validation", "val_size": "data.validation_fraction", "output_dir": "output",
+    "max_steps": "train.steps", "num_train_epochs": "train.steps", "max_grad_norm": "train.clip_norm",
+    "per_device_train_batch_size": "train.global_batch", "gradient_accumulation_steps": "train.accumulation",
+    "warmup_ratio": "train.warmup_steps", "lr_scheduler_type": "train.min_lr", "bf16": "train.amp_level",
+    "logging_steps": "log.interval", "eval_steps": "log.validation_interval", "save_steps": "checkpoint.interval",
+    "save_total_limit": "checkpoint.keep", "gradient_checkpointing": "plan.recompute", "recompute": "plan.recompute",
+    # TRL and peft
+    "assistant_only_loss": "train_on_prompt", "completion_only_loss": "train_on_prompt", "max_length": "max_seq_len",
+    "packing_strategy": "packing", "r": "lora_rank", "lora_r": "lora_rank", "target_modules": "lora_target",
+    "use_rslora": "rslora", "load_in_4bit": "weight_quantize_algo", "load_in_8bit": "weight_quantize_algo",
+    "chat_template": "template", "chat_template_path": "template", "dataset_text_field": "data.train",
+    # PaddleFormers
+    "lora_plus_scale": "loraplus_lr_ratio", "pissa": "pissa_init", "lora": "fine_tuning",
+    "train_dataset_path": "data.train", "train_dataset_type": "data.train", "eval_dataset_path": "data.validation",
+    "tensor_model_parallel_size": "plan.mp", "pipeline_model_parallel_size": "plan.pp", "sharding": "plan.sharding",
+    "sequence_parallel": "plan.sequence_parallel", "fp16_opt_level": "train.amp_level",
+}  # fmt: skip
+"""What other programs call a setting, and its key here."""
+
+
+class ChatSource(DataSource):
+    """A file of conversations: .jsonl, .json or .parquet, each but the last also .gz or .zst. type: the format of its
+    rows (messages, prompt_completion, alpaca, sharegpt, ...); each row's own keys tell if left out. weight: the share
+    of the samples that are of it."""
+
+    type: Text | None = None
+
+
+ChatSources = Annotated[list[Annotated[ChatSource, BeforeValidator(as_source)]], BeforeValidator(as_list)]
+
+
+class ChatData(Section):
+    """Conversations: train, one file or several as [{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.3}];
+    without weights each has as many samples as it holds. validation: files as well; if left out, the last
+    validation_fraction of each of train. truncation: what becomes of conversations of more than max_seq_len tokens:
+    turns (those at the end are left out), drop, cut, refuse. worker_timeout, skip_bad: as of pretraining."""
+
+    train: Annotated[ChatSources, Field(min_length=1)]
+    validation: ChatSources = Field(default_factory=list)
+    validation_fraction: Annotated[Fraction, Field(gt=0)] = 0.05
+    truncation: Literal["turns", "drop", "cut", "refuse"] = "turns"
+    num_workers: Whole = 0
+    seed: Whole = 0
+    worker_timeout: NotNegative = 300.0
+    skip_bad: Whole = 0
+
+
+class FinetuneTraining(TrainConfig):
+    """The optimisation, as of pretraining, with other defaults."""
+
+    steps: Count = 200
+    learning_rate: Positive = 1e-4
+    weight_decay: NotNegative = 0.0
+    betas: Pair = (0.9, 0.999)
+
+
+class FinetuneLog(LogConfig):
+    """What is reported, as of pretraining. prompt: a question that the model answers before training and after it."""
+
+    validation_interval: Whole = 50
+
+
+class FinetuneConfig(RunConfig):
+    """One fine-tuning run.
+
+    model: a folder of published weights, a GGUF file, a name of polyreme models list, or the output folder of a run.
+    stage: what is trained for. fine_tuning: full trains every parameter, lora adapters beside the linear maps, freeze
+    the last freeze_trainable_layers blocks. lora_alpha: twice the rank if 0. lora_target: all, or names at the end of
+    those of linear maps, as [q_proj, v_proj]. rslora, use_dora, pissa_init, loraplus_lr_ratio: as of nn.LoRA.
+    max_seq_len: tokens of a sample. packing: conversations share samples, none of which sees another. template: of
+    conversations, by name or a .jinja file; the model's own if left out. train_on_prompt: questions are learnt too;
+    mask_history: the last answer of a conversation alone is. neftune_noise_alpha: noise on embeddings while training
+    (arXiv:2310.05914), 0 for none.
+    """
+
+    model: Text
+    stage: Annotated[str, name_in(STAGES)] = "sft"
+    fine_tuning: Literal["full", "lora", "freeze"] = "lora"
+    lora_rank: Count = 8
+    lora_alpha: NotNegative = 0.0
+    lora_dropout: Fraction = 0.0
+    lora_target: Paths = Field(default_factory=lambda: ["all"])
+    rslora: bool = False
+    use_dora: bool = False
+    pissa_init: bool = False
+    loraplus_lr_ratio: Positive = 1.0
+    freeze_trainable_layers: Count = 2
+    max_seq_len: Annotated[Count, Field(ge=2)] = 1024
+    packing: bool = True
+    template: Text | None = None
+    train_on_prompt: bool = False
+    mask_history: bool = False
+    neftune_noise_alpha: NotNegative = 0.0
+    data: ChatData
+    train: FinetuneTraining = FinetuneTraining()
+    log: FinetuneLog = FinetuneLog()
+    output: Text = "runs/finetune"
+
+    @property
+    def dimensions(self) -> ModelConfig:
+        return _DIMENSIONS.load()(self.model, self.max_seq_len)
+
+    @property
+    def record(self) -> TuningStage:
+        """Of the stage."""
+        return STAGES[self.stage]
+
+    @property
+    def samples(self) -> SampleKind:
+        return self.record.samples
+
+    @property
+    def is_packed(self) -> bool:
+        return self.packing
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kinds = {"lora": "lora_rank lora_alpha lora_dropout lora_target rslora use_dora pissa_init loraplus_lr_ratio",
+                 "freeze": "freeze_trainable_layers"}  # fmt: skip
+        for kind, names in kinds.items():
+            for name in names.split():
+                default = type(self).model_fields[name].get_default(call_default_factory=True)
+                if self.fine_tuning != kind and getattr(self, name) != default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} with fine_tuning={self.fine_tuning}, which has no use for it; "
+                        f"leave it out, or set fine_tuning={kind}"
+                    )
+        if self.use_dora and self.pissa_init:
+            raise ValueError("use_dora with pissa_init: both change what the weight itself does; leave one of them out")
+        family = FAMILIES[self.dimensions.family]
+        if self.packing and not family.documents:
+            raise ValueError(f"packing: {family.name} takes one conversation a row; set packing=false")
+        if self.plan.pp > 1 and self.record.loss is not None:
+            raise ValueError(f"plan.pp={self.plan.pp}: stage {self.stage} needs the whole model at once; set plan.pp=1")
+        return self

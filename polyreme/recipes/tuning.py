@@ -1,0 +1,60 @@
+"""Which parameters of a loaded model a fine-tuning run trains, and how."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from polyreme.errors import ConfigError
+from polyreme.models.adapters import add_adapters
+from polyreme.nn.layers.lora import LoRA
+from polyreme.ops.random import uniform
+from polyreme.recipes.finetune_config import FinetuneConfig
+
+
+def tune(model: Any, config: FinetuneConfig) -> None:
+    """Let the parameters train that the configuration names, those of adapters included, and no others.
+
+    Raises ConfigError for blocks and linear maps that the model has not.
+    """
+    if config.fine_tuning == "lora":
+        lora = LoRA(
+            rank=config.lora_rank,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+            rslora=config.rslora,
+            use_dora=config.use_dora,
+            pissa_init=config.pissa_init,
+            loraplus_lr_ratio=config.loraplus_lr_ratio,
+        )
+        add_adapters(model, lora, config.lora_target)
+    elif config.fine_tuning == "freeze":
+        _freeze(model, config.freeze_trainable_layers)
+    if config.neftune_noise_alpha:
+        _add_noise(model.tokens, config.neftune_noise_alpha)
+    model.train()
+
+
+def _freeze(model: Any, count: int) -> None:
+    blocks = list(model.blocks)
+    if count > len(blocks):
+        raise ConfigError(f"freeze_trainable_layers={count}: the model has {len(blocks)} blocks; give at most as many")
+    trained = {id(p) for block in blocks[len(blocks) - count :] for p in block.parameters()}
+    for p in model.parameters():
+        if not p.is_statistic:
+            p.trainable = id(p) in trained
+
+
+def _add_noise(embedding: Any, alpha: float) -> None:
+    """While training, uniform noise of +-alpha / sqrt(seq width) on embeddings [batch, seq, width].
+
+    Source: NEFTune, arXiv:2310.05914, algorithm 1.
+    """
+
+    def noisy(layer: Any, inputs: Any, out: Any) -> Any:
+        if not layer.training:
+            return None
+        limit = alpha / math.sqrt(out.shape[1] * out.shape[2])
+        return out + uniform(out.shape, out.dtype, -limit, limit)
+
+    embedding.register_forward_post_hook(noisy)

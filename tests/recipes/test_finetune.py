@@ -1,0 +1,142 @@
+"""Fine-tuning runs: the same on every plan, only what trains saved, resumed exactly, read back, refused by name."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from polyreme.distributed.placement import clear_plan
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.models import AutoModelForCausalLM, adapters
+from polyreme.recipes.batches import Numbered, gather
+from polyreme.recipes.trained import load_writer
+from polyreme.recipes.training import Trainer
+from tests.recipes.tiny_run import ONE_DEVICE, history, saved
+from tests.recipes.tiny_tune import load, train, write_base
+
+# float32 sums of up to 512 terms taken in another order, over three steps
+CLOSE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _one_device_after():
+    yield
+    clear_plan()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_base(tmp_path_factory.mktemp("base") / "llama")
+
+
+def three_steps(folder, base, *overrides, devices):
+    """[(loss, gradient norm), ...] of three steps on the run's own samples, and its trained parameters after them."""
+    loaded = load(folder / "run", base, "data.validation_fraction=0.1", *overrides)
+    trainer, data = (
+        Trainer(loaded.config, jax.devices()[:devices]),
+        Numbered(loaded.config.samples.load.load()(loaded.config, loaded.folder).train),
+    )
+    results = []
+    for step in range(3):
+        batch = gather(data, range(4 * step, 4 * step + 4))
+        counts = [(labels != -100).sum() for labels in batch.labels]
+        assert len({*counts}) > 1  # or any weighing would do
+        result = trainer.step(batch.inputs, batch.labels)
+        results.append((float(result.loss), float(result.grad_norm)))
+    trained = {name: p.numpy() for name, p in trainer.model.named_parameters() if p.trainable}
+    clear_plan()
+    return results, trained
+
+
+SHARDED = ("plan.dp=1", "train.accumulation=2")
+STAGED = ("plan.dp=1", "plan.sharding=1", "plan.sharding_stage=0", "plan.pp=2", "train.accumulation=4")
+
+
+@pytest.mark.parametrize(
+    ("settings", "plan"),
+    [
+        pytest.param(["pissa_init=true", "packing=false"], [*STAGED, "plan.recompute=full"], id="stages"),
+        pytest.param(["use_dora=true"], SHARDED, id="dora", marks=pytest.mark.slow),
+        pytest.param(["lora_dropout=0"], STAGED, id="packed_stages", marks=pytest.mark.slow),
+        pytest.param(
+            ["fine_tuning=freeze", "lora_rank=8", "freeze_trainable_layers=1"],
+            SHARDED,
+            id="freeze",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["fine_tuning=full", "lora_rank=8"], [*SHARDED, "plan.recompute=full"], id="full", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_plan_and_any_accumulation_train_as_one_device(tmp_path, base, settings, plan):
+    steps, trained = three_steps(tmp_path, base, *settings, *plan, devices=4)
+    expected, alone = three_steps(tmp_path, base, *settings, *ONE_DEVICE, devices=1)
+    np.testing.assert_allclose(steps, expected, rtol=CLOSE)
+    assert trained.keys() == alone.keys()
+    for name, values in alone.items():
+        # Adam divides by the root of squares: near zero an update of 1e-2 may be off by more than its rounding
+        np.testing.assert_allclose(trained[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, base):
+    """A finished run over 2 x 2 x 2 devices, of adapters."""
+    folder = tmp_path_factory.mktemp("run") / "lora"
+    train(folder, base, "loraplus_lr_ratio=2", "neftune_noise_alpha=1", "log.sample_tokens=4", "log.prompt=God")
+    clear_plan()
+    return folder
+
+
+def test_only_what_trains_is_saved_and_is_read_back(run, base):
+    arrays, meta = saved(run)
+    model, tokenizer = load_writer(run)
+    trained = {name for name, p in model.named_parameters() if p.trainable}
+    assert {name for name in arrays if name.startswith("model/")} == {f"model/{name}" for name in trained}
+    assert len(trained) == 2 * len(adapters.adapters_of(model))
+    slots = [name for name in arrays if name.startswith("optimizer/moment1/")]
+    assert len(slots) == len(trained)
+    assert meta["host"]["base_digest"] == adapters.open_adapter(run / "adapter").digest
+
+    # the folder for peft is the run
+    ids, other = to_tensor(np.arange(16).reshape(2, 8)), AutoModelForCausalLM.from_pretrained(base)
+    before = other(ids).numpy()
+    adapters.apply_adapter(other, adapters.open_adapter(run / "adapter"))
+    model.eval()
+    np.testing.assert_array_equal(other(ids).numpy(), model(ids).numpy())
+    assert np.abs(before - model(ids).numpy()).max() > 1e-3
+    assert tokenizer.end
+    assert json.loads((run / "generation_config.json").read_text())["eos_token_id"] == list(tokenizer.end)
+
+
+def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path, run, base):
+    settings = ("loraplus_lr_ratio=2", "neftune_noise_alpha=1")
+    folder = tmp_path / "again"
+    # what it is made of is found by content: neither samples nor weights lie where they did
+    train(folder, base, *settings, "checkpoint.keep=3")
+    clear_plan()
+    assert history(folder) == history(run)
+    train(folder, base, *settings, resume="3")
+    assert_same_state_of_adapters(folder, run)
+    with pytest.raises(ConfigError, match="lora_rank was 4, is 2"):
+        train(folder, base, *settings, "lora_rank=2")
+    with pytest.raises(CheckpointError, match="put those weights back"):
+        train(folder, write_other_base(tmp_path / "other"), *settings)
+
+
+def write_other_base(folder):
+    write_base(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.norm.weight.set_value(2 * model.norm.weight.numpy())
+    model.save_pretrained(folder)
+    return folder
+
+
+def assert_same_state_of_adapters(one, other):
+    (a, meta_a), (b, meta_b) = saved(one), saved(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name].view(np.uint8), b[name].view(np.uint8), err_msg=name)
+    assert meta_a["data"] == meta_b["data"]
