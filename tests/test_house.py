@@ -31,7 +31,7 @@ FLOORS = {
         "evaluation",
         "conformance",
         "recipes",
-        "serving",
+        "serving trainer",
         "utils sysconfig static fluid root api compat torch_scripts",
         "cli paddle_scripts __main__",
     ],
@@ -131,7 +131,7 @@ SPELLED_TWICE = """
 Accuracy Assign Attention Auc AvgPool1D AvgPool2D AvgPool3D BatchNorm Bilinear Block Conv2D Conv3D DataLoader Decoder
 Embedding Executor ExponentialMovingAverage FeedForward GRUCell Hessian Jacobian LRScheduler LSTMCell Layer LayerNorm
 LeakyReLU Linear MaxPool3D Normal Optimizer ParamAttr Precision ReLU ReLU6 Recall Softmax Strategy SyncBatchNorm Tensor
-Unfold Uniform While
+Trainer Unfold Uniform While
 """
 """Names that the public API, or the file of a Program, gives to several classes; Layers of models name parameters."""
 # packages whose module has another name, and those that come with jax

@@ -28,6 +28,7 @@ from polyreme.cli.plan import plan
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
 from polyreme.cli.serve import serve
+from polyreme.cli.tuned import chat, merge
 from polyreme.errors import EXIT_INTERNAL, ConfigError, did_you_mean
 
 app = typer.Typer(
@@ -188,10 +189,12 @@ app.command()(comm)
 app.command()(calibrate)
 app.command()(export)
 app.command()(infer)
+app.command()(merge)
 app.command()(convert)
 app.command()(serve)
 app.command()(generate)
 app.command("eval")(evaluate)
+app.command()(chat)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

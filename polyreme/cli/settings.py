@@ -5,7 +5,7 @@ import json
 from itertools import groupby
 
 from polyreme.recipes.config import PretrainConfig, RunConfig, flatten
-from polyreme.recipes.finetune_config import ChatData, ChatSource, FinetuneConfig
+from polyreme.recipes.finetune_config import ChatData, ConversationSource, FinetuneConfig
 
 
 def describe() -> str:
@@ -16,7 +16,7 @@ def describe() -> str:
 def describe_finetune() -> str:
     """The same of fine-tuning, after what its own settings are for."""
     about = inspect.getdoc(FinetuneConfig)
-    data = ChatData(train=[ChatSource(path="FILE")])
+    data = ChatData(train=[ConversationSource(path="FILE")])
     return f"{about}\n\n{_described(FinetuneConfig.model_construct(model='FOLDER', data=data))}"
 
 

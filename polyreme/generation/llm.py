@@ -17,7 +17,9 @@ from polyreme.generation.speculation import Speculation
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.mesh import Plan
+from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
 from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.models.folder import weights_digest
 
 
 def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: Any = None) -> Speculation:
@@ -52,7 +54,8 @@ class LLM:
     model: a folder of published weights, a GGUF file, or a Decoder, which needs a tokenizer. tokenizer: that of
     the path if None. dtype, plan, ...: as of AutoModelForCausalLM.from_pretrained. speculative: "ngram", or a smaller
     model with the same tokens, likewise: drafts num_draft_tokens at a time for a prompt that is alone, the same text
-    sooner (Speculation).
+    sooner (Speculation). adapter: the folder of one that was trained on the weights of the path, which is merged into
+    them.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class LLM:
         plan: Plan | None = None,
         speculative: Any = None,
         num_draft_tokens: int = 5,
+        adapter: str | Path | None = None,
         **options: Any,
     ) -> None:
         is_path = isinstance(model, (str, Path))
@@ -76,6 +80,13 @@ class LLM:
         self.model = (
             AutoModelForCausalLM.from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
         )
+        if adapter is not None:
+            if not is_path:
+                raise ConfigError("LLM: adapter is for weights that are read; put it on the model by models.adapters")
+            opened = open_adapter(adapter)
+            check_base(opened, weights_digest(Path(model)), model)
+            apply_adapter(self.model, opened)
+            merge_adapters(self.model)
         speculation = None if speculative is None else speculation_of(speculative, num_draft_tokens, self.tokenizer)
         self.generator = TextGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size, speculation)
 

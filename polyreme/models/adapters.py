@@ -163,11 +163,16 @@ class LowRank:
 
 def product_of(layer: LoRALinear) -> LowRank:
     """What a layer adds. Of one that began with a part of the weight the rank is doubled: that part is taken off."""
-    a, b = layer.lora_a.numpy(), layer.lora_b.numpy()
-    if layer.lora.pissa_init:
-        a = np.concatenate([a, layer.start_a.numpy()], 1)
-        b = np.concatenate([b, -layer.start_b.numpy()])
-    return LowRank(a, b, layer.lora.scale, layer.magnitude.numpy() if layer.lora.use_dora else None)
+    tensors = [*layer._parameters.items(), *layer._buffers.items()]
+    return joined(layer.lora, {name: tensor.numpy() for name, tensor in tensors})
+
+
+def joined(lora: LoRA, parts: Mapping[str, np.ndarray]) -> LowRank:
+    """The same of a layer's own tensors by name."""
+    a, b = parts["lora_a"], parts["lora_b"]
+    if lora.pissa_init:
+        a, b = np.concatenate([a, parts["start_a"]], 1), np.concatenate([b, -parts["start_b"]])
+    return LowRank(a, b, lora.scale, parts.get("magnitude"))
 
 
 def merge_adapters(model: Any) -> None:

@@ -23,7 +23,7 @@ from polyreme.errors import DataError
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.recipes import published
 from polyreme.recipes.base import load_tokenizer
-from polyreme.recipes.finetune_config import ChatSource, FinetuneConfig
+from polyreme.recipes.finetune_config import ConversationSource, FinetuneConfig
 from polyreme.recipes.paths import resolve
 
 _FORMAT = 1  # raised when the same files give other samples, so that no run is resumed on them
@@ -90,7 +90,7 @@ def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
     form = ChatForm(seq_len + 1, config.train_on_prompt, config.mask_history, data.truncation)
     encoder, bad = ChatEncoder(writer, form), BadLines(data.skip_bad)
 
-    def encoded(sources: Sequence[ChatSource], key: str) -> list[ChatTokens]:
+    def encoded(sources: Sequence[ConversationSource], key: str) -> list[ChatTokens]:
         chats = []
         for source in sources:
             rows = read_rows([resolve(source.path, base, key)], source.type, bad)

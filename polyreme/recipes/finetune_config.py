@@ -57,7 +57,7 @@ OTHER_WORDS = {
 """What other programs call a setting, and its key here."""
 
 
-class ChatSource(DataSource):
+class ConversationSource(DataSource):
     """A file of conversations: .jsonl, .json or .parquet, each but the last also .gz or .zst. type: the format of its
     rows (messages, prompt_completion, alpaca, sharegpt, ...); each row's own keys tell if left out. weight: the share
     of the samples that are of it."""
@@ -65,7 +65,9 @@ class ChatSource(DataSource):
     type: Text | None = None
 
 
-ChatSources = Annotated[list[Annotated[ChatSource, BeforeValidator(as_source)]], BeforeValidator(as_list)]
+ConversationSources = Annotated[
+    list[Annotated[ConversationSource, BeforeValidator(as_source)]], BeforeValidator(as_list)
+]
 
 
 class ChatData(Section):
@@ -74,8 +76,8 @@ class ChatData(Section):
     validation_fraction of each of train. truncation: what becomes of conversations of more than max_seq_len tokens:
     turns (those at the end are left out), drop, cut, refuse. worker_timeout, skip_bad: as of pretraining."""
 
-    train: Annotated[ChatSources, Field(min_length=1)]
-    validation: ChatSources = Field(default_factory=list)
+    train: Annotated[ConversationSources, Field(min_length=1)]
+    validation: ConversationSources = Field(default_factory=list)
     validation_fraction: Annotated[Fraction, Field(gt=0)] = 0.05
     truncation: Literal["turns", "drop", "cut", "refuse"] = "turns"
     num_workers: Whole = 0

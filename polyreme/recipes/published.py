@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,7 +155,7 @@ def check_lines(path: Path, ignore: Sequence[str] = ()) -> Iterator[str]:
 
     Raises as reading them does, and CheckpointError that lists weights with NaN or infinity.
     """
-    weights = _open(path, ignore)
+    weights = open_matched(path, ignore)
     bad = []
     for name, source in weights.sources.items():
         array = weights.read(name)
@@ -194,15 +195,9 @@ def convert(
     if target.suffix == ".gguf":
         _convert_to_gguf(source, target, dtype or "float32", verify, ignore, say)
         return
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target}: there is something already; give a new folder")
-    wanted = None if dtype is None else dtypes.as_dtype(dtype)
-    if wanted is not None and not dtypes.is_floating(wanted):
-        raise ConfigError(f"--dtype {dtype}: weights are floating; give float32, bfloat16 or float16")
-    weights = _open(source, ignore)
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with new_folder(target) as partial:
+        wanted = floating_dtype(dtype)
+        weights = open_matched(source, ignore)
         write_folder(
             partial,
             weights.opened.published,
@@ -212,16 +207,38 @@ def convert(
             dtype=wanted,
             more=kept_keys(weights.opened.config),
         )
-        _write_beside(source, partial, say)
+        copy_beside(source, partial, say)
         if verify:
             for line in _verify_lines(weights, source, partial, wanted, ignore):
                 say(line)
+    say(f"{target}: {weights.opened.published.architecture}, {weights.num_parameters:,} parameters")
+
+
+def floating_dtype(name: str | None) -> Any:
+    """The dtype of weights by name, None for None. Raises ConfigError for one that is not floating."""
+    wanted = None if name is None else dtypes.as_dtype(name)
+    if wanted is not None and not dtypes.is_floating(wanted):
+        raise ConfigError(f"--dtype {name}: weights are floating; give float32, bfloat16 or float16")
+    return wanted
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to be filled inside the block, at whose end it is the target; gone if the block raises.
+
+    Raises ConfigError for a target that holds anything.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target}: there is something already; give a new folder")
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
         if target.exists():
             target.rmdir()
         partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    say(f"{target}: {weights.opened.published.architecture}, {weights.num_parameters:,} parameters")
 
 
 def _convert_to_gguf(
@@ -229,7 +246,7 @@ def _convert_to_gguf(
 ) -> None:
     if target.exists():
         raise ConfigError(f"{target}: there is something already; give a new file")
-    weights = _open(source, ignore)
+    weights = open_matched(source, ignore)
     if weights.opened.layout is not None:
         raise ConfigError(
             f"{source}: its weights are of few bits as {weights.opened.layout.method} has them, which no GGUF file "
@@ -247,7 +264,7 @@ def _convert_to_gguf(
         stored = store_weights(published, weights.config, weights.shapes, weights.read)
         write_gguf(partial, config, stored, encoding, tokenizer)
         if verify:
-            written = _open(partial, ())
+            written = open_matched(partial)
             # as they are in a folder: what is rounded together lies in a row there
             pairs = zip(
                 store_weights(published, weights.config, weights.shapes, weights.read),
@@ -271,14 +288,16 @@ def _file_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _open(path: Path, ignore: Sequence[str]) -> MatchedWeights:
+def open_matched(path: Path, ignore: Sequence[str] = ()) -> MatchedWeights:
+    """Published weights with what each of our tensors is read from. Raises as load_pretrained."""
     opened = open_published(path)
     model = build_without_values(opened, read_family_config(opened, ignore))
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
     return MatchedWeights(opened, model, model.config, shapes, match_weights(opened, model, str(path)))
 
 
-def _write_beside(source: Path, folder: Path, say: Callable[[str], None]) -> None:
+def copy_beside(source: Path, folder: Path, say: Callable[[str], None]) -> None:
+    """Copy what reads text and says how it is generated from beside weights; of a GGUF file, write it."""
     if not is_gguf(source):
         for name in _BESIDE:
             if (source / name).is_file():
@@ -296,7 +315,7 @@ def _verify_lines(
     weights: MatchedWeights, source: Path, folder: Path, dtype: Any, ignore: Sequence[str]
 ) -> Iterator[str]:
     """Raises CheckpointError for weights that are not the same bits, and for outputs that then differ."""
-    written = _open(folder, ())
+    written = open_matched(folder)
     if written.config != weights.config:
         raise CheckpointError(f"{folder}: config.json describes {written.config}, not {weights.config}")
     for name in weights.shapes:

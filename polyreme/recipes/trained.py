@@ -9,10 +9,11 @@ from typing import Any
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
 from polyreme.models.gguf_file import is_gguf
-from polyreme.recipes.base import is_run, load_tokenizer, load_trained
+from polyreme.recipes.base import base_digest, is_run, load_tokenizer, load_trained
 from polyreme.recipes.published import resolve
 
 ONE_DEVICE = "one device"
@@ -27,12 +28,24 @@ def dtype_of(model: Any) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def load_writer(path: Path, dtype: str | None = None) -> tuple[Any, TextTokenizer]:
+def load_writer(path: Path, dtype: str | None = None, adapter: Path | None = None) -> tuple[Any, TextTokenizer]:
     """A decoder and its tokenizer: of a run's folder, of a folder of published weights, or of a GGUF file.
 
-    dtype: of published weights, float32 if None. Raises CheckpointError for what is none of them and for a run or
-    folder without a tokenizer, ConfigError for a model that writes no tokens and for the dtype of a run.
+    dtype: of published weights, float32 if None. adapter: the folder of one that was trained on these weights, which is
+    merged into them, as those of a fine-tuning run are. Raises CheckpointError for what is none of them, for a run or
+    folder without a tokenizer and for an adapter of other weights, ConfigError for a model that writes no tokens and
+    for the dtype of a run.
     """
+    model, tokenizer = _load_writer(path, dtype)
+    if adapter is not None:
+        opened = open_adapter(adapter)
+        check_base(opened, base_digest(str(path)), path)
+        apply_adapter(model, opened)
+    merge_adapters(model)
+    return model, tokenizer
+
+
+def _load_writer(path: Path, dtype: str | None) -> tuple[Any, TextTokenizer]:
     if not is_run(path):
         if path.is_dir() and not (path / "config.json").is_file():
             raise CheckpointError(

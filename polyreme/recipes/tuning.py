@@ -18,21 +18,25 @@ def tune(model: Any, config: FinetuneConfig) -> None:
     Raises ConfigError for blocks and linear maps that the model has not.
     """
     if config.fine_tuning == "lora":
-        lora = LoRA(
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            dropout=config.lora_dropout,
-            rslora=config.rslora,
-            use_dora=config.use_dora,
-            pissa_init=config.pissa_init,
-            loraplus_lr_ratio=config.loraplus_lr_ratio,
-        )
-        add_adapters(model, lora, config.lora_target)
+        add_adapters(model, lora_of(config), config.lora_target)
     elif config.fine_tuning == "freeze":
         _freeze(model, config.freeze_trainable_layers)
     if config.neftune_noise_alpha:
         _add_noise(model.tokens, config.neftune_noise_alpha)
     model.train()
+
+
+def lora_of(config: FinetuneConfig) -> LoRA:
+    """How linear maps are adapted."""
+    return LoRA(
+        rank=config.lora_rank,
+        alpha=config.lora_alpha,
+        dropout=config.lora_dropout,
+        rslora=config.rslora,
+        use_dora=config.use_dora,
+        pissa_init=config.pissa_init,
+        loraplus_lr_ratio=config.loraplus_lr_ratio,
+    )
 
 
 def _freeze(model: Any, count: int) -> None:

@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_the_source_fails_to_verify(copied, tmp_path, monke
         weights["model.norm.weight"][2] += 1
         save_file(weights, folder / "model.safetensors")
 
-    monkeypatch.setattr(published, "_write_beside", spoil)
+    monkeypatch.setattr(published, "copy_beside", spoil)
     with pytest.raises(CheckpointError, match=r"norm.weight is not what was written: .* at 2"):
         published.convert(copied, tmp_path / "written", verify=True, say=print)
     assert not [*tmp_path.glob("written*")]

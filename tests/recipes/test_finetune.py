@@ -5,12 +5,18 @@ import json
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import CheckpointError, ConfigError
+from polyreme.errors import CheckpointError, ConfigError, DataError
+from polyreme.generation import SamplingParams
+from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models import AutoModelForCausalLM, adapters
+from polyreme.recipes import chat
+from polyreme.recipes.base import load_trained
 from polyreme.recipes.batches import Numbered, gather
+from polyreme.recipes.merge import merge
 from polyreme.recipes.trained import load_writer
 from polyreme.recipes.training import Trainer
 from tests.recipes.tiny_run import ONE_DEVICE, history, saved
@@ -92,7 +98,7 @@ def run(tmp_path_factory, base):
 
 def test_only_what_trains_is_saved_and_is_read_back(run, base):
     arrays, meta = saved(run)
-    model, tokenizer = load_writer(run)
+    model, tokenizer = load_trained(run)[0], load_writer(run)[1]
     trained = {name for name, p in model.named_parameters() if p.trainable}
     assert {name for name in arrays if name.startswith("model/")} == {f"model/{name}" for name in trained}
     assert len(trained) == 2 * len(adapters.adapters_of(model))
@@ -140,3 +146,71 @@ def assert_same_state_of_adapters(one, other):
     for name in a:
         np.testing.assert_array_equal(a[name].view(np.uint8), b[name].view(np.uint8), err_msg=name)
     assert meta_a["data"] == meta_b["data"]
+
+
+def test_merged_it_is_the_same_model_in_a_folder_of_published_weights(tmp_path, run, base):
+    said = []
+    merge(run, tmp_path / "merged", say=said.append)
+    merge(run / "adapter", tmp_path / "of_adapter", say=said.append)
+    assert "14 merged" in said[0]
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "of_adapter"))
+    assert one.keys() == other.keys() == load_file(base / "model.safetensors").keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+    ids, model = to_tensor(np.arange(16).reshape(2, 8)), load_trained(run)[0].eval()
+    expected = model(ids).numpy()
+    # two sums of up to 64 terms and a product of 4 for each of 14 maps, in another order
+    atol = 14 * 2 * 68 * np.finfo(np.float32).eps * np.abs(expected).max()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(ids).numpy(), expected, rtol=0, atol=atol)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").end == load_writer(run)[1].end
+
+    with pytest.raises(ConfigError, match="there is something already"):
+        merge(run, tmp_path / "merged", say=said.append)
+    with pytest.raises(CheckpointError, match="of digest"):
+        merge(run / "adapter", tmp_path / "no", base=str(write_other_base(tmp_path / "other")), say=said.append)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_conversation_ends_where_the_trained_token_says(tmp_path, base):
+    """A model that was trained on one answer for long gives it, and stops."""
+    folder = tmp_path / "run"
+    chats = tmp_path / "chats.jsonl"
+    row = {"messages": [{"role": "user", "content": "God"}, {"role": "assistant", "content": "heaven and earth"}]}
+    chats.write_text("\n".join([json.dumps(row)] * 40), encoding="utf-8")
+    train(folder, base, "train.steps=40", "train.learning_rate=3e-2", "lora_rank=8", "fine_tuning=full")
+    clear_plan()
+    said, lines = [], iter(["God", "/new", "", "God", "/exit", "never"])
+    chat.run(folder, params=SamplingParams(temperature=0, max_tokens=30), ask=lambda: next(lines), say=said.append)
+    assert "".join(said) == "heaven and earth\nheaven and earth\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["lora_r=4"], r"unknown key 'lora_r'; did you mean 'lora_rank'\?"),
+        (["finetuning_type=full"], r"did you mean 'fine_tuning'\?"),
+        (["train.num_train_epochs=3"], r"did you mean 'train.steps'\?"),
+        (["fine_tuning=full"], "lora_rank=4 with fine_tuning=full, which has no use for it"),
+        (["stage=dop"], "unknown stage 'dop'"),
+        (["max_seq_len=97"], "has positions for 96 tokens; lower max_seq_len"),
+        (["use_dora=true", "pissa_init=true"], "leave one of them out"),
+        (["plan.mp=8"], "num_heads=4 is not a multiple of plan.mp=8"),
+        (["model=nowhere"], "nowhere: no such folder or file"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(tmp_path, base, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "run", base, *settings)
+
+
+def test_rows_that_teach_nothing_are_refused_with_their_line(tmp_path, base):
+    loaded = load(tmp_path / "run", base)
+    chats = tmp_path / "chats.jsonl"
+    rows = chats.read_text().splitlines()
+    chats.write_text("\n".join([rows[0], '{"messages": [{"role": "user", "content": "God"}]}', *rows[1:]]))
+    with pytest.raises(DataError, match=r"chats\.jsonl:2: messages\[0\]\.role"):
+        loaded.config.samples.load.load()(loaded.config, loaded.folder)
+    chats.write_text(rows[0])
+    with pytest.raises(DataError, match="at least one of each"):
+        loaded.config.samples.load.load()(loaded.config, loaded.folder)
