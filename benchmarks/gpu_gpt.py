@@ -12,6 +12,7 @@ computed); against the card's dense bfloat16 rate.
 import argparse
 import json
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import sides as s
@@ -130,7 +131,9 @@ def main() -> None:
 
     def warm(side: s.Side) -> dict:
         """Compile, and tell of a first round: the other side may still be compiling."""
+        start = time.perf_counter()
         first = {"part": "gpt", "side": side.name, "sizes": sizes, "losses": side.ask("step", 3)["values"]}
+        first["seconds_to_third_step"] = round(time.perf_counter() - start, 1)
         side.measure("step", 2, o.steps)
         print(json.dumps(first | figures(o, side)), flush=True)
         side.seconds.clear()

@@ -39,6 +39,12 @@ BUCKET_BYTES = 64 << 20
 
 _GPU = (
     Option(
+        "xla_gpu_enable_triton_gemm",
+        False,
+        "products go to cuBLAS: a large one is as fast there, and is not compiled and timed in dozens of Triton forms "
+        "first, which took most of the compilation of a step",
+    ),
+    Option(
         "xla_gpu_enable_latency_hiding_scheduler",
         True,
         "starts a collective as soon as its input is there and waits for it as late as its first use, so that the "
