@@ -15,16 +15,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.io import safetensors_file
+from polyreme.kernels.low_bit import HALVES
 from polyreme.models.folder import read_json, write_json
+from polyreme.models.low_bit_folder import linear_maps, replace_layer
 from polyreme.models.published import Conversion, match
 from polyreme.nn import Layer, Linear
-from polyreme.nn.layers.lora import LoRA, LoRALinear
+from polyreme.nn.layers.lora import LoRA, LoRALinear, dense_weight
+from polyreme.nn.layers.quantized import QuantizedLinear
+from polyreme.ops.quantization import weight_dequantize, weight_quantize
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ALL = "all"
-_BASE_DIGEST = "base_digest"
+_BASE_DIGEST, _BASE_KIND = "base_digest", "base_weight_dtype"
+_GROUPS = (64, 32, 16)
+"""Inputs of a linear map of 4 bits that share a scale: the first that divides. Source: QLoRA, arXiv:2305.14314."""
 _PREFIX = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"
 _KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.(lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?")
@@ -61,13 +68,8 @@ def linear_modules(model: Any) -> dict[str, AdaptableMap]:
     """
     if model.family.published is None:
         raise ConfigError(f"{model.family.name} is published by nobody, so that its modules have no names for adapters")
-    outputs = {id(layer) for layer in model.output_layers().values()}
-    maps = {
-        _outer_name(name): layer.weight
-        for name, layer in model.named_sublayers()
-        if isinstance(layer, Linear) and id(layer) not in outputs
-    }
-    shapes = {f"{name}.weight": tuple(weight.shape) for name, weight in maps.items()}
+    maps = linear_maps(model).items()
+    shapes = {f"{_outer_name(name)}.weight": (layer.in_features, layer.out_features) for name, layer in maps}
     modules = {}
     for weight in match(model.family.published.load(), model.config, shapes):
         if len(weight.theirs) == 1:  # of several that are one here, none could be adapted by itself
@@ -118,20 +120,18 @@ def add_adapters(model: Any, lora: LoRA, target: str | Sequence[str] = ALL) -> d
 
 
 def _adapt(model: Layer, name: str, lora: LoRA) -> LoRALinear:
-    owner, last = _owner(model, name)
-    layer = LoRALinear(owner._sub_layers[last], lora)
-    layer.training = owner.training
-    owner.add_sublayer(last, layer)
+    base = _layer(model, name)
+    layer = LoRALinear(base, lora)
+    layer.training = base.training
+    replace_layer(model, name, layer)
     return layer
 
 
-def _owner(model: Layer, name: str) -> tuple[Layer, str]:
-    """The Layer that holds a sublayer, and the name of that one in it."""
-    *outer, last = name.split(".")
-    owner = model
-    for part in outer:
-        owner = owner._sub_layers[part]
-    return owner, last
+def _layer(model: Layer, name: str) -> Any:
+    layer = model
+    for part in name.split("."):
+        layer = layer._sub_layers[part]
+    return layer
 
 
 def adapters_of(model: Layer) -> dict[str, LoRALinear]:
@@ -176,12 +176,36 @@ def joined(lora: LoRA, parts: Mapping[str, np.ndarray]) -> LowRank:
 
 
 def merge_adapters(model: Any) -> None:
-    """Give each adapted linear map its adapter's part, and put it back where it was."""
+    """Give each adapted linear map its adapter's part, and put it back where it was; one of few bits as a Linear."""
     for name, layer in adapters_of(model).items():
-        base = layer.base
-        base.weight.set_value(product_of(layer).merged(base.weight.numpy()))
-        owner, last = _owner(model, name)
-        owner.add_sublayer(last, base)
+        base, merged = layer.base, product_of(layer).merged(dense_weight(layer.base).numpy())
+        if isinstance(base, QuantizedLinear):
+            plain = Linear(base.in_features, base.out_features, bias_attr=False, dims=base.weight.dims[::-1])
+            plain.bias, plain.training, base = base.bias, base.training, plain
+        base.weight.set_value(merged)
+        replace_layer(model, name, base)
+
+
+# a base of few bits
+
+
+def quantize_maps(model: Any, kind: str) -> None:
+    """Store the weights of a decoder's linear maps, all but the projection to the vocabulary, in codes of a kind: int8,
+    int4 or nf4, one after another. Source: QLoRA, arXiv:2305.14314."""
+    for name in linear_modules(model):
+        linear = _layer(model, name)
+        replace_layer(model, name, QuantizedLinear.of(linear, kind, _group_size(kind, linear.in_features)))
+
+
+def rounded(weight: np.ndarray, kind: str) -> np.ndarray:
+    """A weight [in, out] as it is decoded from codes of a kind, in its dtype."""
+    size = _group_size(kind, weight.shape[0])
+    codes, scale = weight_quantize(to_tensor(weight), algo=kind, group_size=size)
+    return weight_dequantize(codes, scale, kind, weight.dtype.name, size).numpy()
+
+
+def _group_size(kind: str, ins: int) -> int:
+    return next((size for size in _GROUPS if ins % size == 0), -1) if kind in HALVES else -1
 
 
 # folders
@@ -189,13 +213,15 @@ def merge_adapters(model: Any) -> None:
 
 class Adapter(NamedTuple):
     """An adapter before it is in a model. products: by the published names of modules. lora: what all of them have.
-    base: what it says that it was trained on; digest: of those weights, None if another program wrote it."""
+    base: what it says that it was trained on; digest: of those weights, None if another program wrote it; weight_dtype:
+    of the codes that they were stored in meanwhile, "" for none."""
 
     path: Path
     lora: LoRA
     products: Mapping[str, LowRank]
     base: str
     digest: str | None
+    weight_dtype: str = ""
 
 
 def write_adapter(model: Any, folder: str | Path, *, base: str = "", digest: str | None = None) -> None:
@@ -235,6 +261,9 @@ def write_adapter(model: Any, folder: str | Path, *, base: str = "", digest: str
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", **({} if digest is None else {_BASE_DIGEST: digest})}
+    bases = {layer.base.weight_dtype for layer in layers.values() if isinstance(layer.base, QuantizedLinear)}
+    if bases:
+        (metadata[_BASE_KIND],) = bases
     partial = folder / f"{WEIGHTS}.tmp"
     with open(partial, "wb") as file:
         safetensors_file.write(file, arrays, metadata)
@@ -285,7 +314,7 @@ def open_adapter(folder: str | Path) -> Adapter:
             raise CheckpointError(f"{folder / WEIGHTS}: {name} has rank {a.shape[0]}, {CONFIG} says {rank}")
         products[name] = LowRank(a.T, b, lora.scale, None if magnitude is None else magnitude.reshape(-1))
     base = str(config.get("base_model_name_or_path") or "")
-    return Adapter(folder, lora, products, base, metadata.get(_BASE_DIGEST))
+    return Adapter(folder, lora, products, base, metadata.get(_BASE_DIGEST), metadata.get(_BASE_KIND, ""))
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -327,8 +356,7 @@ def products_by_name(adapter: Adapter, model: Any) -> dict[str, LowRank]:
                 f"{adapter.path}: {theirs} is no linear map of a {type(model).__name__} that an adapter may change"
             )
         b = modules[name].load(product.b, model.config)
-        owner, last = _owner(model, name)
-        layer = owner._sub_layers[last]
+        layer = _layer(model, name)
         if (product.a.shape[0], b.shape[1]) != (layer.in_features, layer.out_features):
             raise CheckpointError(
                 f"{adapter.path}: {theirs} maps {product.a.shape[0]} features to {b.shape[1]}, in the model "
@@ -365,7 +393,10 @@ def apply_adapter(model: Any, adapter: Adapter) -> None:
     Raises as products_by_name, before anything is changed.
     """
     lora = replace(adapter.lora, pissa_init=False)
-    for name, product in products_by_name(adapter, model).items():
+    products = products_by_name(adapter, model)
+    if adapter.weight_dtype:
+        quantize_maps(model, adapter.weight_dtype)
+    for name, product in products.items():
         layer = _adapt(model, name, lora)
         layer.lora_a.set_value(product.a)
         layer.lora_b.set_value(product.b)

@@ -93,7 +93,9 @@ def dimensions(name: str, seq_len: int) -> ModelConfig:
         family = FAMILIES.get(opened.family.name)
         if family is None:
             raise ConfigError(f"{name}: a {opened.family.name} writes no tokens; give a decoder")
-        known = {"seq_len", *family.dimensions, *family.settings} & {field.name for field in fields(config)}
+        known = {"seq_len", "num_layers", *family.dimensions, *family.settings} & {
+            field.name for field in fields(config)
+        }
         known -= {"rope_scaling"}  # has no part in sizes
         values = {"family": family.name} | {key: getattr(config, key) for key in known & {*ModelConfig.model_fields}}
         if not family.head_dim:

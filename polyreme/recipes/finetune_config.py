@@ -108,6 +108,7 @@ class FinetuneConfig(RunConfig):
     stage: what is trained for. fine_tuning: full trains every parameter, lora adapters beside the linear maps, freeze
     the last freeze_trainable_layers blocks. lora_alpha: twice the rank if 0. lora_target: all, or names at the end of
     those of linear maps, as [q_proj, v_proj]. rslora, use_dora, pissa_init, loraplus_lr_ratio: as of nn.LoRA.
+    weight_quantize_algo: how the weights that adapters stand beside are stored, if in few bits (QLoRA).
     max_seq_len: tokens of a sample. packing: conversations share samples, none of which sees another. template: of
     conversations, by name or a .jinja file; the model's own if left out. train_on_prompt: questions are learnt too;
     mask_history: the last answer of a conversation alone is. neftune_noise_alpha: noise on embeddings while training
@@ -125,6 +126,7 @@ class FinetuneConfig(RunConfig):
     use_dora: bool = False
     pissa_init: bool = False
     loraplus_lr_ratio: Positive = 1.0
+    weight_quantize_algo: Literal["nf4", "weight_only_int4", "weight_only_int8"] | None = None
     freeze_trainable_layers: Count = 2
     max_seq_len: Annotated[Count, Field(ge=2)] = 1024
     packing: bool = True
@@ -142,6 +144,11 @@ class FinetuneConfig(RunConfig):
         return _DIMENSIONS.load()(self.model, self.max_seq_len)
 
     @property
+    def weight_dtype(self) -> str:
+        """Of the codes that weights are stored in, "" for none."""
+        return (self.weight_quantize_algo or "").removeprefix("weight_only_")
+
+    @property
     def record(self) -> TuningStage:
         """Of the stage."""
         return STAGES[self.stage]
@@ -156,7 +163,8 @@ class FinetuneConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kinds = {"lora": "lora_rank lora_alpha lora_dropout lora_target rslora use_dora pissa_init loraplus_lr_ratio",
+        kinds = {"lora": "lora_rank lora_alpha lora_dropout lora_target rslora use_dora pissa_init loraplus_lr_ratio "
+                 "weight_quantize_algo",
                  "freeze": "freeze_trainable_layers"}  # fmt: skip
         for kind, names in kinds.items():
             for name in names.split():
@@ -168,6 +176,11 @@ class FinetuneConfig(RunConfig):
                     )
         if self.use_dora and self.pissa_init:
             raise ValueError("use_dora with pissa_init: both change what the weight itself does; leave one of them out")
+        if self.pissa_init and self.weight_quantize_algo:
+            raise ValueError(
+                f"pissa_init with weight_quantize_algo={self.weight_quantize_algo}: what adapters begin with would be "
+                "of the rounded weight; leave one of them out"
+            )
         family = FAMILIES[self.dimensions.family]
         if self.packing and not family.documents:
             raise ValueError(f"packing: {family.name} takes one conversation a row; set packing=false")

@@ -11,7 +11,16 @@ import numpy as np
 
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.errors import CheckpointError, ConfigError
-from polyreme.models.adapters import LowRank, check_base, is_adapter, joined, open_adapter, products_by_name
+from polyreme.models.adapters import (
+    LowRank,
+    check_base,
+    is_adapter,
+    joined,
+    linear_modules,
+    open_adapter,
+    products_by_name,
+    rounded,
+)
 from polyreme.models.pretrained import named_tensors, write_folder
 from polyreme.models.published import PublishedFamily, kept_keys
 from polyreme.recipes.base import (
@@ -46,14 +55,20 @@ class _Change:
 
     trained: Mapping[str, np.ndarray]
     products: Mapping[str, LowRank]
+    weight_dtype: str = ""
+    """Of the codes that the weights of linear maps were stored in meanwhile."""
 
     def of(self, weights: _Weights) -> Callable[[str], np.ndarray]:
         """name -> the weight, changed, in the dtype that it has."""
+        maps = linear_modules(weights.model) if self.weight_dtype else {}
 
         def read(name: str) -> np.ndarray:
             if name in self.trained:
                 return self.trained[name]
-            weight, product = weights.read(name), self.products.get(name.removesuffix(".weight"))
+            module = name.removesuffix(".weight")
+            weight, product = weights.read(name), self.products.get(module)
+            if self.weight_dtype and module in maps:
+                weight = rounded(weight, self.weight_dtype)
             return weight if product is None else product.merged(weight)
 
         return read
@@ -83,7 +98,7 @@ def merge(
             raise ConfigError(f"{source}: does not say what it was trained on; give --base")
         check_base(adapter, base_digest(name), name)
         weights, tokenizer_of = _open(name), resolve(name)
-        change = _Change({}, products_by_name(adapter, weights.model))
+        change = _Change({}, products_by_name(adapter, weights.model), adapter.weight_dtype)
     else:
         name, change = _of_run(source, base)
         weights, tokenizer_of = _open(name), source
@@ -125,7 +140,7 @@ def _of_run(folder: Path, base: str | None) -> tuple[str, _Change]:
     for key, array in saved.items():
         module, _, part = key.rpartition(".")
         parts.setdefault(module, {})[part] = array.astype(np.float32)
-    return name, _Change({}, {module: joined(lora, arrays) for module, arrays in parts.items()})
+    return name, _Change({}, {module: joined(lora, arrays) for module, arrays in parts.items()}, config.weight_dtype)
 
 
 def _open(name: str) -> _Weights:

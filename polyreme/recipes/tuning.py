@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.models.adapters import add_adapters
+from polyreme.models.adapters import add_adapters, quantize_maps
 from polyreme.nn.layers.lora import LoRA
 from polyreme.ops.random import uniform
 from polyreme.recipes.finetune_config import FinetuneConfig
@@ -18,6 +18,8 @@ def tune(model: Any, config: FinetuneConfig) -> None:
     Raises ConfigError for blocks and linear maps that the model has not.
     """
     if config.fine_tuning == "lora":
+        if config.weight_dtype:
+            quantize_maps(model, config.weight_dtype)
         add_adapters(model, lora_of(config), config.lora_target)
     elif config.fine_tuning == "freeze":
         _freeze(model, config.freeze_trainable_layers)

@@ -11,10 +11,12 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.models import AutoModelForCausalLM, adapters
 from polyreme.models.folder import weights_digest
-from polyreme.nn.layers.lora import LoRA
+from polyreme.nn.layers.lora import LoRA, dense_weight
+from polyreme.nn.quant import QuantizedLinear
 from tests.models import parity
 
 FOLDERS = parity.FIXTURES / "folders"
+LOW_BIT = ("nf4", "int4", "int8")
 KINDS = {
     "lora": LoRA(rank=2),
     "rslora": LoRA(rank=3, alpha=4, rslora=True, loraplus_lr_ratio=4),
@@ -34,6 +36,38 @@ def disturb(model):
     for p in model.parameters():
         if p.trainable:
             p.set_value(p.numpy() + 0.1 * rng.standard_normal(p.shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_adapters_stand_beside_weights_of_few_bits(kind, tmp_path):
+    """The base is the decoded one, in training, from the folder and merged."""
+    model, ids = load(), to_tensor(IDS)
+    adapters.quantize_maps(model, kind)
+    base = model(ids).numpy()
+    assert np.abs(load()(ids).numpy() - base).max() > 1e-4
+    layers = adapters.add_adapters(model, LoRA(rank=2, use_dora=kind == "nf4"))
+    assert all(isinstance(layer.base, QuantizedLinear) for layer in layers.values())
+    np.testing.assert_array_equal(model(ids).numpy(), base)
+    disturb(model)
+    changed = model(ids).numpy()
+    (model(ids) * model(ids)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.trainable)
+    adapters.write_adapter(model, tmp_path)
+    other = load()
+    adapters.apply_adapter(other, adapters.open_adapter(tmp_path))
+    sizes = {key: getattr(model.config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    atol = parity.tolerance(parity.forward_terms(sizes, IDS.shape[1]), changed)
+    np.testing.assert_allclose(other(ids).numpy(), changed, rtol=0, atol=atol)
+    adapters.merge_adapters(other)
+    np.testing.assert_allclose(other(ids).numpy(), changed, rtol=0, atol=atol)
+    name = next(iter(layers))
+    np.testing.assert_array_equal(
+        adapters.rounded(weight_of(load(), name), kind), dense_weight(layers[name].base).numpy()
+    )
+
+
+def weight_of(model, name):
+    return dict(model.named_sublayers())[name].weight.numpy()
 
 
 @pytest.mark.parametrize(("kind", "name"), [*((kind, "llama") for kind in KINDS), ("lora", "gpt2"), ("dora", "gpt2")])

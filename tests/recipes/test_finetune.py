@@ -65,6 +65,7 @@ STAGED = ("plan.dp=1", "plan.sharding=1", "plan.sharding_stage=0", "plan.pp=2", 
     [
         pytest.param(["pissa_init=true", "packing=false"], [*STAGED, "plan.recompute=full"], id="stages"),
         pytest.param(["use_dora=true"], SHARDED, id="dora", marks=pytest.mark.slow),
+        pytest.param(["weight_quantize_algo=nf4"], SHARDED, id="qlora", marks=pytest.mark.slow),
         pytest.param(["lora_dropout=0"], STAGED, id="packed_stages", marks=pytest.mark.slow),
         pytest.param(
             ["fine_tuning=freeze", "lora_rank=8", "freeze_trainable_layers=1"],
@@ -194,6 +195,7 @@ def test_a_conversation_ends_where_the_trained_token_says(tmp_path, base):
         (["fine_tuning=full"], "lora_rank=4 with fine_tuning=full, which has no use for it"),
         (["stage=dop"], "unknown stage 'dop'"),
         (["max_seq_len=97"], "has positions for 96 tokens; lower max_seq_len"),
+        (["weight_quantize_algo=weight_only_int4", "pissa_init=true"], "would be of the rounded weight"),
         (["use_dora=true", "pissa_init=true"], "leave one of them out"),
         (["plan.mp=8"], "num_heads=4 is not a multiple of plan.mp=8"),
         (["model=nowhere"], "nowhere: no such folder or file"),
@@ -206,6 +208,7 @@ def test_settings_that_cannot_be_are_refused_by_name(tmp_path, base, settings, m
 
 def test_rows_that_teach_nothing_are_refused_with_their_line(tmp_path, base):
     loaded = load(tmp_path / "run", base)
+    assert loaded.config.dimensions.num_layers == 2
     chats = tmp_path / "chats.jsonl"
     rows = chats.read_text().splitlines()
     chats.write_text("\n".join([rows[0], '{"messages": [{"role": "user", "content": "God"}]}', *rows[1:]]))

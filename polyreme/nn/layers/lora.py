@@ -17,6 +17,9 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Assign, Constant, Uniform
 from polyreme.nn.layer import Layer
+from polyreme.nn.layers.linear import Linear
+from polyreme.nn.layers.quantized import QuantizedLinear
+from polyreme.ops.quantization import weight_dequantize
 
 _RANK = "lora_rank"
 
@@ -62,10 +65,10 @@ class LoRA:
 class LoRALinear(Layer):
     """base(x) + scale (x A) B with x [..., in], A [in, rank], B [rank, out] -> [..., out].
 
-    base: a Linear, or another Layer with in_features, out_features, weight [in, out] and bias, none of whose parameters
-    trains any more. B starts as zeros, so that the output is at first the base's, bit for bit. A starts uniform in
-    +-1 / sqrt(in), B and A by pissa_init as the weight's largest singular vectors, and their product, which `start_a`
-    and `start_b` keep, is taken off. A has the base's first logical dim, B its second.
+    base: a Linear or a QuantizedLinear, none of whose parameters trains any more. B starts as zeros, so that the output
+    is at first the base's, bit for bit. A starts uniform in +-1 / sqrt(in), A and B by pissa_init as the weight's
+    largest singular vectors, and their product, which `start_a` and `start_b` keep, is taken off. A has the base's
+    first logical dim, B its second.
 
     With use_dora W + scale A B has in each column the length that `magnitude` [out] says, which starts as that of W; no
     gradient flows through the length that is divided by (arXiv:2402.09353, section 4.3).
@@ -76,7 +79,7 @@ class LoRALinear(Layer):
     {'lora_a': paddle.Size([6, 2]), 'lora_b': paddle.Size([2, 4])}
     """
 
-    def __init__(self, base: Layer, lora: LoRA = LoRA()) -> None:
+    def __init__(self, base: Linear | QuantizedLinear, lora: LoRA = LoRA()) -> None:
         super().__init__(dtype=base._dtype)
         self.base, self.lora = base, lora
         for p in base.parameters():
@@ -87,11 +90,11 @@ class LoRALinear(Layer):
                 f"LoRA: rank {lora.rank} of a map from {ins} to {outs} features is no less than it has itself; give at "
                 f"most {min(ins, outs)}"
             )
-        first, second = getattr(base.weight, "dims", (None, None))
+        first, second = base.weight.dims if isinstance(base, Linear) else base.weight.dims[::-1]
         limit = 1 / math.sqrt(ins)
         starts = (Uniform(-limit, limit), Constant(0.0))
         if lora.pissa_init:
-            a, b = principal_part(base.weight.numpy(), lora.rank)
+            a, b = principal_part(dense_weight(base).numpy(), lora.rank)
             a, b = a / math.sqrt(lora.scale), b / math.sqrt(lora.scale)
             starts = (Assign(a), Assign(b))
             self.register_buffer("start_a", to_tensor(a, self._dtype))
@@ -100,7 +103,7 @@ class LoRALinear(Layer):
         self.lora_b = self.create_parameter([lora.rank, outs], starts[1], dims=(_RANK, second))
         self.lora_b.optimize_attr = {"learning_rate": lora.loraplus_lr_ratio}
         if lora.use_dora:
-            self.magnitude = self.create_parameter([outs], Assign(_lengths(base.weight).numpy()), dims=(second,))
+            self.magnitude = self.create_parameter([outs], Assign(_lengths(dense_weight(base)).numpy()), dims=(second,))
 
     @property
     def in_features(self) -> int:
@@ -146,7 +149,7 @@ class LoRALinear(Layer):
         change = self.lora_a.matmul(self.lora_b)
         if self.lora.pissa_init:
             change = change - self.start_a.matmul(self.start_b)
-        return self.base.weight + change * self.lora.scale
+        return dense_weight(self.base) + change * self.lora.scale
 
     def extra_repr(self) -> str:
         return f"rank={self.lora.rank}, scale={self.lora.scale:g}"
@@ -164,6 +167,15 @@ def principal_part(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarra
     left, sizes, right = np.linalg.svd(np.asarray(weight, np.float32), full_matrices=False)
     roots = np.sqrt(sizes[:rank])
     return left[:, :rank] * roots, roots[:, None] * right[:rank]
+
+
+def dense_weight(layer: Linear | QuantizedLinear) -> Any:
+    """A layer's weight [in, out], decoded if it is stored in few bits."""
+    if isinstance(layer, Linear):
+        return layer.weight
+    return weight_dequantize(
+        layer.weight, layer.weight_scale, layer.weight_dtype, out_dtype=layer._dtype.name, group_size=layer.group_size
+    )
 
 
 def _lengths(weight: Any) -> Any:
