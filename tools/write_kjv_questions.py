@@ -1,4 +1,5 @@
-"""Write data/kjv_questions.jsonl: questions about the King James text and their answers, by rule from data/kjv.txt.gz.
+"""Write data/kjv_questions.jsonl and data/kjv_preferences.jsonl, by rule from data/kjv.txt.gz: questions about the King
+James text with their answers; and some of them with the answer to another one as the worse.
 
 Run it in the repository's root: python tools/write_kjv_questions.py
 """
@@ -17,6 +18,7 @@ _VERSE = re.compile(r"^(\d?[A-Za-z]+)(\d+):(\d+) (.*?)(?=^\d?[A-Za-z]+\d+:\d+ |\
 _BEGAT = re.compile(r"\b([A-Z][a-z]+) begat ([A-Z][a-z]+)\b")
 _DAYS = re.compile(r"all the days of ([A-Z][a-z]+) were ([a-z ]+ years)")
 LONGEST = 120  # characters of a verse that is asked about
+PREFERENCES = 120
 EVERY = 9  # so many verses apart are those that are asked about
 
 
@@ -57,13 +59,21 @@ def main() -> None:
     """Write the file."""
     root = Path(__file__).resolve().parents[1]
     text = gzip.decompress((root / "data" / "kjv.txt.gz").read_bytes()).decode("ascii")
-    rows = [
+    asked = list(pairs(text))
+    questions = [
         {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for question, answer in pairs(text)
+        for question, answer in asked
     ]
-    lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    (root / "data" / "kjv_questions.jsonl").write_text(lines, encoding="ascii")
-    print(f"{len(rows)} rows, {len(lines):,} bytes")
+    every = len(asked) // PREFERENCES
+    preferences = [
+        {"prompt": question, "chosen": answer, "rejected": asked[(number + every // 2) % len(asked)][1]}
+        for number, (question, answer) in enumerate(asked)
+        if number % every == 0
+    ]
+    for name, rows in (("questions", questions), ("preferences", preferences)):
+        lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        (root / "data" / f"kjv_{name}.jsonl").write_text(lines, encoding="ascii")
+        print(f"{name}: {len(rows)} rows, {len(lines):,} bytes")
 
 
 if __name__ == "__main__":

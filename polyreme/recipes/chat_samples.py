@@ -79,6 +79,12 @@ def chat_tokenizer(config: FinetuneConfig, base: Path | None = None) -> TextToke
     return writer.with_template(named.text, named.end)
 
 
+def chat_encoder(config: FinetuneConfig, writer: TextTokenizer) -> ChatEncoder:
+    """How a run makes tokens of conversations."""
+    form = ChatForm(config.max_seq_len + 1, config.train_on_prompt, config.mask_history, config.data.truncation)
+    return ChatEncoder(writer, form)
+
+
 def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
     """What data.train and data.validation name, encoded.
 
@@ -87,8 +93,7 @@ def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
     """
     data, seq_len = config.data, config.max_seq_len
     writer = chat_tokenizer(config, base)
-    form = ChatForm(seq_len + 1, config.train_on_prompt, config.mask_history, data.truncation)
-    encoder, bad = ChatEncoder(writer, form), BadLines(data.skip_bad)
+    encoder, bad = chat_encoder(config, writer), BadLines(data.skip_bad)
 
     def encoded(sources: Sequence[ConversationSource], key: str) -> list[ChatTokens]:
         chats = []

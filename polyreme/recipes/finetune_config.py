@@ -26,6 +26,7 @@ from polyreme.recipes.config import (
     as_source,
     name_in,
 )
+from polyreme.recipes.preference_losses import LOSSES
 from polyreme.recipes.samples import SampleKind
 from polyreme.recipes.stages import STAGES, TuningStage
 from polyreme.registry import Reference
@@ -113,6 +114,12 @@ class FinetuneConfig(RunConfig):
     conversations, by name or a .jinja file; the model's own if left out. train_on_prompt: questions are learnt too;
     mask_history: the last answer of a conversation alone is. neftune_noise_alpha: noise on embeddings while training
     (arXiv:2310.05914), 0 for none.
+
+    Stage dpo: loss_type, one of recipes.preference_losses.LOSSES, with its beta, label_smoothing, simpo_gamma and
+    dpop_lambda; pref_loss_ratio times that loss and sft_loss_ratio times the cost of the better answer. The reference
+    is the model as it begins; reference_free: there is none. kto: beta, and the weights of answers that were judged
+    desirable or not. distill: teacher, weights as of model; distill_temperature softens both, distill_weight is the
+    part of the loss that the teacher's labels have.
     """
 
     model: Text
@@ -134,6 +141,19 @@ class FinetuneConfig(RunConfig):
     train_on_prompt: bool = False
     mask_history: bool = False
     neftune_noise_alpha: NotNegative = 0.0
+    loss_type: Annotated[str, name_in(LOSSES)] = "sigmoid"
+    beta: Positive = 0.1
+    label_smoothing: Annotated[Fraction, Field(lt=0.5)] = 0.0
+    simpo_gamma: NotNegative = 0.5
+    dpop_lambda: NotNegative = 50.0
+    pref_loss_ratio: NotNegative = 1.0
+    sft_loss_ratio: NotNegative = 0.0
+    reference_free: bool = False
+    desirable_weight: Positive = 1.0
+    undesirable_weight: Positive = 1.0
+    teacher: Text | None = None
+    distill_temperature: Positive = 2.0
+    distill_weight: Annotated[NotNegative, Field(le=1)] = 0.5
     data: ChatData
     train: FinetuneTraining = FinetuneTraining()
     log: FinetuneLog = FinetuneLog()
@@ -159,7 +179,7 @@ class FinetuneConfig(RunConfig):
 
     @property
     def is_packed(self) -> bool:
-        return self.packing
+        return self.packing and "packing" in self.record.settings
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -174,6 +194,7 @@ class FinetuneConfig(RunConfig):
                         f"{name}={getattr(self, name)} with fine_tuning={self.fine_tuning}, which has no use for it; "
                         f"leave it out, or set fine_tuning={kind}"
                     )
+        self._check_stage()
         if self.use_dora and self.pissa_init:
             raise ValueError("use_dora with pissa_init: both change what the weight itself does; leave one of them out")
         if self.pissa_init and self.weight_quantize_algo:
@@ -182,8 +203,28 @@ class FinetuneConfig(RunConfig):
                 "of the rounded weight; leave one of them out"
             )
         family = FAMILIES[self.dimensions.family]
-        if self.packing and not family.documents:
+        if self.is_packed and not family.documents:
             raise ValueError(f"packing: {family.name} takes one conversation a row; set packing=false")
         if self.plan.pp > 1 and self.record.loss is not None:
             raise ValueError(f"plan.pp={self.plan.pp}: stage {self.stage} needs the whole model at once; set plan.pp=1")
         return self
+
+    def _check_stage(self) -> None:
+        fields, used = type(self).model_fields, {*self.record.settings}
+        for name in sorted({name for stage in STAGES.values() for name in stage.settings} - used):
+            if getattr(self, name) != fields[name].get_default(call_default_factory=True) and name != "packing":
+                others = " or ".join(key for key, stage in STAGES.items() if name in stage.settings)
+                raise ValueError(
+                    f"{name}={getattr(self, name)} with stage={self.stage}, which has no use for it; leave it out, or "
+                    f"set stage={others}"
+                )
+        loss = LOSSES[self.loss_type]
+        for name in ("label_smoothing", "simpo_gamma", "dpop_lambda"):
+            if name in used and name not in loss.settings and getattr(self, name) != fields[name].default:
+                others = " or ".join(key for key, other in LOSSES.items() if name in other.settings)
+                raise ValueError(
+                    f"{name}={getattr(self, name)} with loss_type={self.loss_type}, which has no use for it; leave it "
+                    f"out, or set loss_type={others}"
+                )
+        if self.stage == "distill" and self.teacher is None:
+            raise ValueError("stage=distill: teacher is missing; give weights of the same tokenizer, as for model")

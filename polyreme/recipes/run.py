@@ -118,6 +118,8 @@ class _TrainingRun:
         if latest is not None:  # told before minutes go into a model that does not fit
             self._check_saved(store.manifest(latest).meta)
         self.trainer = Trainer(config)
+        if isinstance(config, FinetuneConfig) and config.record.prepare is not None:
+            config.record.prepare.load()(config, self.trainer, corpus, folder)
         self.notes += map(str, self.trainer.planned.files)
         self.data, self.validation = Numbered(corpus.train), Numbered(corpus.validation)
         sampler = corpus.sampler(self.data, generator=config.data.seed)

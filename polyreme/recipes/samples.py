@@ -107,6 +107,37 @@ CONVERSATIONS = SampleKind(
     is_shown_before=True,
 )
 
+
+def _pairs_of_rows(config: Any) -> tuple[Input, ...]:
+    """Two rows of tokens a sample, the token that follows each, and what is known of the two."""
+    rows = (config.train.global_batch, 2, config.dimensions.seq_len)
+    return Input(rows, "int64"), Input(rows, "int64"), Input((config.train.global_batch, 3), "float32")
+
+
+PREFERENCES = SampleKind(
+    name="preferences",
+    settings=(),
+    tokens=lambda model: 2 * model.seq_len,
+    arrays=_pairs_of_rows,
+    load=Reference("polyreme.recipes.pair_samples", "load_preferences"),
+    draw=Reference("polyreme.recipes.pair_samples", "random_pairs"),
+    check=Reference("polyreme.recipes.pair_samples", "check_pairs"),
+    sample=CONVERSATIONS.sample,
+    is_shown_before=True,
+)
+
+JUDGEMENTS = SampleKind(
+    name="judgements",
+    settings=(),
+    tokens=PREFERENCES.tokens,
+    arrays=_pairs_of_rows,
+    load=Reference("polyreme.recipes.pair_samples", "load_judged"),
+    draw=PREFERENCES.draw,
+    check=PREFERENCES.check,
+    sample=CONVERSATIONS.sample,
+    is_shown_before=True,
+)
+
 ALIGNMENTS = SampleKind(
     name="alignments",
     settings=("alignments",),
@@ -121,5 +152,7 @@ ALIGNMENTS = SampleKind(
     check=Reference("polyreme.recipes.alignments", "check_letters"),
 )
 
-SAMPLES: Registry[SampleKind] = Registry("kind of samples", [TOKENS, CONVERSATIONS, ALIGNMENTS])
+SAMPLES: Registry[SampleKind] = Registry(
+    "kind of samples", [TOKENS, CONVERSATIONS, PREFERENCES, JUDGEMENTS, ALIGNMENTS]
+)
 """Kinds of samples by the name that a family's record has."""

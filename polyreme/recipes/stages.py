@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polyreme.recipes.samples import CONVERSATIONS, SampleKind
+from polyreme.recipes.samples import CONVERSATIONS, JUDGEMENTS, PREFERENCES, SampleKind
 from polyreme.registry import Reference, Registry
 
 Loss = Callable[[Any, Any, Any], Any]
@@ -19,19 +19,57 @@ Loss = Callable[[Any, Any, Any], Any]
 @dataclass(frozen=True, slots=True, eq=False)
 class TuningStage:
     """One kind of fine-tuning. samples: what it reads. loss: (the run's configuration) -> the loss; None for the
-    model's own, which alone a pipeline can compute."""
+    model's own, which alone a pipeline can compute. settings: those that it alone, or some stages, have a use for.
+    build: (model, configuration) -> adds what the model lacks. prepare: (configuration, Trainer, data, folder) -> does
+    what is to be done once, before the first step and when a run resumes, of the model as it begins."""
 
     name: str
     samples: SampleKind
     loss: Reference[Callable[[Any], Loss]] | None = None
+    settings: tuple[str, ...] = ()
+    build: Reference[Callable[[Any, Any], None]] | None = None
+    prepare: Reference[Callable[[Any, Any, Any, Any], None]] | None = None
     aliases: tuple[str, ...] = ()
 
 
-SFT = TuningStage(
-    name="sft",
-    samples=CONVERSATIONS,
-    aliases=("supervised",),
+def _alignment(name: str) -> Reference[Any]:
+    return Reference("polyreme.recipes.alignment", name)
+
+
+SFT = TuningStage(name="sft", samples=CONVERSATIONS, settings=("packing",), aliases=("supervised",))
+
+DPO = TuningStage(
+    name="dpo",
+    samples=PREFERENCES,
+    loss=_alignment("preference_loss"),
+    settings=("beta", "loss_type", "pref_loss_ratio", "sft_loss_ratio", "label_smoothing", "simpo_gamma",
+              "dpop_lambda", "reference_free"),
+    prepare=_alignment("score_reference"),
+)  # fmt: skip
+
+KTO = TuningStage(
+    name="kto",
+    samples=JUDGEMENTS,
+    loss=_alignment("judged_loss"),
+    settings=("beta", "desirable_weight", "undesirable_weight", "reference_free"),
+    prepare=_alignment("score_reference"),
 )
 
-STAGES: Registry[TuningStage] = Registry("stage", [SFT])
+RM = TuningStage(
+    name="rm",
+    samples=PREFERENCES,
+    loss=_alignment("pair_reward_loss"),
+    build=_alignment("add_reward_head"),
+    aliases=("reward",),
+)
+
+DISTILL = TuningStage(
+    name="distill",
+    samples=CONVERSATIONS,
+    loss=_alignment("DistillationLoss"),
+    settings=("packing", "teacher", "distill_temperature", "distill_weight"),
+    prepare=_alignment("load_teacher"),
+)
+
+STAGES: Registry[TuningStage] = Registry("stage", [SFT, DPO, KTO, RM, DISTILL])
 """Stages by the name that a configuration has."""

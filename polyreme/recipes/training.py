@@ -49,7 +49,7 @@ class Trainer:
         self.config = config
         rng.seed(config.train.seed)
         plan = config.parallel_plan
-        loss = loss_of_config(config)
+        self.objective = loss = loss_of_config(config)
         check_offload(plan, step_policy(config.train), has_loss=loss is not None)  # told before the model is made
         # parameters that go to a disk are made one after another, when there is a place for them
         with LazyGuard() if "param" in plan.offload else contextlib.nullcontext():

@@ -23,6 +23,8 @@ def tune(model: Any, config: FinetuneConfig) -> None:
         add_adapters(model, lora_of(config), config.lora_target)
     elif config.fine_tuning == "freeze":
         _freeze(model, config.freeze_trainable_layers)
+    if config.record.build is not None:
+        config.record.build.load()(model, config)
     if config.neftune_noise_alpha:
         _add_noise(model.tokens, config.neftune_noise_alpha)
     model.train()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from polyreme.nn import functional as F
-from polyreme.registry import Registry
 
 
 class PairLogProbs(NamedTuple):
@@ -58,47 +56,31 @@ class PreferenceSettings:
     dpop_lambda: float = 50.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PreferenceLoss:
-    """A loss of pairs. of: (log-probabilities, settings) -> [pairs]. needs_reference: whether it reads the reference's;
-    is_averaged: log-probabilities are those of a token on average; settings: those of PreferenceSettings that it has a
-    use for beside beta."""
-
-    name: str
-    of: Callable[[PairLogProbs, PreferenceSettings], Any]
-    needs_reference: bool = True
-    is_averaged: bool = False
-    settings: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-
-    def __call__(self, pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-        """The loss of each pair, [pairs]."""
-        return self.of(pairs.averaged() if self.is_averaged else pairs, settings)
-
-
 def _smoothed(logits: Any, settings: PreferenceSettings) -> Any:
     smoothing = settings.label_smoothing
     loss = -F.log_sigmoid(logits) * (1 - smoothing)
     return loss - F.log_sigmoid(-logits) * smoothing if smoothing else loss
 
 
-def _sigmoid(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2305.18290, equation 7; label smoothing: "A note on DPO with noisy preferences", E. Mitchell."""
+def sigmoid_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """DPO, [pairs]. Source: arXiv:2305.18290, equation 7; smoothing: E. Mitchell, "A note on DPO with noisy
+    preferences"."""
     return _smoothed(pairs.margin * settings.beta, settings)
 
 
-def _hinge(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2309.06657."""
+def hinge_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """A hinge in the place of DPO's sigmoid, [pairs]. Source: arXiv:2309.06657."""
     return F.relu(1 - pairs.margin * settings.beta)
 
 
-def _ipo(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2310.12036, equation 17, of a token on average."""
+def ipo_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """IPO, [pairs], of averaged log-probabilities. Source: arXiv:2310.12036, equation 17, of a token on average."""
     return (pairs.margin - 1 / (2 * settings.beta)) ** 2
 
 
-def _kto_pair(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Both answers of a pair as KTO judges them, each beside how far the model is from the reference on the others.
+def kto_pair_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """KTO of pairs, [pairs]: both answers as KTO judges them, each beside how far the model is from its reference on
+    the others.
 
     Source: arXiv:2402.01306, with the batch's other answers for the reference point.
     """
@@ -108,56 +90,38 @@ def _kto_pair(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
     return better + 1 - F.sigmoid((chosen_point - rejected) * beta)
 
 
-def _sppo_hard(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2405.00675, with probabilities 1 and 0."""
+def sppo_hard_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """SPPO with hard labels, [pairs]. Source: arXiv:2405.00675, with probabilities 1 and 0."""
     half = 0.5 / settings.beta
     return (pairs.chosen_ratio - half) ** 2 + (pairs.rejected_ratio + half) ** 2
 
 
-def _nca_pair(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2402.05369, for two answers."""
+def nca_pair_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """NCA, [pairs]. Source: arXiv:2402.05369, for two answers."""
     chosen, rejected = pairs.chosen_ratio * settings.beta, pairs.rejected_ratio * settings.beta
     return -F.log_sigmoid(chosen) - 0.5 * F.log_sigmoid(-chosen) - 0.5 * F.log_sigmoid(-rejected)
 
 
-def _dpop(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2402.13228, equation 3."""
+def dpop_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """DPO-Positive, [pairs]. Source: arXiv:2402.13228, equation 3."""
     lost = F.relu(pairs.reference_chosen - pairs.chosen)
     return -F.log_sigmoid((pairs.margin - lost * settings.dpop_lambda) * settings.beta)
 
 
-def _simpo(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2405.14734, equation 6."""
+def simpo_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """SimPO, [pairs], of averaged log-probabilities; it reads no reference. Source: arXiv:2405.14734, equation 6."""
     return _smoothed((pairs.chosen - pairs.rejected) * settings.beta - settings.simpo_gamma, settings)
 
 
 _LEAST_DOUBT = 1e-6  # an answer that is certain has no finite odds
 
 
-def _orpo(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
-    """Source: arXiv:2403.07691, equations 6 and 7: with the cost of the better answer, beta being its lambda."""
+def orpo_loss(pairs: PairLogProbs, settings: PreferenceSettings) -> Any:
+    """ORPO, [pairs], of averaged log-probabilities, with the cost of the better answer; beta is its lambda. It reads no
+    reference. Source: arXiv:2403.07691, equations 6 and 7."""
     chosen, rejected = (value.clip(max=-_LEAST_DOUBT) for value in (pairs.chosen, pairs.rejected))
     odds = (chosen - rejected) - ((-chosen.exp()).log1p() - (-rejected.exp()).log1p())
     return -pairs.chosen - F.log_sigmoid(odds) * settings.beta
-
-
-LOSSES: Registry[PreferenceLoss] = Registry(
-    "loss_type",
-    [
-        PreferenceLoss("sigmoid", _sigmoid, settings=("label_smoothing",)),
-        PreferenceLoss("hinge", _hinge),
-        PreferenceLoss("ipo", _ipo, is_averaged=True),
-        PreferenceLoss("kto_pair", _kto_pair),
-        PreferenceLoss("sppo_hard", _sppo_hard),
-        PreferenceLoss("nca_pair", _nca_pair),
-        PreferenceLoss("dpop", _dpop, settings=("dpop_lambda",)),
-        PreferenceLoss("orpo", _orpo, needs_reference=False, is_averaged=True, aliases=("or",)),
-        PreferenceLoss(
-            "simpo", _simpo, needs_reference=False, is_averaged=True, settings=("simpo_gamma", "label_smoothing")
-        ),
-    ],
-)
-"""Losses of preferences by their loss_type."""
 
 
 def kto_loss(

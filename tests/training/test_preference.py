@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from polyreme.eager.tensor import to_tensor
+from polyreme.recipes.preference_losses import LOSSES
 from polyreme.training.preference import (
-    LOSSES,
     PairLogProbs,
     PreferenceSettings,
     kto_loss,
