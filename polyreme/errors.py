@@ -80,6 +80,10 @@ class NumericsError(ArithmeticError):
     """NaN, infinity or an out-of-range index met while training. Exit code 5."""
 
 
+class CompressionError(RuntimeError):
+    """A model that became too much worse when it was made smaller. Exit code 5."""
+
+
 EXIT_CODES: dict[type[BaseException], int] = {
     ConfigError: 2,
     PlacementError: 2,
@@ -87,6 +91,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     DataError: 3,
     CheckpointError: 4,
     NumericsError: 5,
+    CompressionError: 5,
 }
 EXIT_INTERNAL = 70
 EXIT_PREEMPTED = 75

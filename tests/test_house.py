@@ -27,7 +27,7 @@ FLOORS = {
         "vision text audio distribution hub sequences data",
         "distributed hapi callbacks inference dataset",
         "models incubate",
-        "generation",
+        "generation compression",
         "evaluation",
         "conformance",
         "recipes",

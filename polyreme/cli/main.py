@@ -17,6 +17,7 @@ from polyreme.cli import run as runner
 from polyreme.cli.bench import bench_app
 from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
+from polyreme.cli.compress import prune, quantize
 from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.device import device_app
@@ -191,6 +192,8 @@ app.command()(export)
 app.command()(infer)
 app.command()(merge)
 app.command()(convert)
+app.command()(quantize)
+app.command()(prune)
 app.command()(serve)
 app.command()(generate)
 app.command("eval")(evaluate)

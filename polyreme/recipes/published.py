@@ -222,14 +222,19 @@ def floating_dtype(name: str | None) -> Any:
     return wanted
 
 
+def check_new_folder(target: Path) -> None:
+    """Raises ConfigError for a target that holds anything."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target}: there is something already; give a new folder")
+
+
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to be filled inside the block, at whose end it is the target; gone if the block raises.
 
     Raises ConfigError for a target that holds anything.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target}: there is something already; give a new folder")
+    check_new_folder(target)
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

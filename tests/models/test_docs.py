@@ -1,14 +1,14 @@
-"""The examples of docs/branches.md, docs/models.md, docs/generation.md, docs/serving.md and docs/finetuning.md run."""
+"""The examples of pages of docs/ that are about models run."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+PAGES = ("models", "generation", "serving", "finetuning", "compression")
 
-@pytest.mark.parametrize(
-    "page", [pytest.param("branches", marks=pytest.mark.slow), "models", "generation", "serving", "finetuning"]
-)
+
+@pytest.mark.parametrize("page", [pytest.param("branches", marks=pytest.mark.slow), *PAGES])
 def test_examples(page):
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
     names = {}

@@ -206,3 +206,43 @@ def test_settings_that_mean_nothing_are_refused():
     model.eval()
     with pytest.raises(ConfigError, match="evaluation mode; call model"):
         QAT(QuantConfig(None, None)).quantize(model)
+
+
+def test_training_in_4_bits_loses_less_than_rounding_afterwards():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((256, 16)).astype("float32")
+    y = np.tanh(x @ rng.standard_normal((16, 8)) / 4) @ rng.standard_normal((8, 2))
+    x, y = paddle.to_tensor(x), paddle.to_tensor(y.astype("float32"))
+
+    def error(model):
+        return ((model(x) - y) ** 2).mean()
+
+    def train(model, steps, rate):
+        optimizer = paddle.optimizer.Adam(rate, parameters=model.parameters())
+
+        @paddle.jit.to_static
+        def step():
+            loss = error(model)
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+
+        for _ in range(steps):
+            step()
+            if not isinstance(rate, float):
+                rate.step()
+
+    paddle.seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 2))
+    train(model, 300, 1e-2)
+    qat = QAT(QuantConfig(None, FakeQuanterWithAbsMaxObserver(bit_length=4)))
+    trained = qat.quantize(model)
+    train(trained, 300, paddle.optimizer.lr.CosineAnnealingDecay(1e-2, 300))
+    trained.eval()
+    model.eval()
+    ptq = PTQ(QuantConfig(None, AbsmaxObserver(quant_bits=4)))
+    observed = ptq.quantize(model)
+    observed(x)
+    after = float(error(ptq.convert(observed)))
+    assert float(error(model)) < 0.2 * after
+    assert float(error(qat.convert(trained))) < 0.5 * after

@@ -1,0 +1,118 @@
+"""What linear maps of a decoder take in: its blocks run one after the other on rows of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyreme.eager.mode import no_grad
+from polyreme.eager.tensor import to_tensor
+from polyreme.models.low_bit_folder import linear_maps
+from polyreme.nn import Layer, Linear
+from polyreme.nn import functional as F
+
+
+class InputStatistics:
+    """Of the rows x [n, in] that a linear map takes in.
+
+    gram: x^T x, float64 [in, in]. absmax, absmean: of each input, float32 [in]. count: n.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self.gram = np.zeros((inputs, inputs))
+        self.absmax = np.zeros(inputs, np.float32)
+        self._abssum = np.zeros(inputs)
+        self.count = 0
+
+    def add(self, x: np.ndarray) -> None:
+        """Take in more rows."""
+        rows = x.reshape(-1, x.shape[-1]).astype(np.float32)
+        self.gram += rows.T @ rows
+        sizes = np.abs(rows)
+        self.absmax = np.maximum(self.absmax, sizes.max(0))
+        self._abssum += sizes.sum(0)
+        self.count += len(rows)
+
+    @property
+    def absmean(self) -> np.ndarray:
+        """The mean |x| of each input, float32 [in]."""
+        return (self._abssum / max(self.count, 1)).astype(np.float32)
+
+    @property
+    def norms(self) -> np.ndarray:
+        """The Euclidean norm of each input, float64 [in]."""
+        return np.sqrt(np.diag(self.gram))
+
+    def divide(self, factors: np.ndarray) -> None:
+        """Make them those of x / factors."""
+        self.gram /= np.outer(factors, factors)
+        self.absmax = self.absmax / factors
+        self._abssum = self._abssum / factors
+
+    def squared_error(self, change: np.ndarray) -> float:
+        """|x change|^2 of a change [in, out] of the weight."""
+        return float(np.einsum("io,io->", change, self.gram @ change))
+
+    def relative_error(self, change: np.ndarray, weight: np.ndarray) -> float:
+        """|x change| / |x weight|."""
+        return float(np.sqrt(max(self.squared_error(change), 0) / max(self.squared_error(weight), 1e-30)))
+
+
+def collect(block: Layer, run: Callable[[], None], maps: Mapping[str, Linear]) -> dict[str, InputStatistics]:
+    """The statistics of each of a block's linear maps while run() runs the block."""
+    statistics = {name: InputStatistics(layer.in_features) for name, layer in maps.items()}
+    hooks = []
+    for name, layer in maps.items():
+
+        def take(layer: Layer, inputs: tuple, name: str = name) -> None:
+            (x, *_) = inputs
+            statistics[name].add(x.astype("float32").numpy())
+
+        hooks.append(layer.register_forward_pre_hook(take))
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return statistics
+
+
+def walk_blocks(
+    model: Any, rows: Sequence[np.ndarray], change: Callable[[str, Layer, Callable[[], None]], None]
+) -> None:
+    """Call change(name, block, run) of each block, in order; run() runs the block on what comes of all rows.
+
+    rows: token ids [n, seq] each. What the next block takes comes of the block as it was changed, so that memory holds
+    the activations between two blocks alone.
+    """
+    with no_grad():
+        streams = [model.embed(to_tensor(ids)) for ids in rows]
+        for number, block in enumerate(model.blocks):
+            before = streams
+
+            def run(block: Layer = block, before: list[Any] = before) -> None:
+                for stream in before:
+                    model.run_block(block, stream)
+
+            change(f"blocks.{number}", block, run)
+            streams = [model.run_block(block, stream) for stream in before]
+
+
+def maps_of(model: Any, name: str) -> dict[str, Linear]:
+    """The linear maps of the block of this name in a model that are stored in full, by name in the model."""
+    prefix = f"{name}."
+    return {n: layer for n, layer in linear_maps(model).items() if n.startswith(prefix) and type(layer) is Linear}
+
+
+def nats_per_token(model: Any, rows: Sequence[np.ndarray]) -> float:
+    """The mean cross-entropy of each token but the first after those before it in its row. rows: ids [n, seq] each."""
+    total = count = 0.0
+    with no_grad():
+        for ids in rows:
+            logits = model(to_tensor(ids[:, :-1])).astype("float32")
+            loss = F.cross_entropy(logits, to_tensor(ids[:, 1:].astype(np.int64)), reduction="sum")
+            total += float(loss)
+            count += ids[:, 1:].size
+    return total / count

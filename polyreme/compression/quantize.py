@@ -1,0 +1,191 @@
+"""A decoder's linear maps rounded to few bits, block after block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from polyreme.compression.calibration import InputStatistics, collect, maps_of, walk_blocks
+from polyreme.compression.rounding import Rounded, absmax_scales, clipped_scales, gptq, round_nearest
+from polyreme.compression.scaling import Factors, apply_factors, awq_factors, scaled_inputs, smooth_factors
+from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.errors import ConfigError, did_you_mean
+from polyreme.kernels import low_bit
+from polyreme.models.low_bit_folder import LowBitLayout, linear_maps, replace_layer
+from polyreme.nn import Linear
+from polyreme.nn.quant import QuantizedLinear
+
+_BITS = {"int8": 8, "int4": 4}
+
+
+class WeightType(NamedTuple):
+    """What linear maps become: the kind of their codes, whether what they take in is rounded too, and whether inputs
+    share scales in groups."""
+
+    weight_dtype: str
+    low_bit_input: bool = False
+    has_groups: bool = False
+
+
+WEIGHT_TYPES = {
+    "wint8": WeightType("int8", has_groups=True),
+    "wint4": WeightType("int4", has_groups=True),
+    "a8w8": WeightType("int8", low_bit_input=True),
+    "wfp8": WeightType("fp8"),
+    "a8w8_fp8": WeightType("fp8", low_bit_input=True),
+}
+QUANTIZATION_METHODS = {
+    "rtn": tuple(WEIGHT_TYPES),
+    "gptq": ("wint8", "wint4"),
+    "awq": ("wint8", "wint4"),
+    "smooth": ("a8w8", "a8w8_fp8"),
+    "fp8": ("wfp8", "a8w8_fp8"),
+}
+"""Methods, and the types that each makes: rtn rounds to the nearest."""
+
+
+@dataclass(frozen=True)
+class QuantizationOptions:
+    """How a decoder is quantized.
+
+    method, type: of QUANTIZATION_METHODS. group_size: inputs that share a scale, all if -1. act_order: GPTQ rounds the
+    inputs with the largest activations first. smooth_strength: share of the outliers that weights take over. skip:
+    names, or parts of them, of linear maps that stay as they are. Raises ConfigError for what does not go together.
+    """
+
+    method: str = "rtn"
+    type: str = "wint8"
+    group_size: int = -1
+    act_order: bool = False
+    smooth_strength: float = 0.5
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.method not in QUANTIZATION_METHODS:
+            raise ConfigError(f"--method {self.method}: unknown{did_you_mean(self.method, QUANTIZATION_METHODS)}")
+        if self.type not in WEIGHT_TYPES:
+            raise ConfigError(f"--type {self.type}: unknown{did_you_mean(self.type, WEIGHT_TYPES)}")
+        if self.type not in (types := QUANTIZATION_METHODS[self.method]):
+            raise ConfigError(f"--method {self.method} makes {' or '.join(types)}, not {self.type}")
+        if self.group_size != -1 and (self.group_size < 1 or not self.weight_type.has_groups):
+            grouped = " and ".join(name for name, kind in WEIGHT_TYPES.items() if kind.has_groups)
+            raise ConfigError(
+                f"--group-size {self.group_size} with {self.type}: {grouped} take groups of inputs; leave it out"
+            )
+        if self.act_order and self.method != "gptq":
+            raise ConfigError(f"--act-order is of gptq, not of {self.method}")
+        if not 0 < self.smooth_strength < 1:
+            raise ConfigError(f"--smooth-strength {self.smooth_strength}: give a number between 0 and 1")
+
+    @property
+    def weight_type(self) -> WeightType:
+        """What linear maps become."""
+        return WEIGHT_TYPES[self.type]
+
+    @property
+    def layout(self) -> LowBitLayout:
+        """How the folder has them: GPTQ's own where it is that."""
+        method = "gptq" if self.method == "gptq" else "compressed-tensors"
+        return LowBitLayout(method, self.weight_type.weight_dtype, self.group_size, self.weight_type.low_bit_input)
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Of a linear map: |x (w' - w)| / |x w| of the rows x that came in, w' being what is left of w."""
+
+    name: str
+    error: float
+
+
+def quantize_decoder(
+    model: Any, options: QuantizationOptions, rows: Sequence[np.ndarray], say: Callable[[str], None] = lambda text: None
+) -> list[LayerError]:
+    """Put a QuantizedLinear in the place of each linear map of a decoder's blocks, in place; the error of each.
+
+    rows: token ids [n, seq] each, which the model is calibrated on. Raises ConfigError for groups that do not divide a
+    map's inputs, for names of skip that fit no map, and for a decoder without maps.
+    """
+    _check(model, options)
+    errors: list[LayerError] = []
+
+    def change(name: str, block: Any, run: Callable[[], None]) -> None:
+        maps = {n: layer for n, layer in maps_of(model, name).items() if not _is_skipped(n, options)}
+        statistics = collect(block, run, maps)
+        factors: Factors | None = None
+        if options.method == "smooth":
+            factors = lambda scaled, stats: smooth_factors(scaled, stats, options.smooth_strength)
+        elif options.method == "awq":
+            bits = _BITS[options.weight_type.weight_dtype]
+            factors = lambda scaled, stats: awq_factors(scaled, stats, bits, options.group_size)
+        if factors is not None:
+            for scaled in scaled_inputs(name, block):
+                if scaled.maps.keys() <= maps.keys():
+                    apply_factors(scaled, factors(scaled, statistics), statistics)
+        for n, layer in maps.items():
+            weight = layer.weight.numpy().astype(np.float32)
+            quantized, values = _quantized(layer, weight, statistics[n], options)
+            errors.append(LayerError(n, statistics[n].relative_error(values - weight, weight)))
+            replace_layer(model, n, quantized)
+        say(f"{name}: {len(maps)} linear maps, error {max((e.error for e in errors[-len(maps) :]), default=0):.4f}")
+
+    was_training = model.training
+    model.eval()
+    walk_blocks(model, rows, change)
+    if was_training:
+        model.train()
+    model.low_bit_layout = options.layout
+    return errors
+
+
+def _quantized(
+    layer: Linear, weight: np.ndarray, statistics: InputStatistics, options: QuantizationOptions
+) -> tuple[QuantizedLinear, np.ndarray]:
+    """The layer that takes another's place, and the weight that it has."""
+    kind, group_size = options.weight_type.weight_dtype, options.group_size
+    quantized = QuantizedLinear.like(layer, kind, group_size, options.weight_type.low_bit_input)
+    if kind not in _BITS:
+        codes, scale = low_bit.encode(jnp.asarray(weight), kind, group_size)
+        quantized.set_codes(Tensor(codes), Tensor(scale))
+        return quantized, np.asarray(low_bit.decode(codes, scale, kind, group_size, jnp.float32)).T
+    bits = _BITS[kind]
+    rounded: Rounded
+    if options.method == "gptq":
+        rounded = gptq(weight, statistics, bits, group_size, options.act_order, half_scales=True)
+    elif options.method == "awq":
+        rounded = round_nearest(weight, clipped_scales(weight, statistics, bits, group_size), bits)
+    else:
+        rounded = round_nearest(weight, absmax_scales(weight, bits, group_size), bits)
+    codes = jnp.asarray(np.ascontiguousarray(rounded.codes.T))
+    codes = low_bit.pack(codes) if kind in low_bit.HALVES else codes
+    scales = rounded.scales[0] if group_size == -1 else rounded.scales
+    quantized.set_codes(Tensor(codes), to_tensor(np.asarray(scales, np.float32)))
+    return quantized, rounded.values()
+
+
+def _is_skipped(name: str, options: QuantizationOptions) -> bool:
+    return any(part in name for part in options.skip)
+
+
+def _check(model: Any, options: QuantizationOptions) -> None:
+    maps = {n: layer for n, layer in linear_maps(model).items() if n.startswith("blocks.") and type(layer) is Linear}
+    if not maps:
+        raise ConfigError(f"{type(model).__name__}: no linear maps in its blocks that are stored in full")
+    for part in options.skip:
+        if not any(part in name for name in maps):
+            raise ConfigError(f"--skip {part}: no linear map is called so{did_you_mean(part, maps)}")
+    for name, layer in _left(maps, options):
+        if options.group_size != -1 and layer.in_features % options.group_size:
+            raise ConfigError(
+                f"--group-size {options.group_size}: {name} has {layer.in_features} inputs; give what divides them, or "
+                f"--skip {name}"
+            )
+        if options.weight_type.weight_dtype in low_bit.HALVES and layer.out_features % 2:
+            raise ConfigError(f"{options.type}: {name} has {layer.out_features} outputs; skip it: --skip {name}")
+
+
+def _left(maps: dict[str, Linear], options: QuantizationOptions) -> Iterator[tuple[str, Linear]]:
+    return ((name, layer) for name, layer in maps.items() if not _is_skipped(name, options))
