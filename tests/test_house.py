@@ -24,7 +24,7 @@ FLOORS = {
         "nn optimizer amp autograd io metric regularizer device cuda linalg fft signal special functional random "
         "sparse geometric reader program paddle_models export",
         "training quantization",
-        "vision text audio distribution hub sequences data",
+        "vision text audio distribution hub profiler sequences data",
         "distributed hapi callbacks inference dataset",
         "models incubate",
         "generation compression",

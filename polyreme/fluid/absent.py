@@ -14,7 +14,7 @@ _RNN = "use rnn with a cell, StaticRNN, dynamic_lstm or dynamic_gru"
 _ARRAY = "arrays of Variables have no bound; keep one Variable of all steps and use scatter, or use while_loop"
 _DECAY = "give fluid.optimizer a schedule of polyreme.optimizer.lr, and step it"
 _LAYER = "use the layer of polyreme.nn"
-_PROFILER = "profile with jax.profiler around Executor.run"
+_PROFILER = "profile with polyreme.profiler.Profiler around Executor.run"
 INSTEAD: dict[str, str] = {
     "IfElse": "use cond for one condition, and elementwise_mul with a mask for one of each row",
     "DynamicRNN": _RNN, "lstm": _RNN,

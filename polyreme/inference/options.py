@@ -84,7 +84,7 @@ REFUSED: dict[str, str] = {
     "pass_builder": _PASSES,
     "delete_pass": _PASSES,
     "enable_custom_passes": _PASSES,
-    "enable_profile": "profile the process with jax.profiler.trace",
+    "enable_profile": "profile the calls with polyreme.profiler",
     "set_model_buffer": "an artefact is files whose digests are checked; write it to a folder, of tmpfs if need be",
     "to_native_config": "there is no other configuration; use this one",
 }

@@ -1,5 +1,6 @@
 """One pass over a DataLoader: where its batches come from, and where it stands."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,16 @@ class Position:
 
     epoch: int
     batches: int
+
+
+@dataclass
+class Waiting:
+    """Seconds that this process has waited for batches of its loaders."""
+
+    seconds: float = 0.0
+
+
+waiting = Waiting()
 
 
 class Source(Protocol):
@@ -53,6 +64,7 @@ class Epoch:
             raise DataError(f"this iteration over the DataLoader has ended: {self._ended}; start a new one")
         if self.finished:
             raise StopIteration
+        began = time.perf_counter()
         try:
             batch = self._ahead.popleft() if self._ahead else self._source.take()
             if isinstance(batch, BaseException):
@@ -63,6 +75,8 @@ class Epoch:
         except BaseException as error:
             self.close(f"it failed with {type(error).__name__}")
             raise
+        finally:
+            waiting.seconds += time.perf_counter() - began
         self.position.batches += 1
         self._read_ahead()
         return batch

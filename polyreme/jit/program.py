@@ -127,6 +127,16 @@ _SOLE_OWNER = _Probe.sole_owner()
 _new: Any = object.__new__
 
 
+def _named(pure: Callable[..., Any], fn: Any) -> Callable[..., Any]:
+    """pure under the name of the function that was captured, which traces and listings of the program show."""
+
+    def call(*arrays: Any) -> Any:
+        return pure(*arrays)
+
+    call.__name__ = call.__qualname__ = getattr(fn, "__name__", type(fn).__name__)
+    return call
+
+
 class CapturedProgram:
     """A function captured for one structure of arguments.
 
@@ -189,7 +199,7 @@ class CapturedProgram:
             self._scratch: host_memory.Scratch | None = None
             # without empty lists of state, and of what _pure returns besides results, a small call costs a tenth less
             self._jitted = jax.jit(
-                self._pure_results if self.is_function else self._pure,
+                _named(self._pure_results if self.is_function else self._pure, fn),
                 donate_argnums=() if self.is_function else 0,
                 out_shardings=None if self.is_function else self._out_shardings(),
                 compiler_options=backend.step_options(),

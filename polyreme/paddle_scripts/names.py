@@ -247,7 +247,6 @@ _DATA = (
 )
 ABSENT: dict[str, str] = {
     "quantization static.quantization nn.quant": "quantization comes later",
-    "profiler": "profile with jax.profiler.trace(folder) around the steps",
     "onnx": "save with jit.save, which polyreme.inference serves",
     "incubate.asp": "sparsity comes later",
     "cost_model incubate.cc incubate.passes": _PASSES,

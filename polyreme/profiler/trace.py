@@ -1,0 +1,187 @@
+"""What jax's profiler saw, as events: read from its file, written and read as Chrome's trace format."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from polyreme.errors import ConfigError, DataError
+
+STEP = "ProfileStep"
+"""What the name of a step's event begins with; # and its number follow."""
+KINDS = ("step", "user", "operator", "kernel", "runtime")
+"""What an event is: a step of the Profiler; a RecordEvent; a call of a compiled function on the host; a part of one on
+a device; anything else that jax tells."""
+_CALL = re.compile(r"PjitFunction\((.*)\)")
+_FORMAT = "polyreme trace 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that took a time. begin and duration: nanoseconds, from the beginning of the trace. thread: the line it
+    stands on. device: that it ran on, "" for the host. module: of a kernel, the compiled function that it is part of.
+    """
+
+    name: str
+    kind: str
+    begin: float
+    duration: float
+    thread: str
+    device: str = ""
+    module: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def end(self) -> float:
+        """When it was over, nanoseconds from the beginning of the trace."""
+        return self.begin + self.duration
+
+
+def read_trace(path: Path) -> list[Event]:
+    """The events of a trace that jax's profiler wrote, an .xplane.pb file, in the order in which they began. Raises
+    DataError for a file that is none."""
+    try:
+        planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
+    except Exception as error:  # noqa: BLE001  (the parser raises bare exceptions)
+        raise DataError(f"{path}: not a trace of jax's profiler ({error}); give the .xplane.pb file") from None
+    events = [_event(plane.name, line.name, raw) for plane in planes for line in plane.lines for raw in line.events]
+    return _once(sorted((event for event in events if event is not None), key=lambda e: (e.begin, -e.duration)))
+
+
+def _event(plane: str, line: str, raw: Any) -> Event | None:
+    name, stats = raw.name, {key: value for key, value in raw.stats if key}
+    if raw.duration_ns <= 0 or name.startswith(("end: ", "ThreadpoolListener", "$")):
+        return None
+    begin, duration = float(raw.start_ns), float(raw.duration_ns)
+    if "hlo_op" in stats or plane.startswith("/device:"):
+        if "hlo_op" not in stats and line not in ("XLA Ops",):
+            return None  # sums over others: steps, modules, scopes
+        device = plane.removeprefix("/device:").lower()
+        if device.startswith("/host:"):
+            device = f"cpu:{stats.get('device_ordinal', 0)}"
+        module = str(stats.get("hlo_module", ""))
+        return Event(str(stats.get("hlo_op", name)), "kernel", begin, duration, line, device, module)
+    if name == STEP and "step_num" in stats:
+        return Event(f"{STEP}#{stats['step_num']}", "step", begin, duration, line)
+    if "polyreme" in stats:
+        return Event(name, "user", begin, duration, line)
+    call = _CALL.fullmatch(name)
+    if call is not None:
+        return Event(call[1], "operator", begin, duration, line)
+    return Event(name, "runtime", begin, duration, line)
+
+
+def _once(events: Iterable[Event]) -> list[Event]:
+    """Events, of a call that jax tells twice, one within the other, the outer."""
+    chosen: list[Event] = []
+    last: dict[tuple[str, str], Event] = {}
+    for event in events:
+        if event.kind == "operator":
+            before = last.get((event.thread, event.name))
+            if before is not None and event.end <= before.end:
+                continue
+            last[event.thread, event.name] = event
+        chosen.append(event)
+    return chosen
+
+
+def write_chrome(events: Sequence[Event], path: Path, facts: dict[str, Any] | None = None) -> None:
+    """Write events as Chrome's trace format, which ui.perfetto.dev and chrome://tracing open; .gz compresses."""
+    places = list(dict.fromkeys((event.device or "host", event.thread) for event in events))
+    processes = list(dict.fromkeys(device for device, _ in places))
+    number = {place: i for i, place in enumerate(places)}
+    rows: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": i, "tid": 0, "args": {"name": name}}
+        for i, name in enumerate(processes)
+    ]
+    rows += [
+        {"ph": "M", "name": "thread_name", "pid": processes.index(place[0]), "tid": i, "args": {"name": place[1]}}
+        for place, i in number.items()
+    ]
+    for event in events:
+        place = event.device or "host", event.thread
+        row = {"ph": "X", "name": event.name, "cat": event.kind, "ts": event.begin / 1e3, "dur": event.duration / 1e3}
+        args = event.args | ({"module": event.module} if event.module else {})
+        rows.append(row | {"pid": processes.index(place[0]), "tid": number[place]} | ({"args": args} if args else {}))
+    text = json.dumps({"schemaVersion": _FORMAT, "displayTimeUnit": "ms", **(facts or {}), "traceEvents": rows})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def read_chrome(path: Path) -> list[Event]:
+    """Events that write_chrome wrote. Raises DataError for another file."""
+    try:
+        data = path.read_bytes()
+        whole = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        if whole.get("schemaVersion") != _FORMAT:
+            raise ValueError(f"schemaVersion {whole.get('schemaVersion')!r}, not {_FORMAT!r}")
+        rows = whole["traceEvents"]
+        processes = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
+        threads = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
+        return [
+            Event(
+                row["name"],
+                row["cat"],
+                row["ts"] * 1e3,
+                row["dur"] * 1e3,
+                threads[row["tid"]],
+                "" if processes[row["pid"]] == "host" else processes[row["pid"]],
+                row.get("args", {}).get("module", ""),
+                {key: value for key, value in row.get("args", {}).items() if key != "module"},
+            )
+            for row in rows
+            if row["ph"] == "X"
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise DataError(f"{path}: not a trace that a Profiler exported ({error})") from None
+
+
+class TraceResult:
+    """What a Profiler recorded. events: all of them, in the order in which they began."""
+
+    def __init__(
+        self, events: Sequence[Event], source: bytes | None = None, facts: dict[str, Any] | None = None
+    ) -> None:
+        self.events, self.facts, self._source = list(events), facts or {}, source
+
+    def save(self, path: str | Path, format: str = "json") -> None:
+        """Write it as "json", Chrome's trace format, or "pb", the protobuf (XSpace) that jax's profiler writes."""
+        where = Path(path)
+        if format == "json":
+            write_chrome(self.events, where, self.facts)
+        elif format == "pb":
+            if self._source is None:
+                raise ConfigError(f"save({str(path)!r}, 'pb'): read from JSON, which has no protobuf; give 'json'")
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.write_bytes(self._source)
+        else:
+            raise ConfigError(f"save: format {format!r}; give 'json' or 'pb'")
+
+    def get_data(self) -> dict[str, list[Event]]:
+        """Events by thread."""
+        threads: dict[str, list[Event]] = {}
+        for event in self.events:
+            threads.setdefault(event.thread, []).append(event)
+        return threads
+
+    def get_extra_info(self) -> dict[str, Any]:
+        """What is known of the run: devices, versions."""
+        return dict(self.facts)
+
+
+def load_profiler_result(filename: str | Path) -> TraceResult:
+    """What Profiler.export or an exporter wrote, JSON or protobuf. Raises DataError for a file that is neither."""
+    path = Path(filename)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; give one that Profiler.export wrote")
+    if path.suffix in (".json", ".gz"):
+        return TraceResult(read_chrome(path))
+    return TraceResult(read_trace(path), path.read_bytes())
