@@ -145,7 +145,7 @@ def test_calls_out_of_order_and_settings_that_do_nothing(tmp_path):
         Profiler(with_flops=True)
     with pytest.raises(ConfigError, match=r"ProfilerTarget\.GPU and devices of cpu; leave targets out"):
         Profiler(targets=[ProfilerTarget.GPU])
-    with pytest.raises(ConfigError, match="Profiler.step: it has not started"):
+    with pytest.raises(ConfigError, match=r"Profiler\.step: it has not started"):
         Profiler().step()
     with pytest.raises(ConfigError, match="export: nothing was recorded yet"):
         Profiler(timer_only=True).export("a.json")
@@ -154,7 +154,7 @@ def test_calls_out_of_order_and_settings_that_do_nothing(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "a.pb").write_text("no")
     for name in ("a.json", "a.pb", "b.json"):
-        with pytest.raises(DataError, match="not a trace|no such file"):
+        with pytest.raises(DataError, match=r"not a trace|no such file"):
             load_profiler_result(tmp_path / name)
 
 
