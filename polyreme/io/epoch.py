@@ -24,13 +24,13 @@ class Position:
 
 
 @dataclass
-class Waiting:
+class ReaderTime:
     """Seconds that this process has waited for batches of its loaders."""
 
     seconds: float = 0.0
 
 
-waiting = Waiting()
+waiting = ReaderTime()
 
 
 class Source(Protocol):

@@ -38,15 +38,15 @@ def make_scheduler(*, closed: int, ready: int, record: int, repeat: int = 0, ski
     period = closed + ready + record
 
     def scheduler(step: int) -> ProfilerState:
-        at = step - skip_first
-        if at < 0 or (repeat and at >= repeat * period):
+        place = step - skip_first
+        if place < 0 or (repeat and place >= repeat * period):
             return ProfilerState.CLOSED
-        at %= period
-        if at < closed:
+        place %= period
+        if place < closed:
             return ProfilerState.CLOSED
-        if at < closed + ready:
+        if place < closed + ready:
             return ProfilerState.READY
-        return ProfilerState.RECORD if at < period - 1 else ProfilerState.RECORD_AND_RETURN
+        return ProfilerState.RECORD if place < period - 1 else ProfilerState.RECORD_AND_RETURN
 
     return scheduler
 

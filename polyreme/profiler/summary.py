@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import jax
 
 from polyreme.errors import ConfigError
-from polyreme.profiler.trace import Event
+from polyreme.profiler.trace import TraceEvent
 
 _UNITS = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 _COLLECTIVE = re.compile(r"all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast")
@@ -46,8 +46,8 @@ class SummaryView(enum.Enum):
 
 
 @dataclass
-class Times:
-    """Durations of events of one name, nanoseconds."""
+class CallTimes:
+    """CallTimes of events of one name, nanoseconds."""
 
     durations: list[float] = field(default_factory=list)
 
@@ -65,13 +65,13 @@ class Times:
 
 
 @dataclass
-class Row:
-    """Times of one name on the host and on the devices, and rows of what it is made of."""
+class CallRow:
+    """CallTimes of one name on the host and on the devices, and rows of what it is made of."""
 
     name: str
-    host: Times = field(default_factory=Times)
-    device: Times = field(default_factory=Times)
-    parts: dict[str, Times] = field(default_factory=dict)
+    host: CallTimes = field(default_factory=CallTimes)
+    device: CallTimes = field(default_factory=CallTimes)
+    parts: dict[str, CallTimes] = field(default_factory=dict)
 
     def sorted_by(self, key: SortedKeys) -> float:
         """The figure that rows are sorted by."""
@@ -79,41 +79,41 @@ class Row:
         return times.figures[("Total", "Avg", "Max", "Min").index(key.name[3:])]
 
 
-def operator_rows(events: Iterable[Event]) -> list[Row]:
+def operator_rows(events: Iterable[TraceEvent]) -> list[CallRow]:
     """Of each function that was called, op or captured, its calls, what they took on devices, and of what kernels."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, CallRow] = {}
     events = list(events)
     for event in events:
         if event.kind == "operator":
-            rows.setdefault(event.name, Row(event.name)).host.durations.append(event.duration)
+            rows.setdefault(event.name, CallRow(event.name)).host.durations.append(event.duration)
     for event in events:
         if event.kind == "kernel":
             name = event.module.removeprefix("jit_")
-            row = rows.setdefault(name, Row(name))
+            row = rows.setdefault(name, CallRow(name))
             row.device.durations.append(event.duration)
-            row.parts.setdefault(kernel_name(event), Times()).durations.append(event.duration)
+            row.parts.setdefault(kernel_name(event), CallTimes()).durations.append(event.duration)
     return list(rows.values())
 
 
-def kernel_name(event: Event) -> str:
+def kernel_name(event: TraceEvent) -> str:
     """A kernel's name without the number that tells it from others of the kind.
 
-    >>> kernel_name(Event("fusion.12", "kernel", 0, 1, ""))
+    >>> kernel_name(TraceEvent("fusion.12", "kernel", 0, 1, ""))
     'fusion'
     """
     return _NUMBERED.sub("", event.name) or event.name
 
 
-def is_collective(event: Event) -> bool:
+def is_collective(event: TraceEvent) -> bool:
     """Whether a kernel moves data between devices."""
     return event.kind == "kernel" and _COLLECTIVE.search(event.name) is not None
 
 
-def covered(events: Iterable[Event]) -> float:
+def covered(events: Iterable[TraceEvent]) -> float:
     """Nanoseconds in which at least one of the events was under way.
 
-    >>> covered([Event("a", "kernel", 0, 3, ""), Event("b", "kernel", 2, 2, ""), Event("c", "kernel", 9, 1, "")])
-    5.0
+    >>> covered([TraceEvent(name, "kernel", begin, 3, "") for name, begin in (("a", 0), ("b", 2), ("c", 9))])
+    8.0
     """
     total, end = 0.0, float("-inf")
     for event in sorted(events, key=lambda e: e.begin):
@@ -123,7 +123,7 @@ def covered(events: Iterable[Event]) -> float:
 
 
 def text_of(
-    events: Sequence[Event],
+    events: Sequence[TraceEvent],
     sorted_by: SortedKeys = SortedKeys.CPUTotal,
     op_detail: bool = True,
     thread_sep: bool = False,
@@ -167,11 +167,11 @@ def memory_text() -> str:
 
 
 class _Tables:
-    def __init__(self, events: Sequence[Event], key: SortedKeys, detail: bool, by_thread: bool, unit: str) -> None:
+    def __init__(self, events: Sequence[TraceEvent], key: SortedKeys, detail: bool, by_thread: bool, unit: str) -> None:
         self.events, self.key, self.detail, self.by_thread, self.unit = events, key, detail, by_thread, unit
         self.span = max((e.end for e in events), default=0.0) - min((e.begin for e in events), default=0.0)
 
-    def of(self, *kinds: str) -> list[Event]:
+    def of(self, *kinds: str) -> list[TraceEvent]:
         return [event for event in self.events if event.kind in kinds]
 
     def time(self, nanoseconds: float) -> str:
@@ -180,11 +180,11 @@ class _Tables:
     def share(self, nanoseconds: float, whole: float) -> str:
         return f"{100 * nanoseconds / whole:.2f}" if whole else "0.00"
 
-    def figures(self, times: Times) -> str:
+    def figures(self, times: CallTimes) -> str:
         return " / ".join(map(self.time, times.figures))
 
     def devices(self) -> str:
-        by_device: dict[str, list[Event]] = {}
+        by_device: dict[str, list[TraceEvent]] = {}
         for event in self.of("kernel"):
             by_device.setdefault(event.device, []).append(event)
         rows = [[name, self.time(covered(e)), self.share(covered(e), self.span)] for name, e in by_device.items()]
@@ -219,10 +219,10 @@ class _Tables:
         events = [e for e in self.of("kernel") if any(word in e.name.lower() for word in words)]
         return self._by_kernel("Copies", events) if events else ""
 
-    def _by_kernel(self, title: str, events: Sequence[Event]) -> str:
-        rows: dict[str, Row] = {}
+    def _by_kernel(self, title: str, events: Sequence[TraceEvent]) -> str:
+        rows: dict[str, CallRow] = {}
         for event in events:
-            row = rows.setdefault(kernel_name(event), Row(kernel_name(event)))
+            row = rows.setdefault(kernel_name(event), CallRow(kernel_name(event)))
             row.device.durations.append(event.duration)
         whole = sum(row.device.total for row in rows.values())
         ordered = sorted(rows.values(), key=lambda row: -row.device.total)
@@ -233,7 +233,7 @@ class _Tables:
         return _table(title, ["name", "count", f"total / mean / most / least {self.unit}", "%"], cells)
 
     def operators(self) -> str:
-        groups: dict[str, list[Event]] = {"": self.of("operator", "kernel")}
+        groups: dict[str, list[TraceEvent]] = {"": self.of("operator", "kernel")}
         if self.by_thread:
             threads = dict.fromkeys(e.thread for e in self.of("operator"))
             groups = {thread: [e for e in self.of("operator") if e.thread == thread] for thread in threads}
@@ -241,7 +241,7 @@ class _Tables:
             self._operators(f"Calls{thread and f' of thread {thread}'}", e) for thread, e in groups.items()
         )
 
-    def _operators(self, title: str, events: Sequence[Event]) -> str:
+    def _operators(self, title: str, events: Sequence[TraceEvent]) -> str:
         rows = sorted(operator_rows(events), key=lambda row: -row.sorted_by(self.key))
         host, device = (sum(getattr(row, side).total for row in rows) for side in ("host", "device"))
         cells = []
@@ -257,9 +257,9 @@ class _Tables:
         return _table(title, heads, cells)
 
     def named(self) -> str:
-        rows: dict[str, Row] = {}
+        rows: dict[str, CallRow] = {}
         for event in self.of("user"):
-            rows.setdefault(event.name, Row(event.name)).host.durations.append(event.duration)
+            rows.setdefault(event.name, CallRow(event.name)).host.durations.append(event.duration)
         ordered = sorted(rows.values(), key=lambda row: -row.sorted_by(self.key))
         cells = [[row.name, str(len(row.host.durations)), self.figures(row.host)] for row in ordered]
         return _table("Named by RecordEvent", ["name", "count", f"total / mean / most / least {self.unit}"], cells)

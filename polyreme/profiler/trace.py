@@ -24,7 +24,7 @@ _FORMAT = "polyreme trace 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """Something that took a time. begin and duration: nanoseconds, from the beginning of the trace. thread: the line it
     stands on. device: that it ran on, "" for the host. module: of a kernel, the compiled function that it is part of.
     """
@@ -44,7 +44,7 @@ class Event:
         return self.begin + self.duration
 
 
-def read_trace(path: Path) -> list[Event]:
+def read_trace(path: Path) -> list[TraceEvent]:
     """The events of a trace that jax's profiler wrote, an .xplane.pb file, in the order in which they began. Raises
     DataError for a file that is none."""
     try:
@@ -55,7 +55,7 @@ def read_trace(path: Path) -> list[Event]:
     return _once(sorted((event for event in events if event is not None), key=lambda e: (e.begin, -e.duration)))
 
 
-def _event(plane: str, line: str, raw: Any) -> Event | None:
+def _event(plane: str, line: str, raw: Any) -> TraceEvent | None:
     name, stats = raw.name, {key: value for key, value in raw.stats if key}
     if raw.duration_ns <= 0 or name.startswith(("end: ", "ThreadpoolListener", "$")):
         return None
@@ -67,21 +67,21 @@ def _event(plane: str, line: str, raw: Any) -> Event | None:
         if device.startswith("/host:"):
             device = f"cpu:{stats.get('device_ordinal', 0)}"
         module = str(stats.get("hlo_module", ""))
-        return Event(str(stats.get("hlo_op", name)), "kernel", begin, duration, line, device, module)
+        return TraceEvent(str(stats.get("hlo_op", name)), "kernel", begin, duration, line, device, module)
     if name == STEP and "step_num" in stats:
-        return Event(f"{STEP}#{stats['step_num']}", "step", begin, duration, line)
+        return TraceEvent(f"{STEP}#{stats['step_num']}", "step", begin, duration, line)
     if "polyreme" in stats:
-        return Event(name, "user", begin, duration, line)
+        return TraceEvent(name, "user", begin, duration, line)
     call = _CALL.fullmatch(name)
     if call is not None:
-        return Event(call[1], "operator", begin, duration, line)
-    return Event(name, "runtime", begin, duration, line)
+        return TraceEvent(call[1], "operator", begin, duration, line)
+    return TraceEvent(name, "runtime", begin, duration, line)
 
 
-def _once(events: Iterable[Event]) -> list[Event]:
+def _once(events: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Events, of a call that jax tells twice, one within the other, the outer."""
-    chosen: list[Event] = []
-    last: dict[tuple[str, str], Event] = {}
+    chosen: list[TraceEvent] = []
+    last: dict[tuple[str, str], TraceEvent] = {}
     for event in events:
         if event.kind == "operator":
             before = last.get((event.thread, event.name))
@@ -92,7 +92,7 @@ def _once(events: Iterable[Event]) -> list[Event]:
     return chosen
 
 
-def write_chrome(events: Sequence[Event], path: Path, facts: dict[str, Any] | None = None) -> None:
+def write_chrome(events: Sequence[TraceEvent], path: Path, facts: dict[str, Any] | None = None) -> None:
     """Write events as Chrome's trace format, which ui.perfetto.dev and chrome://tracing open; .gz compresses."""
     places = list(dict.fromkeys((event.device or "host", event.thread) for event in events))
     processes = list(dict.fromkeys(device for device, _ in places))
@@ -116,7 +116,7 @@ def write_chrome(events: Sequence[Event], path: Path, facts: dict[str, Any] | No
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
-def read_chrome(path: Path) -> list[Event]:
+def read_chrome(path: Path) -> list[TraceEvent]:
     """Events that write_chrome wrote. Raises DataError for another file."""
     try:
         data = path.read_bytes()
@@ -127,7 +127,7 @@ def read_chrome(path: Path) -> list[Event]:
         processes = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
         threads = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
         return [
-            Event(
+            TraceEvent(
                 row["name"],
                 row["cat"],
                 row["ts"] * 1e3,
@@ -148,7 +148,7 @@ class TraceResult:
     """What a Profiler recorded. events: all of them, in the order in which they began."""
 
     def __init__(
-        self, events: Sequence[Event], source: bytes | None = None, facts: dict[str, Any] | None = None
+        self, events: Sequence[TraceEvent], source: bytes | None = None, facts: dict[str, Any] | None = None
     ) -> None:
         self.events, self.facts, self._source = list(events), facts or {}, source
 
@@ -165,9 +165,9 @@ class TraceResult:
         else:
             raise ConfigError(f"save: format {format!r}; give 'json' or 'pb'")
 
-    def get_data(self) -> dict[str, list[Event]]:
+    def get_data(self) -> dict[str, list[TraceEvent]]:
         """Events by thread."""
-        threads: dict[str, list[Event]] = {}
+        threads: dict[str, list[TraceEvent]] = {}
         for event in self.events:
             threads.setdefault(event.thread, []).append(event)
         return threads

@@ -25,7 +25,7 @@ from polyreme.profiler import (
     schedule,
     summary,
 )
-from polyreme.profiler.trace import Event
+from polyreme.profiler.trace import TraceEvent
 
 
 @pytest.mark.parametrize("module", [profiler, schedule, summary], ids=lambda m: m.__name__)
@@ -110,7 +110,7 @@ def test_tables(recorded, capsys):
 
 
 def test_what_collectives_take_alone():
-    events = [Event("dot", "kernel", 0, 4, "a"), Event("all-reduce.1", "kernel", 3, 4, "b")]
+    events = [TraceEvent("dot", "kernel", 0, 4, "a"), TraceEvent("all-reduce.1", "kernel", 3, 4, "b")]
     text = summary.text_of(events, time_unit="ns", views=SummaryView.DistributedView)
     assert text.endswith("3.000 of 4.000 ns with no computation beside them")
 
