@@ -32,6 +32,7 @@ from polyreme.kernels.ring_attention import (
     ulysses_attention,
     ulysses_column_attention,
 )
+from polyreme.kernels.ring_linear import gather_linears, scatter_linear
 from polyreme.kernels.usp_attention import usp_attention, usp_column_attention
 from polyreme.kernels.zigzag import into_zigzag, move_into_zigzag, move_out_of_zigzag, out_of_zigzag
 
@@ -48,6 +49,7 @@ __all__ = [
     "experts",
     "gather_attention",
     "gather_column_attention",
+    "gather_linears",
     "grouped_apply",
     "grouped_matmul",
     "grouped_matmul_plain",
@@ -75,6 +77,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_plain",
     "row_experts",
+    "scatter_linear",
     "ulysses_attention",
     "ulysses_column_attention",
     "usp_attention",

@@ -1,4 +1,4 @@
-"""What a plan cuts into parts, so that one part is computed while another is on its way between devices."""
+"""What a plan takes apart, so that one part is computed while another is on its way between devices."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from dataclasses import asdict, dataclass, fields
 
 from polyreme.errors import ConfigError, did_you_mean
 
+MP_OVERLAP = ("none", "ring")
+"""How maps between a sequence and features that mp splits send: all at once, or part by part."""
+
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """How many parts are computed while others are on their way.
+    """What is computed while something else is on its way.
 
     moe: parts that the tokens of a layer of experts are cut into; the experts of one compute while the next is sent to
-    its experts and the last one back. 1 for none. Raises ConfigError for what is no whole number of at least 1.
+    its experts and the last one back. 1 for none. mp: one of MP_OVERLAP; with "ring" the parts of a sequence that mp
+    splits between blocks (sequence_parallel) go round, and each is multiplied while the next one comes
+    (kernels/ring_linear.py), in place of an all-gather before the product and a reduce-scatter after it. Raises
+    ConfigError for what is no whole number of at least 1, and for an unknown word.
 
     >>> Overlap.of({"moe": 2})
-    Overlap(moe=2)
+    Overlap(moe=2, mp='none')
     """
 
     moe: int = 1
+    mp: str = "none"
 
     def __post_init__(self) -> None:
         if isinstance(self.moe, bool) or not isinstance(self.moe, int) or self.moe < 1:
             raise ConfigError(f"overlap.moe={self.moe!r} in plan; give a whole number of parts, 1 for no overlap")
+        if self.mp not in MP_OVERLAP:
+            raise ConfigError(f"overlap.mp={self.mp!r} in plan; one of {', '.join(MP_OVERLAP)}")
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} in {parts} parts" for name, parts in self.to_dict().items() if parts > 1) or "none"
+        words = [f"moe in {self.moe} parts"] if self.moe > 1 else []
+        return ", ".join([*words, *([f"mp by {self.mp}"] if self.mp != "none" else [])]) or "none"
 
     @classmethod
     def of(cls, value: object) -> Overlap:
@@ -41,6 +51,6 @@ class Overlap:
                 raise ConfigError(f"unknown key {name!r} in overlap of a plan{did_you_mean(name, names)}")
         return cls(**value)
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int | str]:
         """Plain values, which `of` takes."""
         return asdict(self)

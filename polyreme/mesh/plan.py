@@ -108,6 +108,11 @@ class Plan:
                 f"overlap.moe={self.overlap.moe} in a plan that splits no experts, so that nothing is sent; set ep, or "
                 "leave it out"
             )
+        if self.overlap.mp == "ring" and "mp" not in self._split_over("seq"):
+            raise ConfigError(
+                "overlap.mp='ring' in a plan whose mp splits no sequence between blocks, so that what goes over mp are "
+                "sums of the whole, not parts; set mp above 1 and sequence_parallel, or leave it out"
+            )
         self._check_levels()
 
     def __str__(self) -> str:
@@ -153,7 +158,7 @@ class Plan:
         ulysses_degree: int | None = None,
         expert_dispatch: str = "auto",
         expert_all_to_all: str = "auto",
-        overlap: Overlap | Mapping[str, int] | None = None,
+        overlap: Overlap | Mapping[str, int | str] | None = None,
         expert_axes: Sequence[str] = ("ep",),
         branch_axis: str = "",
         order: Sequence[str] = AXES,
@@ -245,6 +250,10 @@ class Plan:
         if self.expert_all_to_all == "two_level":
             return "padded"
         return "gather" if ways <= top_k else "ragged" if has_ragged else "padded"
+
+    def _split_over(self, dim: str) -> tuple[str, ...]:
+        """The axes of several devices that split a dim of activations."""
+        return tuple(axis for axis in self.strategy.rule("act").get(dim, ()) if self.mesh.degree(axis) > 1)
 
     @property
     def expert_axes(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from polyreme.models.rotary import (
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
+from polyreme.nn.layers.linear import map_each
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops.layout import constrain
 
@@ -126,9 +127,10 @@ class Attention(Layer):
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         batch, seq, _ = x_bse.shape
-        q = self.q(x_bse).reshape([batch, seq, self.num_heads, self.head_dim])
-        k = self.k(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
-        v = self.v(x_bse).reshape([batch, seq, self.num_kv_heads, self.head_dim])
+        q, k, v = map_each(x_bse, self.q, self.k, self.v)
+        q = q.reshape([batch, seq, self.num_heads, self.head_dim])
+        k = k.reshape([batch, seq, self.num_kv_heads, self.head_dim])
+        v = v.reshape([batch, seq, self.num_kv_heads, self.head_dim])
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q = constrain(rotate(q, cos_sd, sin_sd), "batch", "block_seq", "heads", None)
@@ -151,7 +153,8 @@ class FeedForward(Layer):
         self.down = linear(config.ffn_size, config.hidden_size, ("ffn", "embed"), bias)
 
     def forward(self, x_bse: Any) -> Any:
-        hidden = F.silu(self.gate(x_bse)) * self.up(x_bse)
+        gate, up = map_each(x_bse, self.gate, self.up)
+        hidden = F.silu(gate) * up
         return self.down(constrain(hidden, "batch", "block_seq", "ffn"))
 
 

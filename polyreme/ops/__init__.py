@@ -46,6 +46,7 @@ from polyreme.ops import (
     regions,
     repetition,
     resample,
+    ring_linear,
     routing,
     sampling,
     scan,

@@ -57,6 +57,11 @@ class Setting:
         """Whether communication over the axis runs beside arithmetic; devices that share units do one thing at once."""
         return axis in self.training.overlap and self.cluster.shared == 1
 
+    @property
+    def goes_round(self) -> bool:
+        """Whether what mp gathers and scatters goes round in parts."""
+        return self.plan.overlap.mp == "ring" and self.cluster.shared == 1
+
 
 def block_time(block: BlockCost, setting: Setting) -> BlockTime:
     """Of one run of the block on one microbatch."""
@@ -128,7 +133,10 @@ def _exposed(
         axis = next(axis for axis in reversed(AXES) if axis in c.axes)
         beside = seconds_of[c.beside]
         room = beside.forward if is_forward else beside.inputs + beside.weights
-        if c.what == "send" or setting.hides(axis):  # in as many parts as devices, of which one sticks out
+        is_ring = c.what == "send" or (
+            axis == "mp" and setting.goes_round and c.what in ("all_gather", "reduce_scatter")
+        )
+        if is_ring or setting.hides(axis):  # in as many parts as devices, of which one sticks out
             seconds = max(seconds / among.size, seconds - room)
         elif not is_forward and setting.hides(f"{axis}_grad"):
             seconds = max(0.0, seconds - beside.weights)

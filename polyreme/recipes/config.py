@@ -360,11 +360,19 @@ class TrainConfig(Section):
         return self
 
 
+class OverlapConfig(Section):
+    """What is computed while something else is on its way, as mesh.overlap.Overlap says."""
+
+    moe: Count = 1
+    mp: Literal["none", "ring"] = "none"
+
+
 class PlanConfig(Section):
     """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
     runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
     ulysses_degree: of sep_attention: usp, the neighbours along sep that heads are dealt out to.
-    overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile.
+    overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile; mp: ring: parts of a
+    sequence that mp splits (sequence_parallel) go round while others are multiplied.
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
     branch_axis: mp, whose devices then run the branches of a block and split nothing.
     offload: [state, act], or {state: disk} with offload_path, a folder that is as relative as output.
@@ -385,7 +393,7 @@ class PlanConfig(Section):
     ulysses_degree: Count | None = None
     expert_dispatch: Literal["auto", "gather", "padded", "ragged", "balanced"] = "auto"
     expert_all_to_all: Literal["auto", "flat", "two_level"] = "auto"
-    overlap: dict[Literal["moe"], Count] = {}
+    overlap: OverlapConfig = OverlapConfig()
     expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(as_list)] = ["ep"]
     branch_axis: Literal["", "mp"] = ""
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
@@ -422,10 +430,15 @@ class PlanConfig(Section):
                     f"{name}={getattr(self, name)} with expert_axes={self.expert_axes}, none of which has several "
                     "devices: experts are not split; set ep too"
                 )
-        if self.expert_ways == 1 and self.overlap.get("moe", 1) > 1:
+        if self.expert_ways == 1 and self.overlap.moe > 1:
             raise ValueError(
-                f"overlap={self.overlap} with expert_axes={self.expert_axes}, none of which has several devices: "
-                "nothing is sent to experts; set ep too"
+                f"overlap.moe={self.overlap.moe} with expert_axes={self.expert_axes}, none of which has several "
+                "devices: nothing is sent to experts; set ep too"
+            )
+        if self.overlap.mp == "ring" and (self.mp == 1 or not self.sequence_parallel):
+            raise ValueError(
+                f"overlap.mp=ring with mp={self.mp}, sequence_parallel={self.sequence_parallel}: sums over mp are of "
+                "whole sequences there, which go round in no parts; set both"
             )
         if (self.sharding > 1) != (self.sharding_stage > 0):
             raise ValueError(
@@ -518,7 +531,7 @@ class RunConfig(Section):
             ulysses_degree=plan.ulysses_degree,
             expert_dispatch=plan.expert_dispatch,
             expert_all_to_all=plan.expert_all_to_all,
-            overlap=plan.overlap,
+            overlap=plan.overlap.model_dump(),
             expert_axes=plan.expert_axes,
             branch_axis=plan.branch_axis,
         )

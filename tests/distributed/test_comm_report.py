@@ -42,6 +42,11 @@ CASES = {
     "llama mp": ("llama", PLANS["mp2_dp4"]),
     "llama zero3": ("llama", PLANS["zero3_dp_mp"]),
     "llama zero3 sequence": ("llama", PLANS["zero3_mp_sequence"]),
+    "llama ring of parts": (
+        "llama",
+        Plan.from_degrees(dp=2, mp=4, sequence_parallel=True, overlap={"mp": "ring"}),
+        {"num_layers": 1, "num_kv_heads": 4},
+    ),
     "deepseek a dense layer": (
         "deepseek_v3",
         Plan.from_degrees(sep=2, mp=2, ep=2),

@@ -65,6 +65,20 @@ CASES = [
     case("llama", pp=2, sep=2, sharding=2, sharding_stage=2, schedule="ZBVPP", num_microbatches=3),
     case("llama", slow=True, dp=2, sep=4, sep_attention="ring", recompute="full", offload=("act",)),
     case("llama", slow=True, mp=2, sharding=4, sharding_stage=1, sequence_parallel=True),
+    case("llama", dp=2, sep=2, mp=2, sequence_parallel=True, overlap={"mp": "ring"}),
+    case(
+        "gpt",
+        slow=True,
+        pp=2,
+        sharding=2,
+        mp=2,
+        sharding_stage=2,
+        schedule="ZBH1",
+        num_microbatches=2,
+        sequence_parallel=True,
+        overlap={"mp": "ring"},
+    ),
+    case("deepseek_v3", BFLOAT16[0], slow=True, mp=4, ep=2, sequence_parallel=True, overlap={"mp": "ring"}),
     *[
         case(family, slow=True, pp=2, sharding=2, mp=2, sharding_stage=stage, schedule=schedule, num_microbatches=4)
         for family, stage in (("gpt", 1), ("llama", 2), ("gpt", 3))

@@ -3,10 +3,19 @@
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from polyreme.core import backend
+from polyreme.distributed.comm_report import examine
 from polyreme.errors import ConfigError
-from polyreme.kernels import select
+from polyreme.kernels import gather_linears, scatter_linear, select
+from polyreme.kernels.ring_linear import RingSplit
+from polyreme.mesh import Plan
 from polyreme.recipes import communication, config_file, plan_job
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "moe_kjv.yaml"
@@ -49,6 +58,28 @@ def test_rows_for_experts_travel_while_others_compute(libtpu, how, kind):
     assert hidden[2] > hidden[1]
 
 
+@pytest.mark.slow
+def test_every_permute_of_a_ring_of_parts_has_work_to_hide_behind(libtpu):
+    devices = plan_job.devices_for(8, "v5e:2x4")
+    split = RingSplit(Mesh(np.array(devices), "mp"), (), (), "mp")
+
+    def loss(x, up, down):
+        return (scatter_linear(*gather_linears(x, [up], split), down, split).astype(jnp.float32) ** 2).sum()
+
+    shapes = {(1, 1024, 1024): split.whole, (1024, 8192): P(None, "mp"), (8192, 1024): P("mp", None)}
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(split.mesh, spec))
+            for shape, spec in shapes.items()]  # fmt: skip
+    with select.compiling_for(devices[0]):
+        step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), compiler_options=backend.step_options())
+        text = step.lower(*args).compile().as_text()
+    plan = Plan.from_degrees(mp=8, sequence_parallel=True, overlap={"mp": "ring"})
+    permutes = [c for c in examine([(text, 1)], plan, None, "tpu").collectives if c.kind == "collective-permute"]
+    # parts into the map up, sums out of the map down, and back: gradients of both, and the first's input again
+    assert len(permutes) == 5 * 7
+    assert all(c.is_async for c in permutes)
+    assert not [c for c in permutes if c.overlap == "critical"]
+
+
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(plan_job.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"compiling for v5e:2x4 needs libtpu; install polyreme\[tpu-check\]"):
@@ -67,6 +98,7 @@ def test_kernels_are_chosen_for_the_device_compiled_for():
 
 def test_the_block_of_the_page_runs(capsys):
     page = (CONFIG.parent.parent / "docs" / "overlap.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(block, "overlap.md", "exec"), {})
-    assert capsys.readouterr().out == "moe in 2 parts\n"
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "overlap.md", "exec"), names)
+    assert capsys.readouterr().out == "moe in 2 parts\nmp by ring\n"

@@ -219,7 +219,12 @@ def test_examples_of_docstrings_hold():
         ({"dp": 4, "expert_dispatch": "padded"}, "expert_dispatch='padded' in a plan that splits no experts; set ep"),
         ({"dp": 4, "overlap": {"moe": 2}}, "overlap.moe=2 in a plan that splits no experts"),
         ({"ep": 2, "overlap": {"moe": 0}}, "overlap.moe=0 in plan; give a whole number of parts"),
-        ({"ep": 2, "overlap": {"tp": 2}}, "unknown key 'tp' in overlap of a plan; the choices are moe"),
+        ({"ep": 2, "overlap": {"tp": 2}}, "unknown key 'tp' in overlap of a plan; the choices are moe, mp"),
+        (
+            {"mp": 2, "overlap": {"mp": "ring"}},
+            "mp splits no sequence between blocks, .* set mp above 1 and sequence_p",
+        ),
+        ({"mp": 2, "overlap": {"mp": 2}}, "overlap.mp=2 in plan; one of none, ring"),
         ({"ep": 2, "overlap": "moe"}, "overlap='moe' in plan; give a mapping such as {moe: 2}"),
         ({"ep": 2, "expert_dispatch": "scatter"}, "unknown expert_dispatch 'scatter'"),
         ({"ep": 4, "expert_all_to_all": "two_level"}, r"experts split over \('ep',\): .*give expert_axes two axes"),

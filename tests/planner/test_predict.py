@@ -168,6 +168,13 @@ def test_a_step_on_one_device_is_its_flops_and_its_update():
     assert got.binds.startswith("matrix products: 100%")
 
 
+def test_parts_that_go_round_hide_behind_their_products():
+    ring, whole = (Plan.from_degrees(mp=8, sequence_parallel=True, overlap={"mp": how}) for how in ("ring", "none"))
+    assert predict(GPT, ring, EIGHT, 16).step_seconds < predict(GPT, whole, EIGHT, 16).step_seconds
+    shared = replace(EIGHT, shared=8)
+    assert predict(GPT, ring, shared, 16).step_seconds == predict(GPT, whole, shared, 16).step_seconds
+
+
 def test_recompute_runs_forwards_again_but_not_what_a_compiler_prunes():
     kind = replace(KIND, bandwidth=1e30)
     alone = Cluster(kind, 1, ())

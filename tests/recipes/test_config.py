@@ -265,6 +265,7 @@ def test_the_balance_loss_left_out_is_the_familys():
         ({"plan": {"ep": 2}}, "gpt has no experts; leave them out"),
         ({"plan": {"ep": 2, "expert_axes": ["mp"]}}, "name ep there too"),
         ({"plan": {"expert_dispatch": "padded"}}, "experts are not split; set ep too"),
+        ({"plan": {"mp": 2, "overlap": {"mp": "ring"}}}, "mp=2, sequence_parallel=False: sums over mp .* set both"),
         ({"plan": {"overlap": {"moe": 2}}}, "nothing is sent to experts; set ep too"),
         ({"plan": {"expert_all_to_all": "flat"}}, "expert_all_to_all=flat .* experts are not split; set ep too"),
         ({"model": {"family": "mixtral"}, "plan": {"ep": 3}}, "num_experts=8 is not a multiple of .*expert_axes"),

@@ -18,7 +18,10 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           of the keys' part that all heads share: b s w r each, r its width. arXiv:2405.04434
     sequence parallel     instead of each of those all-reduces of act, an all-gather before a block half and a
                           reduce-scatter after it, in the forward and in the backward; the gradients of parameters
-                          that mp does not split are sums over mp too. arXiv:2205.05198, section 4.2
+                          that mp does not split are sums over mp too. arXiv:2205.05198, section 4.2. With
+                          overlap.mp = ring instead of a half's all-gather and each map's reduce-scatter
+                          collective-permutes of act / mp, mp - 1 each; in the backward twice as many for a half's
+                          input, and as many for each map's output
     segment, Ulysses      all-to-all over sep of q, k, v and of the result, forward and backward: 2 (2 q + 2 k) l with q
                           and k the bytes of all query and all key heads on one device. arXiv:2309.14509, section 3
     segment, ring         collective-permutes of k and v, sep - 1 forward; of k and v, and of their gradients in 32
@@ -70,13 +73,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from polyreme.distributed.comm_report.collectives import wire_share
-from polyreme.distributed.comm_report.workload import ParameterShape, Use, Workload, block_maps
+from polyreme.distributed.comm_report.workload import BlockMaps, ParameterShape, Use, Workload, block_maps
 from polyreme.errors import ConfigError
 from polyreme.kernels.balanced_experts import RelaySlots, expert_slots
 from polyreme.kernels.zigzag import moved_share
 from polyreme.mesh import MeshShape, Plan
 
 SCALAR_BYTES = 4
+PHASES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -242,12 +246,17 @@ class _Terms:
     def tensor(self) -> Iterator[Term]:
         if not self.is_tensor_parallel:
             return
-        m, layers, mp = self.microbatches, self.work.num_layers, ("mp",)
+        m, mp = self.microbatches, ("mp",)
         looks_up = any("lookup" in p.uses for p in self.work.parameters)
         scores = any("head" in p.uses for p in self.work.parameters)
         maps = block_maps(self.work.parameters)
+        layers = len(maps) / 2
+        if self.plan.overlap.mp == "ring":
+            yield from self._rings(maps)
+            maps = [replace(half, columns=0, rows=0) for half in maps if half.experts or half.latents]
+            layers = len(maps) / 2
         # a map's input gets a part of its gradient from each map that reads it, a half's output a part from each map
-        columns, rows = ([getattr(half, name) for half in maps] for name in ("columns", "rows"))
+        columns, rows = ([getattr(half, name) + half.experts for half in maps] for name in ("columns", "rows"))
         if self.compiler.reassociates:
             columns, rows = ([min(1, count) for count in counts] for counts in (columns, rows))
         halves = {"forward": sum(rows) + looks_up, "backward": sum(columns) + scores}
@@ -259,14 +268,24 @@ class _Terms:
                 yield self._term("block halves", "all-reduce", mp, self.act_summed, count * m, phase)
                 continue
             scatter = "reduce-scatter" if self.compiler.reduce_scatter else "all-reduce"
-            gathered = 2 * layers + (scores if phase == "forward" else looks_up)
+            gathered = round(2 * layers) + (scores if phase == "forward" else looks_up)
             yield self._term("into block halves", "all-gather", mp, self.act, gathered * m, phase)
             if self.work.stage is not None and phase == "backward":
-                again = 2 * (layers + self.work.put_off)
+                again = round(2 * layers) + (2 * self.work.put_off if layers else 0)
                 yield self._term("into block halves again", "all-gather", mp, self.act, again * m, phase)
             yield self._term("out of block halves", scatter, mp, self.act_summed, count * m, phase)
         if scores:
             yield self._term("cross-entropy", "all-reduce", mp, self.tokens * 4, 3 * m, "forward")
+
+    def _rings(self, maps: Sequence[BlockMaps]) -> Iterator[Term]:
+        """Parts of a sequence that go round: for a half's maps of columns their input, and back its gradient and the
+        input again; for one of rows what it sums, and back the gradient of that."""
+        into, out = sum(half.columns > 0 for half in maps), sum(half.rows for half in maps)
+        for name, rings in (("into", {"forward": into, "backward": 2 * into}), ("out of", dict.fromkeys(PHASES, out))):
+            for phase, count in rings.items():
+                times = count * (self.mesh.mp - 1) * self.microbatches
+                part = self.act / self.mesh.mp
+                yield self._term(f"rings {name} block halves", "collective-permute", ("mp",), part, times, phase)
 
     def segment(self) -> Iterator[Term]:
         if self.sep == 1:
@@ -281,24 +300,23 @@ class _Terms:
         # in keys' gradients others' are added up
         summed = keys * max(4, self.work.itemsize) / self.work.itemsize
         way = self.plan.segment_way(self.work.seq // self.sep, heads, kv_heads)
-        phases: tuple[str, ...] = "forward", "backward"
         if way.how in ("ulysses", "usp"):
-            for phase in phases:
+            for phase in PHASES:
                 term = self._term("attention heads", "all-to-all", axes, 2 * query + 2 * keys, times, phase)
                 yield replace(term, group_size=way.inner)
         if way.how == "gather":
-            for phase in phases:
+            for phase in PHASES:
                 yield self._term("keys and values", "all-gather", axes, self.sep * 2 * keys, times, phase)
             whole = self.sep * 2 * summed
             yield self._term("gradients of keys and values", "reduce-scatter", axes, whole, times, "backward")
         if way.how in ("ring", "usp"):
             ring, kind = self.sep // way.inner, "collective-permute"
-            for phase in phases:
+            for phase in PHASES:
                 yield self._term("ring attention", kind, axes, 2 * keys, times * (ring - 1), phase)
             yield self._term("ring attention, gradients", kind, axes, 2 * summed, times * (ring - 1), "backward")
         if self.plan.sep_order == "zigzag" and not self.work.is_order_free:
             moved = moved_share(self.sep) * (2 * query + 2 * keys)
-            for phase in phases:
+            for phase in PHASES:
                 yield self._term("into zigzag and back", "collective-permute", axes, moved, times, phase)
 
     def experts(self) -> Iterator[Term]:

@@ -107,15 +107,17 @@ def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: i
 
 @dataclass(frozen=True)
 class BlockMaps:
-    """The linear maps of half a block, attention or feed-forward, that mp splits; the experts of a layer are one map.
+    """The linear maps of half a block, attention or feed-forward, that mp splits.
 
     columns: those that read the half's input, of which each device makes a part of what comes out; rows: those that
-    give the half's output, a sum over devices. latents: widths of the latents of attention (DeepSeek's), each whole on
-    every device and read by a map of columns of its own, or by all heads.
+    give the half's output, a sum over devices. experts: whether there are some, which do both as one map. latents:
+    widths of the latents of attention (DeepSeek's), each whole on every device and read by a map of columns of its own,
+    or by all heads.
     """
 
     columns: int = 0
     rows: int = 0
+    experts: bool = False
     latents: tuple[int, ...] = ()
 
 
@@ -127,7 +129,7 @@ def block_maps(parameters: Sequence[ParameterShape]) -> list[BlockMaps]:
 
     >>> names = {"up": ("embed", "ffn"), "gate": ("embed", "ffn"), "down": ("ffn", "embed")}
     >>> block_maps([ParameterShape(f"blocks.0.ffn.{name}.weight", dims, (8, 8)) for name, dims in names.items()])
-    [BlockMaps(columns=2, rows=1, latents=())]
+    [BlockMaps(columns=2, rows=1, experts=False, latents=())]
     """
     halves: dict[str, list[ParameterShape]] = {}
     for p in parameters:
@@ -140,13 +142,13 @@ def block_maps(parameters: Sequence[ParameterShape]) -> list[BlockMaps]:
 
 def _maps(half: Sequence[ParameterShape]) -> BlockMaps:
     matrices = [p for p in half if len(p.dims) == 2]
-    has_experts = any("expert" in p.uses for p in half)
-    columns = sum(p.dims[0] == "embed" and p.dims[1] in _SPLIT for p in matrices) + has_experts
-    rows = sum(p.dims[0] in _SPLIT and p.dims[1] == "embed" for p in matrices) + has_experts
+    columns = sum(p.dims[0] == "embed" and p.dims[1] in _SPLIT for p in matrices)
+    rows = sum(p.dims[0] in _SPLIT and p.dims[1] == "embed" for p in matrices)
     latents = [p.shape[0] for p in matrices if p.dims == ("latent", "heads")]
     # what is left of the latents is the part of keys that all heads share
     shared = sum(p.shape[1] for p in matrices if p.dims == ("embed", "latent")) - sum(latents)
-    return BlockMaps(columns, rows, (*latents, *([shared] if shared > 0 else [])))
+    experts = any("expert" in p.uses for p in half)
+    return BlockMaps(columns, rows, experts, (*latents, *([shared] if shared > 0 else [])))
 
 
 def _uses(name: str, named: dict, config: Any) -> tuple[Use, ...]:

@@ -16,7 +16,7 @@ from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
-from polyreme.nn.layers.linear import Linear
+from polyreme.nn.layers.linear import Linear, map_each
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import creation
 from polyreme.ops.experts import ACTIVATIONS, check_choice, check_counts, chosen_experts
@@ -471,7 +471,11 @@ class SharedExpert(Layer):
     def forward(self, x: Any) -> Any:
         name, approximate = self.activation.removesuffix("_tanh"), self.activation.endswith("_tanh")
         bend = getattr(F, name) if not approximate else functools.partial(F.gelu, approximate=True)
-        hidden = bend(self.up(x)) if self.gate is None else bend(self.gate(x)) * self.up(x)
+        if self.gate is None:
+            hidden = bend(self.up(x))
+        else:
+            gate, up = map_each(x, self.gate, self.up)
+            hidden = bend(gate) * up
         dims = ("batch", "block_seq", "ffn") if len(x.shape) == 3 else ("batch", "ffn")
         out = self.down(constrain(hidden, *dims))
         return out if self.token_gate is None else F.sigmoid(self.token_gate(x)) * out

@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.core import layout
 from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Assign, Initializer, XavierUniform, chosen_initializer
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr
+from polyreme.ops import ring_linear
 
 
 class Linear(Layer):
@@ -48,10 +50,39 @@ class Linear(Layer):
         self.bias = self.create_parameter([out_features], bias_attr, is_bias=True, dims=dims[1:])
 
     def forward(self, input: Any) -> Any:
+        if layout.active.layout is None:
+            return F.linear(input, self.weight, self.bias)
+        dims = getattr(self.weight, "dims", ())  # a weight that is computed has none
+        if (split := ring_linear.scattering(input.shape, dims)) is not None:
+            return _biased(ring_linear.scattered_linear(input, self.weight, split), self.bias)
+        if (split := ring_linear.gathering(input.shape, dims)) is not None:
+            return _biased(ring_linear.gathered_linears(input, [self.weight], split)[0], self.bias)
         return F.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self._in_features}, out_features={self._out_features}, dtype={self._dtype.name}"
+
+
+def _biased(y: Any, bias: Any) -> Any:
+    # in y's dtype: under autocast the product is low, and so is linear's result
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
+def _has_hooks(layer: Layer) -> bool:
+    return bool(layer._forward_pre_hooks or layer._forward_post_hooks or layer._forward_post_hooks_always_called)
+
+
+def map_each(x: Any, *maps: Layer) -> tuple[Any, ...]:
+    """What each of the maps gives of x: tuple(each(x) for each in maps).
+
+    Under a plan with overlap.mp, x [batch, seq, embed] goes round once for all Linears of which mp splits the columns.
+    """
+    if layout.active.layout is not None and all(type(each) is Linear and not _has_hooks(each) for each in maps):
+        splits = {ring_linear.gathering(x.shape, getattr(each.weight, "dims", ())) for each in maps}
+        if len(splits) == 1 and (split := splits.pop()) is not None:
+            products = ring_linear.gathered_linears(x, [each.weight for each in maps], split)
+            return tuple(_biased(y, each.bias) for y, each in zip(products, maps, strict=True))
+    return tuple(each(x) for each in maps)
 
 
 class Embedding(Layer):

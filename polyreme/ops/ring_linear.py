@@ -1,0 +1,62 @@
+"""Linear maps whose exchange over mp goes round in parts, where the plan in force says so (overlap.mp)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import Array
+
+from polyreme import kernels
+from polyreme.core import layout
+from polyreme.core.dtype import promote_floating
+from polyreme.core.op import op
+from polyreme.kernels.ring_linear import RingSplit
+
+_MP = "mp"
+_INNER = ("heads", "kv_heads", "ffn")
+
+
+@op(amp="low", method=False)
+def gathered_linears(x: Array, weights: list[Array], split: Any = None) -> list[Array]:
+    """x @ weight for each weight: [b, s, in], [in, out] each -> [b, s, out] each. split: the kernels.RingSplit of x in
+    parts of its sequence and results in parts of their features; None for whole arrays."""
+    x, *weights = promote_floating(x, *weights)
+    if split is None:
+        return [kernels.linear(x, weight) for weight in weights]
+    return list(kernels.gather_linears(x, weights, split))
+
+
+@op(amp="low", method=False)
+def scattered_linear(x: Array, weight: Array, split: Any = None) -> Array:
+    """x @ weight: [b, s, in], [in, out] -> [b, s, out]. split: the kernels.RingSplit of x in parts of its features and
+    the result in parts of its sequence; None for whole arrays."""
+    x, weight = promote_floating(x, weight)
+    return kernels.linear(x, weight) if split is None else kernels.scatter_linear(x, weight, split)
+
+
+def gathering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None:
+    """How x of this shape, [batch, seq, embed], comes to a weight of these dims, [embed, features in parts]; None where
+    it does not go round: no plan with overlap.mp, or sizes that do not divide and are whole everywhere."""
+    return _split(x) if len(dims) == 2 and dims[0] == "embed" and dims[1] in _INNER else None
+
+
+def scattering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None:
+    """As gathering, of how x of this shape, [batch, seq, features in parts], comes out of a weight of these dims,
+    [features, embed], in parts of its sequence."""
+    return _split(x) if len(dims) == 2 and dims[0] in _INNER and dims[1] == "embed" else None
+
+
+def _split(x: Sequence[int]) -> RingSplit | None:
+    placed = layout.active.layout
+    if placed is None or placed.plan.overlap.mp != "ring" or len(x) != 3:
+        return None
+    axes = {
+        dim: tuple(a for a in placed.plan.strategy.rule("act").get(dim, ()) if placed.mesh.shape.get(a, 1) > 1)
+        for dim in ("batch", "seq", "block_seq")
+    }
+    is_nested = axes["seq"] == (*axes["block_seq"], _MP)
+    if not is_nested or placed.ways("seq", x[1]) == 1:
+        return None
+    batch = axes["batch"] if placed.ways("batch", x[0]) > 1 else ()
+    return RingSplit(placed.mesh, batch, axes["block_seq"], _MP)
