@@ -122,7 +122,8 @@ def main() -> None:
     if options.save:
         what = (
             f"LoRA of rank {RANK} on {', '.join(TARGETS)}, full AdamW, and transformers + peft: {options.layers} "
-            f"blocks of SmolLM2-135M's dimensions, {options.batch} x {options.seq} tokens, float32. {options.rounds} rounds."
+            f"blocks of SmolLM2-135M's dimensions, {options.batch} x {options.seq} tokens, float32; "
+            f"{options.rounds} rounds."
         )
         print(s.save(options.save, "Fine-tuning steps", what, text, started))
 

@@ -40,6 +40,10 @@ def serve(
         typer.Option(metavar="ngram|FOLDER", help="Draft tokens from the text, or by a smaller model: the same texts."),
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text that are drafted at a time.")] = 5,
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="[NAME=]FOLDER", help="An adapter of these weights; the model has its name."),
+    ] = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Texts that may wait for a place.")] = 128,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 600.0,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = 4 << 20,
@@ -59,10 +63,10 @@ def serve(
     path = published.resolve(weights)
     engine = loading.EngineOptions(
         dtype, max_num_seqs, max_model_len, block_size, num_blocks, prefill_chunk, enable_prefix_caching,
-        speculative, num_draft_tokens,
+        speculative, num_draft_tokens, None if adapter is None else Path(adapter.rpartition("=")[2]),
     )  # fmt: skip
     options = ServerOptions(
-        names=names_of(weights, served_model_name or ()),
+        names=names_of(weights, served_model_name or _named(adapter)),
         host=host,
         port=port,
         drain_seconds=drain_timeout,
@@ -74,3 +78,9 @@ def serve(
         typer.echo(text)
 
     run(options, lambda: loading.load_served(path, engine, say), say)
+
+
+def _named(adapter: str | None) -> list[str]:
+    """The name that an adapter is served under, if it has one."""
+    name = "" if adapter is None else adapter.rpartition("=")[0]
+    return [name] if name else []

@@ -32,6 +32,7 @@ from polyreme.recipes.base import (
     load_trained,
     run_config,
 )
+from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.published import copy_beside, floating_dtype, new_folder, open_matched, resolve
 from polyreme.recipes.tuning import lora_of
@@ -99,6 +100,8 @@ def merge(
         check_base(adapter, base_digest(name), name)
         weights, tokenizer_of = _open(name), resolve(name)
         change = _Change({}, products_by_name(adapter, weights.model), adapter.weight_dtype)
+        if (source / TOKENIZER).is_file():  # with the template that it was trained by
+            tokenizer_of = source
     else:
         name, change = _of_run(source, base)
         weights, tokenizer_of = _open(name), source

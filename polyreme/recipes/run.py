@@ -368,6 +368,8 @@ class _TrainingRun:
         names = []
         if isinstance(config, FinetuneConfig) and config.fine_tuning == "lora" and jax.process_count() == 1:
             write_adapter(self.trainer.model, self.folder / "adapter", base=config.model, digest=self.base_digest)
+            if self.corpus.tokenizer is not None:
+                self.corpus.keep_tokenizer(self.folder / "adapter")
             names = ["adapter/"]
         written = {
             "metrics.jsonl": config.log.jsonl,

@@ -14,6 +14,7 @@ from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
 from polyreme.models.gguf_file import is_gguf
 from polyreme.recipes.base import base_digest, is_run, load_tokenizer, load_trained
+from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.published import resolve
 
 ONE_DEVICE = "one device"
@@ -41,6 +42,8 @@ def load_writer(path: Path, dtype: str | None = None, adapter: Path | None = Non
         opened = open_adapter(adapter)
         check_base(opened, base_digest(str(path)), path)
         apply_adapter(model, opened)
+        if (adapter / TOKENIZER).is_file():  # with the template that it was trained by
+            tokenizer = load_tokenizer(adapter)
     merge_adapters(model)
     return model, tokenizer
 

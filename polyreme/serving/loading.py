@@ -23,7 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 @dataclass(frozen=True)
 class EngineOptions:
     """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None. speculative,
-    num_draft_tokens: as of recipes.trained.drafting.
+    num_draft_tokens: as of recipes.trained.drafting. adapter: as of recipes.trained.load_writer.
 
     Raises ConfigError for another dtype.
     """
@@ -37,6 +37,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     speculative: str | None = None
     num_draft_tokens: int = 5
+    adapter: Path | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -53,10 +54,12 @@ def load_served(
     CheckpointError for a model without a tokenizer.
     """
     if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
+        if options.adapter is not None:
+            raise ConfigError(f"{path}: makes vectors, and adapters are of decoders; leave out --adapter")
         if options.speculative is not None:
             raise ConfigError(f"{path}: makes vectors and writes no text; leave out --speculative")
         return TextEmbedder.from_pretrained(path, dtype=options.dtype)
-    model, tokenizer = load_writer(path, options.dtype)
+    model, tokenizer = load_writer(path, options.dtype, options.adapter)
     engine = TextEngine(
         model,
         tokenizer.end,

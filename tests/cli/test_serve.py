@@ -1,5 +1,7 @@
 """`polyreme serve`: what its options refuse, and what it hands to the server."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("starlette")
@@ -33,9 +35,12 @@ def test_options_reach_the_server_and_the_engine(tmp_path, monkeypatch, capsys):
     words = "--port=0 --served-model-name=a --served-model-name=b --max-num-seqs=3 --no-enable-prefix-caching"
     words += " --max-waiting=5 --request-timeout=7 --max-body-bytes=9 --drain-timeout=4 --dtype=bfloat16"
     assert main(["serve", str(tmp_path), *words.split()]) == 0
-    ((options, (path, engine)),) = calls
+    options, (path, engine) = calls[0]
     assert path == tmp_path
     assert engine == loading.EngineOptions("bfloat16", max_num_seqs=3, enable_prefix_caching=False)
     assert (options.names, options.port, options.drain_seconds) == (("a", "b"), 0, 4)
     limits = options.limits
     assert (limits.max_num_seqs, limits.max_waiting, limits.request_seconds, limits.body_bytes) == (3, 5, 7, 9)
+    assert main(["serve", str(tmp_path), "--adapter=kjv=runs/lora/adapter"]) == 0
+    assert calls[1][0].names == ("kjv",)
+    assert calls[1][1][1] == loading.EngineOptions(adapter=Path("runs/lora/adapter"))

@@ -164,7 +164,10 @@ def test_merged_it_is_the_same_model_in_a_folder_of_published_weights(tmp_path, 
     atol = 14 * 2 * 68 * np.finfo(np.float32).eps * np.abs(expected).max()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(merged(ids).numpy(), expected, rtol=0, atol=atol)
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").end == load_writer(run)[1].end
+    adapted, tokenizer = load_writer(base, adapter=run / "adapter")
+    np.testing.assert_array_equal(adapted(ids).numpy(), load_writer(run)[0].eval()(ids).numpy())
+    for name in ("merged", "of_adapter"):
+        assert AutoTokenizer.from_pretrained(tmp_path / name).end == tokenizer.end
 
     with pytest.raises(ConfigError, match="there is something already"):
         merge(run, tmp_path / "merged", say=said.append)
