@@ -110,6 +110,8 @@ class FinetuneConfig(RunConfig):
     the last freeze_trainable_layers blocks. lora_alpha: twice the rank if 0. lora_target: all, or names at the end of
     those of linear maps, as [q_proj, v_proj]. rslora, use_dora, pissa_init, loraplus_lr_ratio: as of nn.LoRA.
     weight_quantize_algo: how the weights that adapters stand beside are stored, if in few bits (QLoRA).
+    qat: every parameter trains while linear maps compute with weights rounded to so many bits, of which groups of
+    qat_group_size inputs share a scale, all if -1: what polyreme quantize --method rtn then makes of the run.
     max_seq_len: tokens of a sample. packing: conversations share samples, none of which sees another. template: of
     conversations, by name or a .jinja file; the model's own if left out. train_on_prompt: questions are learnt too;
     mask_history: the last answer of a conversation alone is. neftune_noise_alpha: noise on embeddings while training
@@ -134,6 +136,8 @@ class FinetuneConfig(RunConfig):
     pissa_init: bool = False
     loraplus_lr_ratio: Positive = 1.0
     weight_quantize_algo: Literal["nf4", "weight_only_int4", "weight_only_int8"] | None = None
+    qat: Literal["wint4", "wint8"] | None = None
+    qat_group_size: Annotated[int, Field(ge=-1)] = -1
     freeze_trainable_layers: Count = 2
     max_seq_len: Annotated[Count, Field(ge=2)] = 1024
     packing: bool = True
@@ -185,7 +189,8 @@ class FinetuneConfig(RunConfig):
     def _check(self) -> Self:
         kinds = {"lora": "lora_rank lora_alpha lora_dropout lora_target rslora use_dora pissa_init loraplus_lr_ratio "
                  "weight_quantize_algo",
-                 "freeze": "freeze_trainable_layers"}  # fmt: skip
+                 "freeze": "freeze_trainable_layers",
+                 "full": "qat qat_group_size"}  # fmt: skip
         for kind, names in kinds.items():
             for name in names.split():
                 default = type(self).model_fields[name].get_default(call_default_factory=True)
@@ -195,6 +200,8 @@ class FinetuneConfig(RunConfig):
                         f"leave it out, or set fine_tuning={kind}"
                     )
         self._check_stage()
+        if self.qat_group_size == 0 or (self.qat_group_size != -1 and not self.qat):
+            raise ValueError(f"qat_group_size={self.qat_group_size} with qat={self.qat}; give qat, and inputs or -1")
         if self.use_dora and self.pissa_init:
             raise ValueError("use_dora with pissa_init: both change what the weight itself does; leave one of them out")
         if self.pissa_init and self.weight_quantize_algo:

@@ -7,7 +7,9 @@ from typing import Any
 
 from polyreme.errors import ConfigError
 from polyreme.models.adapters import add_adapters, quantize_maps
+from polyreme.models.low_bit_folder import linear_maps, replace_layer
 from polyreme.nn.layers.lora import LoRA
+from polyreme.nn.quant import RoundedLinear
 from polyreme.ops.random import uniform
 from polyreme.recipes.finetune_config import FinetuneConfig
 
@@ -23,6 +25,9 @@ def tune(model: Any, config: FinetuneConfig) -> None:
         add_adapters(model, lora_of(config), config.lora_target)
     elif config.fine_tuning == "freeze":
         _freeze(model, config.freeze_trainable_layers)
+    elif config.qat:
+        for name, layer in linear_maps(model).items():
+            replace_layer(model, name, RoundedLinear(layer, config.qat.removeprefix("w"), config.qat_group_size))
     if config.record.build is not None:
         config.record.build.load()(model, config)
     if config.neftune_noise_alpha:

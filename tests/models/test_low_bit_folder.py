@@ -115,9 +115,39 @@ def test_each_device_reads_its_part(tmp_path):
     np.testing.assert_allclose(logits(split), alone, rtol=1e-5, atol=1e-5)
 
 
-def test_asymmetric_gptq_becomes_int8():
-    layout = read_layout({"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": False})
-    assert (layout.weight_dtype, layout.bits) == ("int8", 4)
+def rewrite(folder, change):
+    """The tensors of a folder, changed."""
+    file = folder / "model.safetensors"
+    slices = safetensors_file.Slices(file)
+    arrays = {name: slices.read(name, (slice(None),) * len(e.shape)) for name, e in slices.entries.items()}
+    change(arrays)
+    with open(file, "wb") as out:
+        safetensors_file.write(out, arrays, {"format": "pt"})
+
+
+def test_gptq_with_zero_points_of_its_own_becomes_int8(tmp_path):
+    paddle.seed(0)
+    model = low_bit(Llama(LlamaConfig.nano()), "int4", 8, method="gptq")
+    model.save_pretrained(tmp_path)
+    name = "model.layers.0.mlp.down_proj"
+
+    def shift(arrays):
+        # 5 in every place: what is read is one more
+        arrays[f"{name}.qzeros"] = np.full_like(arrays[f"{name}.qzeros"], 0x55555555)
+
+    rewrite(tmp_path, shift)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["sym"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layer, old = AutoModelForCausalLM.from_pretrained(tmp_path).blocks[0].ffn.down, model.blocks[0].ffn.down
+    assert layer.weight_dtype == "int8"
+    values = [weight_dequantize(one.weight, one.weight_scale, one.weight_dtype, "float32", 8) for one in (layer, old)]
+    # codes count from 6 where they did from 8
+    want = values[1] + 2 * old.weight_scale.repeat_interleave(8, 0)
+    np.testing.assert_allclose(values[0], want, rtol=1e-6, atol=1e-7)
+    rewrite(tmp_path, lambda arrays: arrays.update({f"{name}.g_idx": arrays[f"{name}.g_idx"][::-1].copy()}))
+    with pytest.raises(ConfigError, match="groups are of inputs that are not in a row"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="nf4 cannot be written"):
         LowBitLayout("gptq", "nf4")
 
@@ -138,11 +168,6 @@ def test_other_layouts_are_refused(config, message):
 def test_a_part_that_is_missing_is_named(tmp_path):
     model = low_bit(Llama(LlamaConfig.nano()), "int8", -1)
     model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    slices = safetensors_file.Slices(file)
-    arrays = {n: slices.read(n, (slice(None),) * len(e.shape)) for n, e in slices.entries.items()}
-    del arrays["model.layers.0.mlp.up_proj.weight_scale"]
-    with open(file, "wb") as out:
-        safetensors_file.write(out, arrays, {"format": "pt"})
+    rewrite(tmp_path, lambda arrays: arrays.pop("model.layers.0.mlp.up_proj.weight_scale"))
     with pytest.raises(CheckpointError, match=r"up_proj: has no weight_scale, which compressed-tensors stores"):
         AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -11,7 +11,7 @@ from polyreme.distributed.placement import apply_plan
 from polyreme.errors import ConfigError
 from polyreme.kernels import low_bit
 from polyreme.mesh import Plan
-from polyreme.nn.quant import QuantizedLinear, weight_dequantize
+from polyreme.nn.quant import QuantizedLinear, RoundedLinear, weight_dequantize
 
 
 def error_of(linear, kind, group):
@@ -44,6 +44,26 @@ def test_gradients_reach_the_input_and_the_bias_alone(kind, group):
     assert [p.name for p in layer.parameters() if p.trainable] == [linear.bias.name]
     assert layer.weight.grad is None
     assert layer.weight_scale.grad is None
+
+
+@pytest.mark.parametrize(("kind", "group"), [("int8", -1), ("int4", 4)])
+def test_what_is_trained_rounded_is_what_is_stored_then(kind, group):
+    paddle.seed(0)
+    linear = nn.Linear(8, 6)
+    rounded = RoundedLinear(linear, kind, group)
+    assert rounded.weight is linear.weight
+    x = paddle.randn([3, 8])
+    y = rounded(x)
+    np.testing.assert_allclose(y, QuantizedLinear.of(linear, kind, group)(x), rtol=1e-5, atol=1e-6)
+    y.sum().backward()
+    passing = linear.weight.grad.numpy().copy()
+    linear.clear_gradients()
+    linear(x).sum().backward()
+    np.testing.assert_allclose(passing, linear.weight.grad, rtol=1e-6)
+    with pytest.raises(ConfigError, match="groups of 3 of 8 inputs"):
+        RoundedLinear(linear, kind, 3)
+    with pytest.raises(ConfigError, match="weight_dtype='nf4'; give int8 or int4"):
+        RoundedLinear(linear, "nf4")
 
 
 def test_blocks_of_channels_are_the_whole_product(monkeypatch):

@@ -9,11 +9,14 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.kernels.low_bit import HALVES, LARGEST
+from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import ParamAttr
-from polyreme.ops.quantization import low_bit_product, weight_only_linear, weight_quantize
+from polyreme.ops.quantization import fake_quantize, low_bit_product, weight_only_linear, weight_quantize
+
+_BITS = {"int8": 8, "int4": 4}
 
 
 class QuantizedLinear(Layer):
@@ -104,3 +107,30 @@ class QuantizedLinear(Layer):
         groups = "" if self.group_size == -1 else f", group_size={self.group_size}"
         rounded = ", low_bit_input=True" if self.low_bit_input else ""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.weight_dtype}{groups}{rounded}"
+
+
+class RoundedLinear(Linear):
+    """A Linear that computes with its weight rounded as QuantizedLinear.of rounds it, while the weight itself is
+    trained, the gradient passing the rounding by. weight_dtype: int8 or int4.
+
+    It takes a Linear's place with the Linear's own parameters, so that nothing else of a model changes.
+    """
+
+    def __init__(self, linear: Linear, weight_dtype: str, group_size: int = -1) -> None:
+        Layer.__init__(self)
+        if weight_dtype not in _BITS:
+            raise ConfigError(f"RoundedLinear: weight_dtype={weight_dtype!r}; give {' or '.join(_BITS)}")
+        if group_size != -1 and (group_size < 1 or linear.in_features % group_size):
+            raise ConfigError(
+                f"RoundedLinear: groups of {group_size} of {linear.in_features} inputs; give what divides them, or -1"
+            )
+        self.name, self._weight_attr, self._bias_attr = linear.name, linear._weight_attr, linear._bias_attr
+        self._in_features, self._out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self._dtype, self.training = linear._dtype, linear.training
+        self.weight_dtype, self.group_size = weight_dtype, group_size
+
+    def forward(self, input: Any) -> Any:
+        size = self._in_features if self.group_size == -1 else self.group_size
+        top = self.weight.detach().abs().reshape([-1, size, self._out_features]).max(1)
+        return F.linear(input, fake_quantize(self.weight, top, _BITS[self.weight_dtype]), self.bias)

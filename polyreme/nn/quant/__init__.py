@@ -1,6 +1,6 @@
 """Weights of few bits, products with them, and layers that quantization looks for in a model."""
 
-from polyreme.nn.layers.quantized import QuantizedLinear
+from polyreme.nn.layers.quantized import QuantizedLinear, RoundedLinear
 from polyreme.nn.layers.stub import Stub
 from polyreme.ops.quantization import (
     apply_per_channel_scale,
@@ -12,6 +12,7 @@ from polyreme.ops.quantization import (
 
 __all__ = [
     "QuantizedLinear",
+    "RoundedLinear",
     "Stub",
     "apply_per_channel_scale",
     "llm_int8_linear",
