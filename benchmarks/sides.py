@@ -148,7 +148,8 @@ def options_of(made: argparse.ArgumentParser, sides: tuple[str, ...]) -> argpars
 
 def start(script: str, options: argparse.Namespace, tuned: tuple[str, ...] = ()) -> list[Side]:
     """The processes of the sides asked for whose interpreter is known; those in `tuned` once more with tuned malloc."""
-    pythons = {"torch": options.python_torch, "paddle": options.python_paddle}
+    asked = vars(options).items()
+    pythons = {name.removeprefix("python_"): path for name, path in asked if name.startswith("python_")}
     chosen = {n: pythons.get(n.split("-")[0], sys.executable) for n in options.sides.split(",")}
     names = [t for n, p in chosen.items() if p for t in ((n, n + TUNED) if n in tuned else (n,))]
     return [Side(script, n, chosen[n.removesuffix(TUNED)], ISA.get(options.isa, {})) for n in names]

@@ -1,5 +1,6 @@
 """`polyreme serve`: a decoder over HTTP, as OpenAI's clients ask for it."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,9 @@ def serve(
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the cache.")] = None,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that a step takes in.")] = 64,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Compute beginnings that prompts share once.")] = True,
+    plan: Annotated[
+        str | None, typer.Option(metavar="mp=N", help="Split weights and heads over N devices; one if left out.")
+    ] = None,
     speculative: Annotated[
         str | None,
         typer.Option(metavar="ngram|FOLDER", help="Draft tokens from the text, or by a smaller model: the same texts."),
@@ -53,6 +57,8 @@ def serve(
 
     Example: polyreme serve smollm2-135m, then open http://127.0.0.1:8000/v1/models
     """
+    if plan is not None:
+        os.environ.setdefault("CPU_NUM", plan.rpartition("=")[2])  # of no effect on accelerators
     from polyreme.recipes import published
     from polyreme.serving import loading
     from polyreme.serving.guard import Access
@@ -63,7 +69,7 @@ def serve(
     path = published.resolve(weights)
     engine = loading.EngineOptions(
         dtype, max_num_seqs, max_model_len, block_size, num_blocks, prefill_chunk, enable_prefix_caching,
-        speculative, num_draft_tokens, None if adapter is None else Path(adapter.rpartition("=")[2]),
+        speculative, num_draft_tokens, None if adapter is None else Path(adapter.rpartition("=")[2]), plan,
     )  # fmt: skip
     options = ServerOptions(
         names=names_of(weights, served_model_name or _named(adapter)),

@@ -6,9 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from polyreme.distributed.placement import apply_plan
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.mesh import Plan
 from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
@@ -29,15 +31,17 @@ def dtype_of(model: Any) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def load_writer(path: Path, dtype: str | None = None, adapter: Path | None = None) -> tuple[Any, TextTokenizer]:
+def load_writer(
+    path: Path, dtype: str | None = None, adapter: Path | None = None, plan: Plan | None = None
+) -> tuple[Any, TextTokenizer]:
     """A decoder and its tokenizer: of a run's folder, of a folder of published weights, or of a GGUF file.
 
     dtype: of published weights, float32 if None. adapter: the folder of one that was trained on these weights, which is
-    merged into them, as those of a fine-tuning run are. Raises CheckpointError for what is none of them, for a run or
-    folder without a tokenizer and for an adapter of other weights, ConfigError for a model that writes no tokens and
-    for the dtype of a run.
+    merged into them, as those of a fine-tuning run are. plan: how the model lies on devices, on one if None. Raises
+    CheckpointError for what is none of them, for a run or folder without a tokenizer and for an adapter of other
+    weights, ConfigError for a model that writes no tokens and for the dtype of a run.
     """
-    model, tokenizer = _load_writer(path, dtype)
+    model, tokenizer = _load_writer(path, dtype, plan)
     if adapter is not None:
         opened = open_adapter(adapter)
         check_base(opened, base_digest(str(path)), path)
@@ -48,7 +52,7 @@ def load_writer(path: Path, dtype: str | None = None, adapter: Path | None = Non
     return model, tokenizer
 
 
-def _load_writer(path: Path, dtype: str | None) -> tuple[Any, TextTokenizer]:
+def _load_writer(path: Path, dtype: str | None, plan: Plan | None) -> tuple[Any, TextTokenizer]:
     if not is_run(path):
         if path.is_dir() and not (path / "config.json").is_file():
             raise CheckpointError(
@@ -59,11 +63,14 @@ def _load_writer(path: Path, dtype: str | None) -> tuple[Any, TextTokenizer]:
             raise CheckpointError(
                 f"{path}: neither a folder nor a GGUF file; give a run, published weights or a GGUF file"
             )
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), load_tokenizer(path)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, plan=plan), load_tokenizer(path)
     if dtype is not None:
         raise ConfigError(f"{path}: a run is read as it was trained, without --dtype; polyreme convert rounds weights")
     tokenizer = load_tokenizer(path)
-    return load_decoder(path)[0], tokenizer
+    model, _ = load_decoder(path)
+    if plan is not None:
+        apply_plan(plan, model)
+    return model, tokenizer
 
 
 def drafting(

@@ -10,6 +10,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import TextGrammars
+from polyreme.mesh import Plan
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
 from polyreme.recipes.base import is_run
@@ -23,7 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 @dataclass(frozen=True)
 class EngineOptions:
     """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None. speculative,
-    num_draft_tokens: as of recipes.trained.drafting. adapter: as of recipes.trained.load_writer.
+    num_draft_tokens: as of recipes.trained.drafting. adapter: as of recipes.trained.load_writer. plan: "mp=N" for
+    weights, heads and their cache split over N devices, or None for one.
 
     Raises ConfigError for another dtype.
     """
@@ -38,10 +40,23 @@ class EngineOptions:
     speculative: str | None = None
     num_draft_tokens: int = 5
     adapter: Path | None = None
+    plan: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype}: not one that is served in{did_you_mean(self.dtype, DTYPES)}")
+        if self.degree > 1 and self.adapter is not None:
+            raise ConfigError(f"--adapter {self.adapter}: is served on one device; merge it, or leave out --plan")
+        if self.degree > 1 and self.speculative not in (None, "ngram"):
+            raise ConfigError(f"--speculative {self.speculative}: under --plan drafts come from the text; give ngram")
+
+    @property
+    def degree(self) -> int:
+        """Devices of the plan."""
+        axis, _, number = (self.plan or "mp=1").partition("=")
+        if axis != "mp" or not number.isdecimal() or int(number) < 1:
+            raise ConfigError(f"--plan {self.plan}: a model is served split by tensors alone; give mp=N")
+        return int(number)
 
 
 def load_served(
@@ -58,8 +73,11 @@ def load_served(
             raise ConfigError(f"{path}: makes vectors, and adapters are of decoders; leave out --adapter")
         if options.speculative is not None:
             raise ConfigError(f"{path}: makes vectors and writes no text; leave out --speculative")
+        if options.plan is not None:
+            raise ConfigError(f"{path}: makes vectors, on one device; leave out --plan")
         return TextEmbedder.from_pretrained(path, dtype=options.dtype)
-    model, tokenizer = load_writer(path, options.dtype, options.adapter)
+    plan = None if options.plan is None else Plan.from_degrees(mp=options.degree)
+    model, tokenizer = load_writer(path, options.dtype, options.adapter, plan)
     engine = TextEngine(
         model,
         tokenizer.end,
@@ -75,7 +93,7 @@ def load_served(
     say("compiling")
     warm(engine)
     grammars = TextGrammars(tokenizer, model.config.vocab_size)
-    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype_of(model), ONE_DEVICE)
+    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype_of(model), options.plan or ONE_DEVICE)
 
 
 def warm(engine: TextEngine) -> None:

@@ -20,6 +20,8 @@ from polyreme.serving import loading, server
         ([".", "--port", "70000"], "less than or equal to 65535"),
         ([".", "--prot", "1"], "--port"),
         ([".", "--dtype", "float23"], "did you mean 'float32'"),
+        ([".", "--plan", "dp=2"], "--plan dp=2: a model is served split by tensors alone; give mp=N"),
+        ([".", "--plan", "mp=2", "--speculative", "."], "--speculative .: under --plan drafts come from the text"),
         ([".", "--served-model-name", ""], "--served-model-name is empty"),
     ],
 )

@@ -3,7 +3,9 @@
 import pytest
 
 from polyreme.core import rng
+from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.generation.company import check_company
+from polyreme.mesh import Plan
 from polyreme.models.llama import Llama, LlamaConfig
 
 
@@ -27,6 +29,16 @@ def test_a_decoder_gives_the_same_bits_in_every_company():
     assert checks[2].num_known > checks[0].num_known
     assert max(check.num_preemptions for check in checks) > 0
     assert str(checks[0]).endswith("the same bits")
+
+
+@pytest.mark.slow
+def test_a_decoder_split_by_tensors_gives_the_same_bits_in_every_company():
+    model = nano()
+    apply_plan(Plan.from_degrees(mp=2, dp=4), model)
+    try:
+        assert [check.difference for check in check_company(model, end=[3])] == [None] * 6
+    finally:
+        clear_plan()
 
 
 def test_a_row_that_depends_on_others_is_told():
