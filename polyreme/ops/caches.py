@@ -49,7 +49,9 @@ def tokens_cached(cache: Array, new: Array, start: Array) -> Array:
     if b == 1 and s == 1:  # one slice, in place; it would move where it did not fit
         place = jnp.minimum(start[0], cache.shape[2] - 1)
         held = lax.dynamic_slice_in_dim(cache, place, 1, 2)
-        return lax.dynamic_update_slice_in_dim(cache, jnp.where(place == start[0], new, held), place, 2)
+        written = lax.optimization_barrier(jnp.where(place == start[0], new, held))
+        # without barriers XLA would write once for who reads the cache and once for the result, and copy it five times
+        return lax.optimization_barrier(lax.dynamic_update_slice_in_dim(cache, written, place, 2))
     place = bounded(start[:, None], cache.shape[2], negative=False) + jnp.arange(s, dtype=jnp.int32)
     # advanced indices on both sides of a slice put their dims first: [b, s, n, d]
     rows = jnp.arange(b, dtype=jnp.int32)[:, None]
