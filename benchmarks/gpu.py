@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PARTS = {
     "gpt": [HERE / "gpu_gpt.py"],
-    "gpt-wide": [HERE / "gpu_gpt.py", "--batch=16", "--rounds=2"],
+    "gpt-half": [HERE / "gpu_gpt.py", "--layers=12"],
     "attention": [HERE / "gpu_ops.py", "attention"],
     "columns": [HERE / "gpu_ops.py", "columns"],
     "grouped": [HERE / "gpu_ops.py", "grouped"],

@@ -12,6 +12,7 @@ computed); against the card's dense bfloat16 rate.
 import argparse
 import json
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import sides as s
@@ -124,30 +125,45 @@ def main() -> None:
         build["torch-compile"] = lambda o: build_torch(o, True)
         s.work(lambda side: {"step": build[side](o)}, o.worker)
         return
-    sizes = [f"--{n}={getattr(o, n)}" for n in ("layers", "hidden", "heads", "seq", "batch", "vocab")]
-    sides = [s.Side(__file__, name, sys.executable, SETTINGS, sizes) for name in o.sides.split(",")]
-    result: dict = {"part": "gpt", "sizes": {n.split("=")[0][2:]: int(n.split("=")[1]) for n in sizes}}
+    sizes = {n: getattr(o, n) for n in ("layers", "hidden", "heads", "seq", "batch", "vocab")}
+    options = [f"--{name}={value}" for name, value in sizes.items()]
+    sides = [s.Side(__file__, name, sys.executable, SETTINGS, options) for name in o.sides.split(",")]
+
+    def warm(side: s.Side) -> dict:
+        """Compile, and tell of a first round: the other side may still be compiling."""
+        start = time.perf_counter()
+        first = {"part": "gpt", "side": side.name, "sizes": sizes, "losses": side.ask("step", 3)["values"]}
+        first["seconds_to_third_step"] = round(time.perf_counter() - start, 1)
+        side.measure("step", 2, o.steps)
+        print(json.dumps(first | figures(o, side)), flush=True)
+        side.seconds.clear()
+        return first
+
     try:
-        with ThreadPoolExecutor() as pool:  # both compile at once
-            answers = pool.map(lambda side: side.ask("step", 3), sides)
-            result["losses"] = {side.name: a["values"] for side, a in zip(sides, answers, strict=True)}
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(warm, sides))
         for _ in range(o.rounds):
             for side in sides:
                 side.measure("step", 1, o.steps)
     finally:
         for side in sides:
             side.close()
-    tokens = o.batch * o.seq
-    for side in sides:
-        seconds = side.median("step")
-        result[side.name] = {
-            "ms": round(1e3 * seconds, 2), "least_ms": round(1e3 * side.least("step"), 2),
-            "tokens_per_s": round(tokens / seconds), "mfu": round(flops_per_token(o) * tokens / seconds / o.peak, 4),
-            "versions": side.versions,
-        }  # fmt: skip
+    result = {"part": "gpt", "sizes": sizes, **{side.name: figures(o, side) for side in sides}}
     if len(sides) > 1:
         result["speedup"] = round(sides[1].median("step") / sides[0].median("step"), 3)
     print(json.dumps(result), flush=True)
+
+
+def figures(o: argparse.Namespace, side: s.Side) -> dict:
+    """What a side's steps come to."""
+    seconds, tokens = side.median("step"), o.batch * o.seq
+    return {
+        "ms": round(1e3 * seconds, 2),
+        "least_ms": round(1e3 * side.least("step"), 2),
+        "tokens_per_s": round(tokens / seconds),
+        "mfu": round(flops_per_token(o) * tokens / seconds / o.peak, 4),
+        "versions": side.versions,
+    }
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def grouped() -> None:
         w = jax.random.normal(keys[1], (groups, ins, outs), jnp.bfloat16) / ins**0.5
         parts = jax.random.dirichlet(keys[2], jnp.full(groups, 8.0)) * rows
         sizes = jnp.diff(jnp.round(jnp.cumsum(jnp.concatenate([jnp.zeros(1), parts])))).astype(jnp.int32)
-        sizes = sizes.at[-1].add(rows - sizes.sum())
+        sizes = sizes.at[-1].add(rows - sizes.sum(dtype=jnp.int32))
         dy = jax.random.normal(keys[0], (rows, outs), jnp.bfloat16)
         first = jnp.diff(jnp.minimum(jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(sizes)]), 512))
         want = kernels.grouped_matmul_plain(x[:512], w, first)
@@ -173,7 +173,7 @@ def grouped() -> None:
             "torch-grouped_mm": lambda mm=mm: by_torch(mm),
             "torch-loop": by_torch(loop),
             "jax-ragged_dot": lambda x=x, w=w, sizes=sizes: by_jax(jax.lax.ragged_dot, x, w, sizes),
-            **tiled(lambda *a: grouped_triton.matmul(False, *a), x, w, sizes),
+            **tiled("MATMUL_TILES", lambda *a: grouped_triton.matmul(False, *a), x, w, sizes),
         }
         case = f"grouped {rows} rows {groups} groups {ins}x{outs}"
         show(f"{case} forward", 2 * rows * ins * outs, sides, error, "torch-grouped_mm")
@@ -188,22 +188,22 @@ def grouped() -> None:
             "polyreme": by_jax(kernels.grouped_outer, x, dy, sizes),
             "torch-grouped_mm": lambda mm=outer_mm: by_torch(mm),
             "torch-loop": by_torch(outer_loop),
-            **tiled(grouped_triton.outer, x, dy, sizes),
+            **tiled("OUTER_TILES", grouped_triton.outer, x, dy, sizes),
         }
         show(f"{case} weight gradient", 2 * rows * ins * outs, sides, 0.0, "torch-grouped_mm")
 
 
-def tiled(function, *args) -> dict:
+def tiled(constant, function, *args) -> dict:
     """Sides of the kernel with other tiles."""
-    sides, usual = {}, grouped_triton.TILES
+    sides, usual = {}, getattr(grouped_triton, constant)
     for tiles in ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 4, 4), (64, 256, 64, 4, 4)):
 
         def side(tiles=tiles):
-            grouped_triton.TILES = grouped_triton.Tiles(*tiles)
+            setattr(grouped_triton, constant, grouped_triton.Tiles(*tiles))
             try:
                 return by_jax(lambda *a: function(*a), *args)
             finally:
-                grouped_triton.TILES = usual
+                setattr(grouped_triton, constant, usual)
 
         sides["tiles " + " ".join(map(str, tiles))] = side
     return sides
@@ -225,7 +225,7 @@ def loss() -> None:
         "polyreme": by_jax(ours, h, w, y),
         "torch-compile": by_torch(lambda: torch.autograd.grad(of_torch(*leaves, ty), leaves)),
     }
-    error = abs(float(ours(h, w, y)[0]) / float(of_torch(*leaves, ty)) - 1)
+    error = abs(float(ours(h, w, y)[0]) / of_torch(*leaves, ty).item() - 1)
     show(f"linear_cross_entropy {tokens}x{width}x{vocab}", 6 * tokens * width * vocab, sides, error, "torch-compile")
 
 

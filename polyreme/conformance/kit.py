@@ -27,6 +27,7 @@ from polyreme.errors import ConfigError, DeviceError
 ROWS_A_WORKER = 120
 """Rows after which a worker is replaced: programs that were compiled stay in its memory."""
 START_SECONDS = 180.0
+WORKER = (sys.executable, "-m", "polyreme.conformance.worker")
 STATUSES = ("passed", "failed", "crashed", "timed out", "skipped", "not run")
 
 
@@ -190,15 +191,16 @@ class _Worker:
 
     def __init__(self, device: str, hello: bool = False) -> None:
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"} | dict(os.environ)
-        command = [sys.executable, "-m", "polyreme.conformance.worker", device, *(["HELLO"] if hello else [])]
+        command = [*WORKER, device, *(["HELLO"] if hello else [])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
             errors="replace",
         )  # fmt: skip
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._said: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._readers = [threading.Thread(target=run, daemon=True) for run in (self._read, self._listen)]
+        for reader in self._readers:
+            reader.start()
         self._is_fresh = True
         self.is_over = False
         self.hello: dict[str, Any] = {}
@@ -233,6 +235,7 @@ class _Worker:
         if line is None:
             return Outcome(name, "timed out", spent, f"no answer within {seconds:.0f} s")
         code = self._process.wait()
+        self.end()
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         return Outcome(name, "crashed", spent, f"the process ended by {how}: {self._last_words()}")
 
@@ -242,6 +245,13 @@ class _Worker:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        for reader in self._readers:  # their streams have ended
+            reader.join(1.0)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            try:
+                stream.close()  # type: ignore[union-attr]  (they are pipes)
+            except OSError:  # a name that was never read
+                continue
 
     def _answer(self, seconds: float) -> str | None:
         """A line, "" at the end of the process, None if none comes in time."""

@@ -95,7 +95,7 @@ def step_options_for(platform: str, absent: Device | None) -> dict[str, Any] | N
     options = xla_flags.chosen(platform, os.environ)
     if absent is None and jax.device_count() == 1:
         options |= xla_flags.chosen(platform, os.environ, xla_flags.ONE_DEVICE)
-    return {name: value for name, value in options.items() if xla_flags.is_known(name, value, absent)} or None
+    return xla_flags.known(options, absent) or None
 
 
 def options_alone(table: Mapping[str, tuple[xla_flags.Option, ...]]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 Loading MLIR's dialects into a context costs 2 to 5 ms; lowering one op costs as much again. Only the main thread's live
 on, each for so many programs that what it has interned stays small. XLA calls back from threads of its own, to
 partition a call that it cannot look into; a context that such a thread keeps is freed in a way that ends the process.
+jax 0.11 has come to keep contexts itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
@@ -51,7 +53,9 @@ def reusing(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def reuse_contexts() -> None:
-    """Let jax lower with contexts that live on; a jax that takes none is left as it is."""
+    """Let jax lower with contexts that live on; a jax that keeps them itself, or takes none, is left as it is."""
+    if jax.__version_info__ >= (0, 11):
+        return
     module = mlir.ModuleContext
     if "context" not in inspect.signature(module.__init__).parameters:
         _log.info("this jax gives no context to a module: each program is lowered in an MLIR context of its own")

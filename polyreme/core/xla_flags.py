@@ -10,7 +10,6 @@ JAX-Toolbox use them. Whether a program's collectives then hide is what `polyrem
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections.abc import Mapping
@@ -18,17 +17,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 from jax.sharding import SingleDeviceSharding
 
 _log = logging.getLogger("polyreme.core")
 
 
 class Option(NamedTuple):
-    """One XLA option: its name, its value and why it is set."""
+    """One XLA option: its name, its value and why it is set. until: the last jaxlib that knows it, if a later one does
+    not."""
 
     name: str
     value: bool | int | str
     reason: str
+    until: tuple[int, int] | None = None
 
 
 # Bytes of a gradient bucket. A ring among 8 devices at 450e9 bytes/s moves it in 0.2 ms, far above a collective's
@@ -36,6 +38,12 @@ class Option(NamedTuple):
 BUCKET_BYTES = 64 << 20
 
 _GPU = (
+    Option(
+        "xla_gpu_enable_triton_gemm",
+        False,
+        "products go to cuBLAS: a large one is as fast there, and is not compiled and timed in dozens of Triton forms "
+        "first, which took most of the compilation of a step",
+    ),
     Option(
         "xla_gpu_enable_latency_hiding_scheduler",
         True,
@@ -68,9 +76,20 @@ _GPU = (
         "xla_gpu_enable_pipelined_all_gather",
         True,
         "in a loop over layers or microbatches the next round's gather runs during this one",
+        until=(0, 10),
     ),
-    Option("xla_gpu_enable_pipelined_reduce_scatter", True, "in a loop, this round's reduction runs during the next"),
-    Option("xla_gpu_enable_pipelined_all_reduce", True, "in a loop, this round's reduction runs during the next"),
+    Option(
+        "xla_gpu_enable_pipelined_reduce_scatter",
+        True,
+        "in a loop, this round's reduction runs during the next",
+        until=(0, 10),
+    ),
+    Option(
+        "xla_gpu_enable_pipelined_all_reduce",
+        True,
+        "in a loop, this round's reduction runs during the next",
+        until=(0, 10),
+    ),
     Option(
         "xla_gpu_enable_while_loop_double_buffering",
         True,
@@ -153,26 +172,41 @@ UNFUSED: Mapping[str, tuple[Option, ...]] = {
 def chosen(
     backend: str, environment: Mapping[str, str], options: Mapping[str, tuple[Option, ...]] = OPTIONS
 ) -> dict[str, bool | int | str]:
-    """The options for a backend, less those named in XLA_FLAGS or LIBTPU_INIT_ARGS.
+    """The options for a backend that this jaxlib has, less those named in XLA_FLAGS or LIBTPU_INIT_ARGS.
 
     >>> chosen("cpu", {"XLA_FLAGS": "--xla_disable_hlo_passes=cse"})
     {}
     """
     text = f"{environment.get('XLA_FLAGS', '')} {environment.get('LIBTPU_INIT_ARGS', '')}"
     named = set(re.findall(r"--(xla_\w+)", text))
-    return {option.name: option.value for option in options.get(backend, ()) if option.name not in named}
+    here = jaxlib.version.__version_info__[:2]
+    of_backend = (o for o in options.get(backend, ()) if o.until is None or here <= o.until)
+    return {option.name: option.value for option in of_backend if option.name not in named}
 
 
-@functools.cache
-def is_known(name: str, value: bool | int | str, device: Any = None) -> bool:
-    """Whether the compiler for a device, one of the default backend if None, takes an option."""
+def known(options: Mapping[str, bool | int | str], device: Any = None) -> dict[str, bool | int | str]:
+    """Those options that the compiler for a device takes, one of the default backend if None; the others are logged.
+
+    Asked by compiling a small program with all of them, and once more for each that is not known.
+    """
     place = None if device is None else SingleDeviceSharding(device)
     x = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
-    try:
-        jax.jit(jnp.negative, compiler_options={name: value}).lower(x).compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" not in str(error):
-            raise
-        _log.warning("this jaxlib knows no option %s; programs are compiled without it", name)
-        return False
-    return True
+    left = dict(options)
+    while left:
+        try:
+            jax.jit(jnp.negative, compiler_options=left).lower(x).compile()
+        except jax.errors.JaxRuntimeError as error:
+            gone = _unknown(left, str(error))
+            if gone is None:
+                raise
+            _log.warning("this jaxlib knows no option %s; programs are compiled without it", gone)
+            del left[gone]
+        else:
+            break
+    return left
+
+
+def _unknown(options: Mapping[str, bool | int | str], text: str) -> str | None:
+    if "No such compile option" not in text:
+        return None
+    return next((name for name in options if re.search(rf"\b{name}\b", text)), None)

@@ -31,8 +31,9 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# H200, bf16, rows 16,384 in 16 groups x 2,048 x 4,096: benchmarks/gpu_grouped.py
-TILES = Tiles(rows=128, columns=128, terms=64, warps=8, stages=3)
+# of six each, 16,384 rows in 16 groups x 2,048 x 4,096 in bfloat16: benchmarks/results/gpu_h200_2026-11-26.md
+MATMUL_TILES = Tiles(rows=128, columns=256, terms=64, warps=8, stages=4)
+OUTER_TILES = Tiles(rows=128, columns=128, terms=64, warps=8, stages=3)
 FLOAT32_TILES = Tiles(rows=64, columns=128, terms=32, warps=4, stages=3)
 
 
@@ -49,7 +50,7 @@ def matmul(
     transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array, interpret: bool = False
 ) -> jax.Array:
     """As grouped_matmul; rows after the last group are anything."""
-    tiles = _tiles(rows.dtype)
+    tiles = FLOAT32_TILES if rows.dtype == jnp.float32 else MATMUL_TILES
     width = weights.shape[1 if transpose else 2]
     # as many tiles as there are at most
     count = pl.cdiv(len(rows), tiles.rows) + len(sizes)
@@ -62,16 +63,12 @@ def matmul(
 
 def outer(x: jax.Array, y: jax.Array, sizes: jax.Array, interpret: bool = False) -> jax.Array:
     """As grouped_outer."""
-    tiles = _tiles(x.dtype)
+    tiles = FLOAT32_TILES if x.dtype == jnp.float32 else OUTER_TILES
     starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
     body = partial(_outer_tile, width=x.shape[1], columns=y.shape[1], tiles=tiles)
     grid = (pl.cdiv(x.shape[1], tiles.rows), pl.cdiv(y.shape[1], tiles.columns), len(sizes))
     out = jax.ShapeDtypeStruct((len(sizes), x.shape[1], y.shape[1]), x.dtype)
     return _call(body, grid, out, tiles, interpret)(starts, sizes, x, y)
-
-
-def _tiles(dtype: jnp.dtype) -> Tiles:
-    return FLOAT32_TILES if dtype == jnp.float32 else TILES
 
 
 def _call(body: Callable, grid: tuple[int, ...], out: jax.ShapeDtypeStruct, tiles: Tiles, interpret: bool) -> Callable:

@@ -22,6 +22,9 @@ def contexts(monkeypatch):
     return used
 
 
+pytestmark = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="jax keeps contexts itself")
+
+
 def lowered(count):
     return [jax.jit(lambda x, i=i: x * i).lower(1.0).as_text() for i in range(count)]
 
