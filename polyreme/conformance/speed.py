@@ -21,12 +21,14 @@ from polyreme.optimizer import AdamW
 BUDGET = 1.0
 """Seconds that one figure may take."""
 CALLS = 5
+SIZES = {"cpu": 1024, "other": 8192}
+"""Rows of the matrices that are multiplied and copied, by platform."""
 
 
 def measure(device: str) -> dict[str, tuple[float, str]]:
     """Figures by what they are, each with its unit: medians of calls after one that compiles."""
     place = set_device(device)
-    size = 1024 if place.is_cpu_place() or place.device().platform == "cpu" else 8192
+    size = SIZES.get(place.device().platform, SIZES["other"])
     generator = np.random.default_rng(0)
     figures: dict[str, tuple[float, str]] = {}
     for dtype in (jnp.float32, jnp.bfloat16):

@@ -85,13 +85,18 @@ def _num_virtual_devices() -> int:
 
 
 def step_options() -> dict[str, Any] | None:
-    """What jax.jit is told of a program that holds a forward and its backward, for select.platform: xla_flags."""
-    return step_options_for(select.platform(), select.absent_device())
+    """What jax.jit is told of a program that holds a forward and its backward, for select.platform: xla_flags, and what
+    the plugin says whose device is the default one."""
+    plugin = None if select.absent_device() else plugins.of_default_device()
+    if plugin is None:
+        return step_options_for(select.platform(), select.absent_device())
+    general = step_options_for(select.platform(), None, plugin.name) or {}
+    return {**general, **plugin.step_options} or None
 
 
 @functools.cache
-def step_options_for(platform: str, absent: Device | None) -> dict[str, Any] | None:
-    """step_options of a platform, of which `absent` is a device that is not here."""
+def step_options_for(platform: str, absent: Device | None, plugin: str = "") -> dict[str, Any] | None:
+    """step_options of a platform, of which `absent` is a device that is not here, or of a plugin that it is of."""
     options = xla_flags.chosen(platform, os.environ)
     if absent is None and jax.device_count() == 1:
         options |= xla_flags.chosen(platform, os.environ, xla_flags.ONE_DEVICE)

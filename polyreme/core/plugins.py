@@ -41,13 +41,15 @@ class Plugin:
 
     name: as in set_device("name:0"). library: path of the shared library with the PJRT C interface. options: given to
     the library when its client is made. factor_bits: significant bits that it rounds factors of float32 products to, 24
-    for none, 11 for tf32, 8 for bfloat16: what `polyreme device check` expects of it.
+    for none, 11 for tf32, 8 for bfloat16: what `polyreme device check` expects of it. step_options: compiler options of
+    programs that hold a forward and its backward; the library must know them.
     """
 
     name: str
     library: str
     options: Mapping[str, Any] = field(default_factory=dict)
     factor_bits: int = 24
+    step_options: Mapping[str, bool | int | str] = field(default_factory=dict)
 
 
 _plugins: dict[str, Plugin] = {}
@@ -64,15 +66,16 @@ def register(
     options: Mapping[str, Any] | None = None,
     *,
     factor_bits: int = 24,
+    step_options: Mapping[str, bool | int | str] | None = None,
     probe: bool = True,
 ) -> Plugin:
     """Make the devices of a PJRT library known under a name; the default device stays what it is.
 
     The library is tried in a process of its own first, once for each state of the file (probe=False: not), so that one
     that is none, that speaks another version of the interface, or that ends the process raises DeviceError here, and
-    the session goes on. ConfigError for a name that cannot be, or that is another library's.
+    the session goes on. Other arguments: as of Plugin. ConfigError for a name that cannot be, or is another library's.
     """
-    plugin = Plugin(name, os.path.abspath(library), dict(options or {}), factor_bits)
+    plugin = Plugin(name, os.path.abspath(library), dict(options or {}), factor_bits, dict(step_options or {}))
     if not name.isidentifier() or name in _RESERVED:
         raise ConfigError(
             f"device.register: the name {name!r} is {'reserved' if name in _RESERVED else 'no identifier'}; take "
@@ -105,6 +108,13 @@ def name_of(device: Any) -> str | None:
         except RuntimeError:  # it failed to start
             continue
     return None
+
+
+def of_default_device() -> Plugin | None:
+    """The plugin that new arrays go to a device of, if there is one."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  (made at run time)
+    name = name_of(device) if _plugins and isinstance(device, jax.Device) else None
+    return None if name is None else _plugins[name]
 
 
 def devices() -> list[Any]:
@@ -219,6 +229,12 @@ def register_known() -> None:
 
 def _register_quietly(plugin: Plugin) -> None:
     try:
-        register(plugin.name, plugin.library, plugin.options, factor_bits=plugin.factor_bits)
+        register(
+            plugin.name,
+            plugin.library,
+            plugin.options,
+            factor_bits=plugin.factor_bits,
+            step_options=plugin.step_options,
+        )
     except (DeviceError, ConfigError) as error:
         _log.warning("%s; it is left out", error)

@@ -243,7 +243,11 @@ def _space(start: Array, stop: Array, num: int, what: str) -> Array:
     if num < 1:
         raise ShapeError(f"{what}: num={num}; ask for at least 1 value")
     first, last = (jnp.reshape(v, ()).astype(dtypes.float64) for v in (start, stop))
-    return jnp.linspace(first, last, num)
+    if num == 1:
+        return first[None]
+    # whole steps give whole numbers, which jnp.linspace's mean of both ends leaves to how a device rounds
+    values = first + jnp.arange(num, dtype=dtypes.float64) * ((last - first) / (num - 1))
+    return values.at[-1].set(last)
 
 
 @op(method=False)

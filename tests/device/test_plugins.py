@@ -93,9 +93,13 @@ def test_packages_that_fail_are_left_out(library, monkeypatch, caplog):
 REAL = """
 import sys, numpy as np, fastatomstruct_xla_cpu as wheel
 import polyreme as paddle
+from polyreme.core import backend
 before = paddle.ones([2]) if sys.argv[1] == "late" else None
-plugin = paddle.device.register("other", wheel.library_path())
-assert paddle.device.register("other", wheel.library_path()) is plugin
+plugin = paddle.device.register(
+    "other", wheel.library_path(), step_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+)
+again = paddle.device.register("other", wheel.library_path(), step_options=plugin.step_options)
+assert again is plugin
 assert paddle.device.get_device() == "cpu"
 assert paddle.device.get_all_custom_device_type() == ["other"]
 assert paddle.device.is_compiled_with_custom_device("other")
@@ -106,6 +110,9 @@ x = paddle.to_tensor(np.eye(3, dtype="float32") * 2, stop_gradient=False)
 (x @ x).sum().backward()
 assert x.place == x.grad.place == paddle.CustomPlace("other", 0), x.grad.place
 np.testing.assert_array_equal(x.grad.numpy(), np.full((3, 3), 4))
+captured = paddle.jit.to_static(lambda x: (x @ x).sum())
+assert float(captured(x)) == 12
+assert backend.step_options()["xla_cpu_scheduler_type"] == "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
 moved = x.cpu()
 assert moved.place == paddle.CPUPlace() and moved.tolist() == x.tolist()
 try:
