@@ -1,18 +1,18 @@
-"""`polyreme bench`: how long a server makes its clients wait."""
+"""`polyreme bench`: how long a server makes its clients wait, and how fast a model writes without one."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from polyreme.cli.key_file import first_line
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure a server.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure a server, or a model without one.")
 
 
 @bench_app.callback()
 def _measure() -> None:
-    """Measure a server."""
+    """Measure a server, or a model without one."""
 
 
 @bench_app.command()
@@ -58,3 +58,54 @@ def serve(
             typer.echo(line)
     if report.num_failed:
         raise typer.Exit(1)
+
+
+@bench_app.command()
+def latency(
+    weights: Annotated[str, typer.Argument(metavar="RUN|FOLDER|GGUF", help="What polyreme generate takes.")],
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are written as one batch.")] = 8,
+    num_iters: Annotated[int, typer.Option(min=1, help="Times that it is written.")] = 5,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or auto for the files'.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+) -> None:
+    """Write a batch of texts several times, and say how long it takes.
+
+    Example: polyreme bench latency smollm2-135m --batch-size 1 --output-len 32
+    """
+    from polyreme.recipes import published, writing_speed
+
+    load = writing_speed.WritingLoad(input_len, output_len, seed)
+    path = published.resolve(weights)
+    _tell(writing_speed.latency(path, load, batch_size=batch_size, num_iters=num_iters, dtype=dtype), as_json)
+
+
+@bench_app.command()
+def throughput(
+    weights: Annotated[str, typer.Argument(metavar="RUN|FOLDER|GGUF", help="What polyreme generate takes.")],
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 128,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Texts to write.")] = 64,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Texts that are written at once.")] = 8,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or auto for the files'.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+) -> None:
+    """Write after many prompts that are there at once, as a server would, and say how many tokens a second come.
+
+    Example: polyreme bench throughput smollm2-135m --num-prompts 16
+    """
+    from polyreme.recipes import published, writing_speed
+
+    load = writing_speed.WritingLoad(input_len, output_len, seed)
+    path = published.resolve(weights)
+    _tell(
+        writing_speed.throughput(path, load, num_prompts=num_prompts, max_num_seqs=max_num_seqs, dtype=dtype), as_json
+    )
+
+
+def _tell(report: Any, as_json: bool) -> None:
+    for line in [report.as_json()] if as_json else report.lines():
+        typer.echo(line)
