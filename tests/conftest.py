@@ -1,11 +1,13 @@
 """Eight virtual CPU devices for every test, a compiler told to compile fast, programs shared by the run's processes."""
 
-import ctypes
 import gc
 import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests import tiers
 from tests.run_folder import RunFolder
 
 os.environ.setdefault("CPU_NUM", "8")
@@ -28,65 +30,17 @@ if _PROGRAMS is not None:
     os.environ["POLYREME_COMPILE_CACHE"] = str(_PROGRAMS.path)
 os.environ.setdefault("POLYREME_COMPILE_CACHE_SECONDS", "0.001")
 
-import jax
-import pytest
-from hypothesis import settings
-
-from polyreme.core import layout, program_bound
-from polyreme.distributed.placement import clear_plan
-from tests import tiers
-
-# an example may meet a compilation or a busy machine: time says nothing of what is tested
-settings.register_profile("polyreme", deadline=None)
-settings.load_profile("polyreme")
-
-# tracing makes many small objects that live on; looking for cycles after each 700 of them takes a tenth of the time
-gc.set_threshold(30_000, 10, 10)
-
-# resident bytes of a process at which compiled programs are let go: each holds about 1.5 MB and several mappings, of
-# which Linux allows a process 65,530
-_MANY_BYTES = 1_700_000_000
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _devices_are_started():
-    """Tests that set CPU_NUM would else decide how many devices the worker has, where they come first."""
-    jax.devices()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_plan_outlives_its_file():
-    """Which file comes next is for the workers to choose."""
-    yield
-    if layout.active.layout is not None:
-        clear_plan()
-
-
-@pytest.fixture(autouse=True)
-def _programs_do_not_pile_up():
-    """Let go of compiled programs when this process has grown: what is needed again is loaded from the run's folder."""
-    yield
-    if _resident_bytes() > _MANY_BYTES:
-        program_bound.bound.clear()
-        gc.collect()
-        # polyreme lets glibc keep what is freed
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _resident_bytes() -> int:
-    """0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
 
 def pytest_configure(config):
-    """Where Python may not write bytecode beside the sources, let children share that of the run: a third of an import.
+    """Import jax and the fixtures of tests where tests are run: xdist's own process only hands them out.
 
+    Where Python may not write bytecode beside the sources, children share that of the run: a third of an import.
     Workers of pytest itself go without, as they would have to compile all of jax first.
     """
-    if not sys.dont_write_bytecode or getattr(config.option, "numprocesses", None):
+    if getattr(config.option, "numprocesses", None):
+        return
+    config.pluginmanager.import_plugin("tests.worker")
+    if not sys.dont_write_bytecode:
         return
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(os.environ["POLYREME_COMPILE_CACHE"], "bytecode")))

@@ -1,0 +1,60 @@
+"""What the processes that run tests need, and xdist's own, which only hands them out, does not: jax, and its fixtures.
+
+conftest.py loads it where it is needed, after it has set the environment that jax reads.
+"""
+
+import ctypes
+import gc
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import settings
+
+from polyreme.core import layout, program_bound
+from polyreme.distributed.placement import clear_plan
+
+# an example may meet a compilation or a busy machine: time says nothing of what is tested
+settings.register_profile("polyreme", deadline=None)
+settings.load_profile("polyreme")
+
+# tracing makes many small objects that live on; looking for cycles after each 700 of them takes a tenth of the time
+gc.set_threshold(30_000, 10, 10)
+
+# resident bytes of a process at which compiled programs are let go: each holds about 1.5 MB and several mappings, of
+# which Linux allows a process 65,530
+_MANY_BYTES = 1_700_000_000
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _devices_are_started():
+    """Tests that set CPU_NUM would else decide how many devices the worker has, where they come first."""
+    jax.devices()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_plan_outlives_its_file():
+    """Which file comes next is for the workers to choose."""
+    yield
+    if layout.active.layout is not None:
+        clear_plan()
+
+
+@pytest.fixture(autouse=True)
+def _programs_do_not_pile_up():
+    """Let go of compiled programs when this process has grown: what is needed again is loaded from the run's folder."""
+    yield
+    if _resident_bytes() > _MANY_BYTES:
+        program_bound.bound.clear()
+        gc.collect()
+        # polyreme lets glibc keep what is freed
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+    """0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
