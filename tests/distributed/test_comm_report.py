@@ -53,7 +53,7 @@ CASES = {
         # no balance: what counts choices, a few bytes a layer, is in no formula
         {"v_head_dim": 12, "q_lora_rank": 20, "bias_rate": 0.0, "sequence_loss": 0.0},
     ),
-    "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2)),
+    "mixtral gather": ("mixtral", Plan.from_degrees(dp=2, mp=2, ep=2), {"num_layers": 1}),
     "mixtral padded in parts": ("mixtral", Plan.from_degrees(dp=2, ep=4, overlap={"moe": 2}), {"num_layers": 1}),
     "mixtral expert choice": (
         "mixtral",

@@ -287,6 +287,8 @@ class Dropping(Staged):
         return self.second(F.dropout(self.first(F.dropout(x, 0.5)), 0.5))
 
 
+# one microbatch is the first of two
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("count", [1, 2])
 def test_stages_draw_the_random_numbers_of_one_program(count):
     """The rate is 0, so that losses of a batch differ by what was dropped alone."""

@@ -108,6 +108,8 @@ CASES = {
 }
 
 
+# Llama is cut as GPT is; that a model is cut evenly: test_engine
+@pytest.mark.slow_cases("gpt, 1F1B, evenly")
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if "V" in c else []) for c in CASES])
 def test_stages_equal_one_device(case):
     build, inputs, degrees, at = CASES[case]
