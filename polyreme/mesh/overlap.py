@@ -38,6 +38,19 @@ class Overlap:
         words = [f"moe in {self.moe} parts"] if self.moe > 1 else []
         return ", ".join([*words, *([f"mp by {self.mp}"] if self.mp != "none" else [])]) or "none"
 
+    def idle_text(self, platform: str) -> str:
+        """What to tell whoever runs this on devices of a platform that hide nothing; "" where it may hide something.
+
+        >>> Overlap(mp="ring").idle_text("cpu")
+        'overlap (mp by ring) hides nothing on cpu, where devices wait for every collective; the numbers are the same'
+        """
+        if platform != "cpu" or self == Overlap():
+            return ""
+        return (
+            f"overlap ({self}) hides nothing on {platform}, where devices wait for every collective; the numbers are "
+            "the same"
+        )
+
     @classmethod
     def of(cls, value: object) -> Overlap:
         """An Overlap, or one from a mapping of its fields. Raises ConfigError for anything else."""

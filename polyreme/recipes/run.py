@@ -121,6 +121,8 @@ class _TrainingRun:
         if isinstance(config, FinetuneConfig) and config.record.prepare is not None:
             config.record.prepare.load()(config, self.trainer, corpus, folder)
         self.notes += map(str, self.trainer.planned.files)
+        idle = config.parallel_plan.overlap.idle_text(config.device or select.backend())
+        self.notes += [idle] if idle else []
         self.data, self.validation = Numbered(corpus.train), Numbered(corpus.validation)
         sampler = corpus.sampler(self.data, generator=config.data.seed)
         batches = BatchSampler(sampler=sampler, batch_size=config.train.global_batch, drop_last=True)

@@ -130,8 +130,11 @@ def test_a_kill_after_going_back_does_not_bring_the_later_steps_back(copy, tmp_p
 
 def test_training_anew_keeps_the_earlier_run(copy, tmp_path, capsys):
     copy(6)
-    train(tmp_path / "run", "train.steps=2", "train.warmup_steps=0", "train.seed=1", resume="never")
-    assert "checkpoints/ of an earlier run is kept as checkpoints.1/" in capsys.readouterr().out
+    rings = "plan.sequence_parallel=true", "plan.overlap={mp: ring}"
+    train(tmp_path / "run", "train.steps=2", "train.warmup_steps=0", "train.seed=1", *rings, resume="never")
+    printed = capsys.readouterr().out
+    assert "checkpoints/ of an earlier run is kept as checkpoints.1/" in printed
+    assert "overlap (mp by ring) hides nothing on cpu" in printed
     assert (tmp_path / "run" / "checkpoints.1" / "step_00000006").is_dir()
     assert [row[0] for row in history(tmp_path / "run")] == [1, 2]
     assert saved(tmp_path / "run")[1]["step"] == 2
