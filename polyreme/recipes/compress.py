@@ -47,9 +47,9 @@ _MOST_SENSITIVE = 3
 class DataOptions:
     """What a model is calibrated and measured on.
 
-    files: text. samples: rows of tokens that it is calibrated on, from the beginning; as many, 16 at most, from the end
-    it is measured on. length: tokens of a row; the model's positions, 512 at most, if 0. Raises ConfigError for less
-    than one row or two tokens.
+    files: text. samples: rows of tokens that it is calibrated on, the first ones; on those after them, as many and 16
+    at most, it is measured. length: tokens of a row; the model's positions, 512 at most, if 0. Raises ConfigError for
+    less than one row or two tokens.
     """
 
     files: tuple[Path, ...]
@@ -251,11 +251,15 @@ class _Job:
 def token_rows(model: Any, tokenizer: TextTokenizer, data: DataOptions) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Rows [_ROWS, length] to calibrate on and to measure on."""
     length = min(data.length or 512, model.config.seq_len)
+    wanted = (data.samples + min(data.samples, 16)) * length
     ids: list[int] = []
     for path in data.files:
         for block in read_blocks(path, DocumentForm("paragraph"), BadLines()):
+            if len(ids) >= wanted:
+                break
             for text in block.texts()[0]:
                 ids += tokenizer.encode(text)
+    ids = ids[:wanted]
     count = len(ids) // length
     measured = min(data.samples, 16, count // 2)
     if measured < 1:
