@@ -199,12 +199,18 @@ def save(name: str, title: str, what: str, text: str, sides: list[Side]) -> Path
 
 
 def table_of_cases(
-    script: str, options: argparse.Namespace, cases: tuple[str, ...], calls: int, tolerance: float, per: int = 1
+    script: str,
+    options: argparse.Namespace,
+    cases: tuple[str, ...],
+    calls: int,
+    tolerance: float,
+    per: int = 1,
+    times: int = 1,
 ) -> tuple[str, list[Side]]:
     """Runs every case of every side in alternating rounds -> a markdown table in microseconds, and the sides.
 
-    calls: of the case's function in each round; per: how many units of work one call does. All sides' first values of a
-    case must be within tolerance.
+    calls: of the case's function in each measurement; per: how many units of work one call does; times: measurements of
+    a side in each round. All sides' first values of a case must be within tolerance.
     """
     sides = start(script, options)
     try:
@@ -215,15 +221,16 @@ def table_of_cases(
         for _ in range(options.rounds):
             for case in cases:
                 for side in sides:
-                    side.measure(case, 1, calls)
+                    side.measure(case, times, calls)
     finally:
         for side in sides:
             side.close()
-    rows = ["| case | side | us, median | least | time to first side's |", "|---|---|---|---|---|"]
+    rows = ["| case | side | us, median | least | time to first side's | of least times |", "|---|---|---|---|---|---|"]
     for case in cases:
-        base = sides[0].median(case)
+        first = sides[0]
         for side in sides:
             median, least = side.median(case), side.least(case)
-            numbers = f"{median / per * 1e6:.1f} | {least / per * 1e6:.1f} | {median / base:.2f}"
+            ratios = f"{median / first.median(case):.2f} | {least / first.least(case):.2f}"
+            numbers = f"{median / per * 1e6:.1f} | {least / per * 1e6:.1f} | {ratios}"
             rows.append(f"| {case} | {side.name} | {numbers} |")
     return "\n".join(rows), sides
