@@ -257,10 +257,7 @@ class Last:
         self.value = value
 
     def __float__(self) -> float:
-        value = self.value.detach()
-        while len(value.shape):
-            value = value[-1]
-        return float(value)
+        return float(self.value.detach().numpy().flat[-1])
 
 
 def build(side: str) -> dict[str, Callable]:
