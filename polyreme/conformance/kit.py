@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from typing import Any
 
 from polyreme.conformance.checks import CHECKS
 from polyreme.conformance.rows import ROWS
@@ -150,13 +150,12 @@ def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) 
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in wanted:
         waiting.put(name)
-    with _Worker(device, hello=True) as first:
-        report = DeviceReport(first.hello, options)
-
+    first = _Worker(device, hello=True)
+    report = DeviceReport(first.hello, options)
     outcomes: dict[str, Outcome] = {}
 
-    def work() -> None:
-        worker, served = None, 0
+    def work(worker: _Worker | None) -> None:
+        served = 0
         while True:
             try:
                 name = waiting.get_nowait()
@@ -176,7 +175,8 @@ def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) 
         if worker is not None:
             worker.end()
 
-    threads = [threading.Thread(target=work) for _ in range(max(1, options.jobs))]
+    workers = [first, *[None] * (options.jobs - 1)]
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -210,12 +210,6 @@ class _Worker:
                 self.end()
                 raise DeviceError(f"device check: no process starts on {device}: {self._last_words()}")
             self.hello = json.loads(line)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def ask(self, name: str, seconds: float) -> Outcome:
         """What comes of a name."""
