@@ -163,11 +163,6 @@ def memories_of(device: Device) -> set[str]:
 
 
 def _check_offload(plan: Plan, streams: bool) -> None:
-    if "grad" in plan.offload:
-        raise PlacementError(
-            "plan: offload 'grad' is not available by itself: gradients go where 'param' goes; offload 'param', or "
-            "leave 'grad' out and use sharding stage 2 to hold fewer gradients on each device"
-        )
     if "param" not in plan.offload:
         return
     if not streams:
@@ -175,11 +170,6 @@ def _check_offload(plan: Plan, streams: bool) -> None:
             "plan: offload 'param' needs a step that brings the weights of one chunk of the model after another: "
             "polyreme pretrain, or PlannedStep; use one of those, or sharding stage 3 to hold fewer parameters on each "
             "device"
-        )
-    if plan.mesh.pp > 1:
-        raise PlacementError(
-            f"plan: offload 'param' on mesh {plan.mesh}: stages of a pipeline hold their parameters; set pp to 1, or "
-            "leave 'param' out"
         )
     if jax.process_count() > 1:
         raise PlacementError(

@@ -7,8 +7,8 @@ from typing import Any
 
 from polyreme.errors import ConfigError, did_you_mean
 
-OFFLOAD = ("param", "grad", "state", "act")
-"""What may be kept outside of the devices' memory between uses."""
+OFFLOAD = ("param", "state", "act")
+"""What may be kept outside of the devices' memory between uses; gradients go where param goes."""
 
 TIERS = ("host", "disk")
 """Where to: the host's memory, or files of the disk that Plan.offload_path names."""
@@ -104,6 +104,11 @@ def _check(given: Any) -> dict[str, str]:
             raise ConfigError(
                 "offload 'expert' in plan is not available by itself: AdamW moves experts that no token chose too, and "
                 "which are chosen is known only inside a block; offload 'param' and 'state', which moves all experts"
+            )
+        if kind == "grad":
+            raise ConfigError(
+                "offload 'grad' in plan is not available by itself: gradients go where 'param' goes; offload 'param', "
+                "or leave 'grad' out and use sharding stage 2 to hold fewer gradients on each device"
             )
         if kind not in OFFLOAD:
             raise ConfigError(f"unknown offload {kind!r} in plan{did_you_mean(kind, OFFLOAD)}")

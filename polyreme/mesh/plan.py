@@ -88,6 +88,11 @@ class Plan:
             object.__setattr__(self, "strategy", Strategy.from_dict(self.strategy))
         object.__setattr__(self, "offload", Offload(self.offload))
         check_settings(self.offload, self.offload_path, self.offload_ratio, self.offload_buffers)
+        if "param" in self.offload and self.mesh.pp > 1:
+            raise ConfigError(
+                f"offload 'param' in plan on mesh {self.mesh}: stages of a pipeline hold their parameters; set pp to "
+                "1, or leave 'param' out"
+            )
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_choice("sep_order", self.sep_order, SEP_ORDER)

@@ -334,7 +334,6 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
         total += 2 * max(_on_stages(setting, cut, stages, "state")) * arrays / host
     if "param" in plan.offload:
         total += 2 * max(_on_stages(setting, cut, stages, "param")) * setting.on.itemsize * plan.num_microbatches / host
-    if "grad" in plan.offload:
         total += 2 * max(_on_stages(setting, cut, stages, "grad")) * setting.training.gradients / host
     if "act" in plan.offload:
         saved = max(sum(_save(setting, block) * count for at in s for block, count in cut[at]) for s in stages)

@@ -14,8 +14,9 @@ degrees = st.sampled_from((1, 2, 4))
 
 
 @st.composite
-def offloads(draw):
-    kinds = draw(st.lists(st.sampled_from(OFFLOAD), unique=True))
+def offloads(draw, pp):
+    # stages hold their parameters
+    kinds = draw(st.lists(st.sampled_from([k for k in OFFLOAD if pp == 1 or k != "param"]), unique=True))
     ratio = {"offload_ratio": draw(st.sampled_from([0.25, 1.0]))} if {"state", "param"} & {*kinds} == {"state"} else {}
     if "state" in kinds and draw(st.booleans()):
         tiers = {kind: "disk" if kind == "state" else "host" for kind in kinds}
@@ -40,7 +41,7 @@ def plans(draw):
         schedule=draw(st.sampled_from([*SCHEDULES])) if pp > 1 else None,
         num_microbatches=draw(st.integers(1, 16)),
         recompute=draw(st.sampled_from(RECOMPUTE)),
-        **draw(offloads()),
+        **draw(offloads(pp)),
     )
 
 
@@ -152,6 +153,12 @@ def test_prints_one_readable_block():
             lambda: Plan(offload={"act": "disk"}, offload_path="x"),
             ConfigError,
             "only param, state .*nearest is 'act' to host",
+        ),
+        (lambda: Plan(offload=["grad"]), ConfigError, "'grad' in plan is not available by itself: .* offload 'param'"),
+        (
+            lambda: Plan.from_degrees(pp=2, offload=["param"]),
+            ConfigError,
+            "'param' in plan on mesh .*pp2.*: stages of a pipeline hold their parameters; set pp to 1",
         ),
         (
             lambda: Plan(offload=["expert"]),
