@@ -20,7 +20,7 @@ def num_asked(seq_len: int, rate: float) -> int:
 class MaskedDataset:
     """Each row of documents `copies` times, with other words masked each time: map-style, the same for the same seed.
 
-    Item i is (inputs int32 `[3, seq_len]`, asked int32 `[2, num_asked]`): a row as PackedDataset.row gives it, and the
+    Item i is (inputs int32 `[3, seq_len]`, asked int32 `[2, num_asked]`): a row as PackedDataset gives it, and the
     places that are asked about, in order, with the tokens that stood there; NO_LABEL in both behind the last. Of a row
     a part of the tokens, `rate`, is asked about, one at least: of ten eight are mask, one is any of the vocabulary, and
     one stays. Source: arXiv:1810.04805, section 3.1, and for the copies its appendix A.2.
@@ -42,24 +42,22 @@ class MaskedDataset:
     def __len__(self) -> int:
         return len(self.rows) * self.copies
 
-    @property
-    def fill(self) -> float:
-        """The part of all places that has a token."""
-        return self.rows.fill
-
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of a data set of {length}")
         index %= length
-        inputs, tokens = self.rows.row(index % len(self.rows))
+        inputs, tokens = self.rows[index % len(self.rows)]
         asked = np.full((2, num_asked(self.rows.seq_len, self.rate)), NO_LABEL, np.int32)
         size = int(np.count_nonzero(tokens != NO_LABEL))
         count = min(max(1, round(self.rate * size)), size)
         rng = np.random.default_rng([self.seed, index])
         places = np.sort(rng.choice(size, count, replace=False))
-        asked[0, :count], asked[1, :count] = places, tokens[places]
-        kind = rng.random(count)
-        other = rng.integers(0, self.vocab_size, count)
-        inputs[0, places] = np.where(kind < 0.8, self.mask, np.where(kind < 0.9, other, tokens[places]))
+        asked[:, :count] = places, tokens[places]
+        inputs[0, places] = self._instead(tokens[places], rng)
         return inputs, asked
+
+    def _instead(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """What stands where tokens are asked for."""
+        kind, other = rng.random(len(tokens)), rng.integers(0, self.vocab_size, len(tokens))
+        return np.where(kind < 0.8, self.mask, np.where(kind < 0.9, other, tokens))

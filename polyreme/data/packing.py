@@ -96,7 +96,8 @@ class PackedDataset:
 
     is_asked: for every token of the documents whether a model is asked for it, bool [tokens]; None for all. is_packed:
     pieces share rows, as best_fit says; item i is then row(i). Otherwise a row is one piece, and item i tokens and
-    labels, int32 `[seq_len]` each. ahead: as of cut_documents.
+    labels, int32 `[seq_len]` each; with ahead=0, for models that look both ways, row(i) as well. ahead: as of
+    cut_documents.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class PackedDataset:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         inputs, labels = self.row(index)
-        return (inputs if self.is_packed else inputs[0]), labels
+        return (inputs if self.is_packed or not self.ahead else inputs[0]), labels
 
     def row(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """(int32 `[3, seq_len]`: tokens, for each the place where its document ends, and its place in the document;

@@ -138,8 +138,8 @@ def check_offload(plan: Plan, policy: StepPolicy, *, has_loss: bool) -> None:
         return
     if has_loss:
         raise ConfigError(
-            "plan: offload of param with a loss of its own, as data.packing=best_fit has: chunks end with the model's "
-            "pipeline_loss(output, labels); leave that loss out (data.packing=none), or param"
+            "plan: offload of param with a loss of its own: chunks end with the model's pipeline_loss(output, labels); "
+            "leave that loss out, or param"
         )
     if policy.precision.level == "O2":
         raise ConfigError(

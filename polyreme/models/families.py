@@ -393,8 +393,38 @@ EVOFORMER = Family(
     ),
 )
 
+
+def bert_cost(dims: Any) -> Cost:
+    """Of a BERT that is asked for some of its words: the output projection works on those alone, here one in seven."""
+    width, ffn, layers = dims.hidden_size, dims.ffn_size, dims.num_layers
+    block = 4 * width * width + 2 * width * ffn
+    vectors = layers * (9 * width + ffn) + 5 * width + dims.vocab_size
+    tables = (dims.vocab_size + dims.seq_len + 2) * width
+    head = width * width + dims.vocab_size * width
+    flops = 6 * (layers * block + head // 7) + 12 * layers * width * dims.seq_len
+    return Cost(layers * block + width * width + tables + vectors, flops)
+
+
+BERT = Family(
+    name="bert",
+    model=Reference("polyreme.models.bert", "BertForPretraining"),
+    config=Reference("polyreme.models.bert", "BertConfig"),
+    published=Reference("polyreme.models.bert", "PUBLISHED_MASKED_LM"),
+    shape=None,
+    cost=bert_cost,
+    samples="masked_words",
+    dimensions=("vocab_size", "hidden_size", "num_heads", "ffn_size", "seq_len", "dropout"),
+    splits={"mp": ("num_heads", "ffn_size", "vocab_size"), "sharding": ("hidden_size",)},
+    refuses=("pp", "sep", "sequence_parallel", "sep_attention", "sep_order"),
+    recompute=("none", "full_attn", "full"),
+    tokenizer=Reference("polyreme.models.tokenizer", "train_masked_byte_level_bpe"),
+    dropout=True,
+    documents=True,
+    task="masked_lm",
+)
+
 FAMILIES: Registry[Family] = Registry(
-    "model family", [GPT, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, EVOFORMER]
+    "model family", [GPT, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER]
 )
 """Families by the name that a configuration has, in the order that lists show them."""
 

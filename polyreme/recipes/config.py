@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from polyreme.data.documents import DocumentForm
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, Offload, Plan
 from polyreme.mesh.offload import BUFFERS
@@ -69,6 +70,10 @@ def _without_control(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"{text!r} has a character that cannot be shown, which no file's name should have")
     return text
+
+
+def _division(text: str) -> str:
+    return DocumentForm(text).division
 
 
 def _is_derived(key: str, value: Any) -> bool:
@@ -250,7 +255,7 @@ class ModelConfig(DeepseekSettings, EvoformerSettings):
         return self
 
     def _check_dimensions(self, family: Family) -> None:
-        usual = self._derive({"family": self.family})
+        usual = self._derive({"family": self.family, "num_heads": self.num_heads, "hidden_size": self.hidden_size})
         for name in DECODER_DIMENSIONS:
             default = usual.get(name, ModelConfig.model_fields[name].default)
             if name not in family.dimensions and getattr(self, name) != default:
@@ -277,9 +282,13 @@ class DataConfig(Section):
 
     train: instead of text, pairs of token files (polyreme data prepare) as [{path: a, weight: 0.7}, {path: b, weight:
     0.3}]; without weights each has as many samples as it holds. validation: pairs as well; if left out, the last
-    validation_fraction of each of train. packing: how documents of pairs become samples of model.seq_len tokens;
-    concat: windows over all of them, one after another; best_fit: whole documents share a sample, none of which sees
-    another; none: a document a sample, padded. Documents too long for a sample are cut.
+    validation_fraction of each of train. packing: how documents become samples of model.seq_len tokens; concat: windows
+    over all of them, one after another; best_fit: whole documents share a sample, none of which sees another; none: a
+    document a sample, padded. Documents too long for a sample are cut. documents: what is one of a text: file,
+    paragraph, line, or a regular expression, which matches the lines that one begins with.
+
+    mask_rate: the part of the tokens that a family which is trained on masked words is asked for; mask_copies: how
+    often a row comes in a pass over the data, with other words masked.
 
     worker_timeout: seconds that one of num_workers may take for a batch before the run ends, naming the worker and the
     sample; 0 waits for ever. skip_bad: lines of text that may be left out, each with a line in the log, because they
@@ -290,6 +299,9 @@ class DataConfig(Section):
     train: Sources = []
     validation: Sources = []
     packing: Literal["concat", "best_fit", "none"] = "concat"
+    documents: Annotated[Text, AfterValidator(_division)] = "file"
+    mask_rate: Annotated[Fraction, Field(gt=0)] = 0.15
+    mask_copies: Count = 10
     tokenizer_vocab_size: Count | None = None
     validation_fraction: Annotated[Fraction, Field(gt=0)] = 0.02
     num_workers: Whole = 0
@@ -307,14 +319,18 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        unused = ("text", "tokenizer_vocab_size", "synthetic_tokens", "skip_bad", "cache") if self.train else (
-            "validation", "packing")  # fmt: skip
+        unused = ("text", "tokenizer_vocab_size", "synthetic_tokens", "skip_bad", "cache", "documents")
+        if not self.train:
+            unused = ("validation", "packing") if self.documents == "file" else ("validation",)
         unused += ("validation_fraction",) if self.validation else ()
         for name in unused:
             if getattr(self, name) != DataConfig.model_fields[name].default:
                 other = "data.train" if self.train and name != "validation_fraction" else "data.validation"
                 why = f"with {other}, which says the data" if self.train else "without data.train"
+                why += " or data.documents" if name == "packing" else ""
                 raise ValueError(f"{name}={getattr(self, name)} has no use {why}; leave one out")
+        if self.documents != "file" and self.is_synthetic:
+            raise ValueError(f"documents={self.documents} with text=synthetic, which has none; leave one out")
         for name in ("train", "validation"):
             weights = [source.weight for source in getattr(self, name)]
             if None in weights and any(weights):
@@ -655,11 +671,6 @@ class PretrainConfig(RunConfig):
             raise ValueError(
                 f"data.packing=best_fit: {family.name} takes one document a row; set data.packing=none, or "
                 f"model.family: {others}"
-            )
-        if data.packing == "best_fit" and self.plan.pp > 1:
-            raise ValueError(
-                f"data.packing=best_fit with plan.pp={self.plan.pp}: stages send no bounds of documents yet; set "
-                "plan.pp=1, or data.packing=none"
             )
         used = self.samples.settings
         for name in sorted({name for kind in SAMPLES.values() for name in kind.settings} - {*used}):

@@ -6,15 +6,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from polyreme.data.packing import NO_LABEL
+from polyreme.data.packing import NO_LABEL, PackedDataset
+from polyreme.data.windows import TokenDataset
 from polyreme.io.sampler import RandomSampler
 
 TOKENIZER = "tokenizer.json"  # in the output folder of a run
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """What a model is asked for of a row: the tokens that lie `ahead` of each, all of them, or what wrap makes of rows,
+    given the file of their tokenizer, which need not be there."""
+
+    ahead: int = 1
+    wrap: Callable[[Any, Path], Any] = lambda rows, tokenizer: rows
+
+    def windows(self, tokens: Any, start: int, stop: int, seq_len: int) -> Any:
+        """Rows of seq_len tokens each, one after another, of tokens start to stop - 1."""
+        if self.ahead:
+            return TokenDataset(tokens, start, stop, seq_len)
+        count = max(0, stop - start) // seq_len
+        bounds = WindowBounds(tokens, start + seq_len * np.arange(count + 1))
+        return PackedDataset(bounds, 0, count, seq_len, is_packed=False, ahead=self.ahead)
+
+
+class WindowBounds(NamedTuple):
+    """Windows of tokens as documents."""
+
+    tokens: Any
+    document_starts: np.ndarray
+
+
+NEXT_TOKENS = RowForm()
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,15 @@ from polyreme.data.blend import Mixture, StreamSampler
 from polyreme.data.packing import PackedDataset
 from polyreme.data.preparation import read_facts
 from polyreme.data.token_pair import TokenPair, beside, prefix_of
-from polyreme.data.windows import TokenDataset
 from polyreme.errors import DataError
 from polyreme.recipes.config import DataSource, PretrainConfig
-from polyreme.recipes.corpus import Corpus
+from polyreme.recipes.corpus import NEXT_TOKENS, Corpus, RowForm
 from polyreme.recipes.paths import resolve
 
 _FORMAT = 1  # raised when the same files give other samples, so that no run is resumed on them
 
 
-def load_pairs(config: PretrainConfig, base: Path | None) -> Corpus:
+def load_pairs(config: PretrainConfig, base: Path | None, form: RowForm = NEXT_TOKENS) -> Corpus:
     """What data.train and data.validation name, opened: only indexes are read.
 
     Raises DataError for pairs that are missing, torn, prepared with different tokenizers or one of more tokens than
@@ -33,9 +32,10 @@ def load_pairs(config: PretrainConfig, base: Path | None) -> Corpus:
     pairs = _open(data.train, base, "data.train")
     others = _open(data.validation, base, "data.validation")
     tokenizer = _check_tokenizers([*pairs, *others], config.dimensions.vocab_size)
-    train, validation = [], [_samples(pair, 0.0, seq_len, data.packing)[0] for pair in others]
+    train, validation = [], [split_documents(pair, 0.0, seq_len, data.packing, form)[0] for pair in others]
     for pair in pairs:
-        first, last = _samples(pair, 0.0 if others else data.validation_fraction, seq_len, data.packing)
+        held_out = 0.0 if others else data.validation_fraction
+        first, last = split_documents(pair, held_out, seq_len, data.packing, form)
         train.append(first)
         if not others:
             validation.append(last)
@@ -95,18 +95,26 @@ def _check_tokenizers(pairs: Sequence[TokenPair], vocab_size: int) -> str:
     return beside(pairs[0].prefix, ".tokenizer.json").name
 
 
-def _samples(pair: TokenPair, held_out: float, seq_len: int, packing: str) -> tuple[Any, Any]:
+def split_documents(
+    pair: TokenPair, held_out: float, seq_len: int, packing: str, form: RowForm = NEXT_TOKENS
+) -> tuple[Any, Any]:
     """Samples of a pair: of all but its last documents, and of those, which hold about this part of the tokens."""
+    tokenizer = beside(pair.prefix, ".tokenizer.json")
+    first, last = _split_rows(pair, held_out, seq_len, packing, form)
+    return form.wrap(first, tokenizer), form.wrap(last, tokenizer)
+
+
+def _split_rows(pair: TokenPair, held_out: float, seq_len: int, packing: str, form: RowForm) -> tuple[Any, Any]:
     starts = pair.document_starts
     document = int(starts.searchsorted(pair.num_tokens * (1 - held_out))) if held_out else pair.num_documents
     if packing != "concat":
         document = min(document, pair.num_documents - bool(held_out))  # one document at least
-        return (
-            PackedDataset(pair, 0, document, seq_len, packing == "best_fit"),
-            PackedDataset(pair, document, pair.num_documents, seq_len, packing == "best_fit"),
-        )
+        parts = ((0, document), (document, pair.num_documents))
+        first, last = (PackedDataset(pair, *part, seq_len, packing == "best_fit", ahead=form.ahead) for part in parts)
+        return first, last
     boundary = int(starts[document])
     if held_out and boundary == pair.num_tokens:  # one long document at the end: cut within it
         boundary = pair.num_tokens - max(round(pair.num_tokens * held_out), 1)
-    tokens = pair.tokens
-    return TokenDataset(tokens, 0, boundary, seq_len), TokenDataset(tokens, boundary, pair.num_tokens, seq_len)
+    return form.windows(pair.tokens, 0, boundary, seq_len), form.windows(
+        pair.tokens, boundary, pair.num_tokens, seq_len
+    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from polyreme.data.masking import num_asked
 from polyreme.registry import Reference, Registry
 
 
@@ -80,6 +81,7 @@ TOKENS = SampleKind(
         "train",
         "validation",
         "packing",
+        "documents",
         "tokenizer_vocab_size",
         "synthetic_tokens",
         "skip_bad",
@@ -92,6 +94,20 @@ TOKENS = SampleKind(
     check=Reference("polyreme.recipes.batches", "check_tokens"),
     is_counted=lambda config: config.data.packing != "concat",
     sample=Reference("polyreme.recipes.sampling", "go_on"),
+)
+
+MASKED_WORDS = SampleKind(
+    name="masked_words",
+    settings=(*TOKENS.settings, "mask_rate", "mask_copies"),
+    tokens=TOKENS.tokens,
+    arrays=lambda config: (
+        Input((config.train.global_batch, 3, config.dimensions.seq_len), "int64"),
+        Input((config.train.global_batch, 2, num_asked(config.dimensions.seq_len, config.data.mask_rate)), "int64"),
+    ),
+    load=Reference("polyreme.recipes.masked_words", "load_masked"),
+    draw=Reference("polyreme.recipes.masked_words", "random_masked"),
+    check=Reference("polyreme.recipes.masked_words", "check_masked"),
+    is_counted=lambda config: True,
 )
 
 CONVERSATIONS = SampleKind(
@@ -153,6 +169,6 @@ ALIGNMENTS = SampleKind(
 )
 
 SAMPLES: Registry[SampleKind] = Registry(
-    "kind of samples", [TOKENS, CONVERSATIONS, PREFERENCES, JUDGEMENTS, ALIGNMENTS]
+    "kind of samples", [TOKENS, MASKED_WORDS, CONVERSATIONS, PREFERENCES, JUDGEMENTS, ALIGNMENTS]
 )
 """Kinds of samples by the name that a family's record has."""

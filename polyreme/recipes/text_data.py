@@ -17,19 +17,23 @@ import tokenizers
 import xxhash
 from tokenizers import Tokenizer
 
+from polyreme.data import preparation
+from polyreme.data.documents import DocumentForm
+from polyreme.data.preparation import Preparation
 from polyreme.data.text_files import BadLines, read_chunks
 from polyreme.data.token_file import TokenFile
-from polyreme.data.windows import TokenDataset
+from polyreme.data.token_pair import TokenPair
 from polyreme.errors import ConfigError, DataError
 from polyreme.models.families import BYTE_LEVEL, FAMILIES, TokenizerTrainer
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import DataConfig, PretrainConfig, RunConfig
-from polyreme.recipes.corpus import Corpus
-from polyreme.recipes.pair_data import load_pairs
+from polyreme.recipes.corpus import NEXT_TOKENS, Corpus, RowForm
+from polyreme.recipes.pair_data import load_pairs, split_documents
 from polyreme.recipes.paths import resolve
 from polyreme.registry import Reference
 
 _FORMAT = 2  # raised when the files below change meaning, so that old folders are not read
+_PAIR = "tokens"  # .bin and .idx, where a text has documents
 _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a process that died
 
 
@@ -44,11 +48,12 @@ def random_rows(config: RunConfig, steps: int) -> list[tuple[np.ndarray, np.ndar
     batches = [(tokens[:, :-1], tokens[:, 1:]) for tokens in rows]
     if not config.is_packed:
         return batches
-    return [(_in_documents(tokens, rng.random(tokens.shape) < 0.25), labels) for tokens, labels in batches]
+    return [(random_documents(tokens, rng), labels) for tokens, labels in batches]
 
 
-def _in_documents(tokens: np.ndarray, is_first: np.ndarray) -> np.ndarray:
-    """Rows of tokens with where their documents lie, which begin where is_first: `[batch, 3, seq]`."""
+def random_documents(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Rows of tokens with where their documents lie, of 4 tokens on average: `[batch, 3, seq]`."""
+    is_first = rng.random(tokens.shape) < 0.25
     places = np.arange(tokens.shape[1])
     starts = np.maximum.accumulate(np.where(is_first, places, 0), 1)
     ends = np.where(is_first, places, len(places))[:, ::-1]
@@ -57,18 +62,20 @@ def _in_documents(tokens: np.ndarray, is_first: np.ndarray) -> np.ndarray:
     return np.stack([tokens, after, places - starts], 1)
 
 
-def load_corpus(config: PretrainConfig, base: Path | None = None) -> Corpus:
+def load_corpus(config: PretrainConfig, base: Path | None = None, form: RowForm = NEXT_TOKENS) -> Corpus:
     """Prepare the data of a run, kept under data.cache or else in OUTPUT/data; see prepare. Pairs of token files, which
     data.train names, are read as they are.
 
     Raises DataError also if a split does not fill one batch, so that no run ends well having trained on nothing.
     """
     if config.data.train:
-        return load_pairs(config, base)
+        return load_pairs(config, base, form)
     cache = Path(config.data.cache or Path(config.output) / "data")
     size, seq_len, batch = config.tokenizer_vocab_size, config.dimensions.seq_len, config.train.global_batch
     tokenizer = FAMILIES[config.dimensions.family].tokenizer
-    corpus = prepare(config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base, tokenizer=tokenizer)
+    corpus = prepare(
+        config.data, vocab_size=size, seq_len=seq_len, cache=cache, base=base, tokenizer=tokenizer, form=form
+    )
     if len(corpus.train) < batch:
         raise DataError(
             f"data.text: {len(corpus.train)} training samples are fewer than train.global_batch={batch}; "
@@ -90,6 +97,7 @@ def prepare(
     cache: Path,
     base: Path | None = None,
     tokenizer: Reference[TokenizerTrainer] = BYTE_LEVEL,
+    form: RowForm = NEXT_TOKENS,
 ) -> Corpus:
     """Find or make the token file for a data configuration.
 
@@ -104,7 +112,7 @@ def prepare(
     facts = _read(folder)
     if facts is None:
         facts = _build(folder, data, paths, vocab_size, tokenizer)
-    return _split(data, folder, facts, seq_len)
+    return _split(data, folder, facts, seq_len, form)
 
 
 def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:
@@ -134,6 +142,8 @@ def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int, tokenizer: Re
         state.update(json.dumps(["synthetic", data.synthetic_tokens, data.seed]).encode())
         return state.hexdigest()
     state.update(json.dumps([tokenizers.__version__, str(tokenizer)]).encode())
+    if data.documents != "file":
+        state.update(json.dumps(["documents", data.documents]).encode())
     if data.skip_bad:  # a folder that was prepared without lines is not for a run that leaves out none
         state.update(json.dumps(["skip_bad", data.skip_bad]).encode())
     for path in paths:
@@ -199,7 +209,15 @@ def _write(
         bad = BadLines(data.skip_bad)
         tokenizer = _train_tokenizer(trainer, paths, vocab_size, bad)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-        count, used = _encode(tokenizer, paths, tokens_path, dtype, bad), tokenizer.get_vocab_size()
+        used = tokenizer.get_vocab_size()
+        if data.documents == "file":
+            count = _encode(tokenizer, paths, tokens_path, dtype, bad)
+        else:
+            end = tokenizer.token_to_id(END_OF_TEXT)
+            form = DocumentForm(data.documents)
+            how = Preparation(tokenizer.to_str(), end=end, form=form, skip_bad=data.skip_bad)
+            ((_, count),) = preparation.prepare(paths, folder / _PAIR, how).pairs.values()
+            dtype = TokenPair(folder / _PAIR).dtype
     digests = {path.name: _file_digest(path) for path in sorted(folder.iterdir())}
     facts: dict[str, object] = {"files": digests, "dtype": dtype, "num_tokens": count, "vocab_size": used}
     for path in folder.iterdir():
@@ -277,20 +295,27 @@ def _sweep(cache: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _split(data: DataConfig, folder: Path, facts: dict, seq_len: int) -> Corpus:
+def _split(data: DataConfig, folder: Path, facts: dict, seq_len: int, form: RowForm) -> Corpus:
     count, name = facts["num_tokens"], "tokens.bin"
-    tokens = TokenFile(folder / name, facts["dtype"], facts["files"][name])
     boundary = count - max(round(count * data.validation_fraction), 1)
-    train = TokenDataset(tokens, 0, boundary, seq_len)
-    validation = TokenDataset(tokens, boundary, count, seq_len)
-    for name, split in (("training", train), ("validation", validation)):
-        if len(split) == 0:
-            raise DataError(
-                f"data.text: {split.stop - split.start} tokens for {name} do not fill one window of "
-                f"model.seq_len={seq_len} + 1; give more text, a shorter seq_len or another data.validation_fraction"
-            )
-    digest = xxhash.xxh3_128_hexdigest(json.dumps([facts["files"], boundary, seq_len]).encode())
-    return Corpus(train, validation, digest, count, facts["vocab_size"], folder)
+    cuts: list[object] = [facts["files"], boundary, seq_len]
+    if data.documents == "file":
+        tokens = TokenFile(folder / name, facts["dtype"], facts["files"][name])
+        tokenizer = folder / "tokenizer.json"
+        bounds = {"training": (0, boundary), "validation": (boundary, count)}
+        for name, (begin, end) in bounds.items():
+            if not len(form.windows(tokens, begin, end, seq_len)):
+                raise DataError(
+                    f"data.text: {end - begin} tokens for {name} do not fill one window of model.seq_len={seq_len} + "
+                    "1; give more text, a shorter seq_len or another data.validation_fraction"
+                )
+        parts = [form.wrap(form.windows(tokens, *part, seq_len), tokenizer) for part in bounds.values()]
+    else:
+        pair = TokenPair(folder / _PAIR)
+        parts = [*split_documents(pair, data.validation_fraction, seq_len, data.packing, form)]
+        cuts.append(data.packing)
+    digest = xxhash.xxh3_128_hexdigest(json.dumps(cuts).encode())
+    return Corpus(*parts, digest, count, facts["vocab_size"], folder)
 
 
 def _file_digest(path: Path) -> str:

@@ -20,7 +20,6 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
 from polyreme.jit.capture import capture_in_progress
-from polyreme.models.decoder import Documents
 from polyreme.nn import Router
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.lazy import LazyGuard
@@ -260,9 +259,9 @@ def _is_frozen(tensor: Any) -> bool:
 
 def loss_of_config(config: RunConfig) -> Callable[[Any, Any, Any], Any] | None:
     """The loss (model, inputs, labels) that a run makes small; None for a model's own."""
-    if isinstance(config, FinetuneConfig):
-        return None if config.record.loss is None else config.record.loss.load()(config)
-    return packed_loss if config.is_packed else None
+    if isinstance(config, FinetuneConfig) and config.record.loss is not None:
+        return config.record.loss.load()(config)
+    return None
 
 
 def count_of_config(config: RunConfig) -> Callable[[Any], int] | None:
@@ -273,13 +272,6 @@ def count_of_config(config: RunConfig) -> Callable[[Any], int] | None:
 def num_counted(labels: Any) -> int:
     """How many labels a loss does not leave out."""
     return int(np.count_nonzero(np.asarray(labels) != NO_LABEL))
-
-
-def packed_loss(model: Any, inputs: Any, labels: Any) -> Tensor:
-    """A decoder's loss of rows that documents share: inputs [batch, 3, seq], tokens and what models.decoder.Documents
-    says of them."""
-    tokens, ends, places = inputs.unbind(1)
-    return model(tokens, labels, Documents(ends, places))
 
 
 def _saved(tensor: state.TensorState) -> Any:
