@@ -29,11 +29,12 @@ def comm(
     """
     from polyreme.recipes import config_file
 
-    loaded = config_file.load(config, overrides or [])
-    if loaded.config.device == "cpu" or topology:
+    device, count = config_file.devices(config, overrides or [])
+    if device == "cpu" or topology:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if loaded.config.device in (None, "cpu") and not topology:
-        os.environ.setdefault("CPU_NUM", str(loaded.config.plan.num_devices))
+    if device in (None, "cpu") and not topology:
+        os.environ.setdefault("CPU_NUM", str(count))
+    loaded = config_file.load(config, overrides or [])
     from polyreme.recipes import communication
 
     found = communication.report(loaded.config, balance, topology)

@@ -43,9 +43,10 @@ def prove(
         return
     from polyreme.recipes import config_file
 
+    device, count = config_file.devices(config, overrides or [])
+    if device in (None, "cpu"):  # before jax is loaded, as weights that are fine-tuned do
+        os.environ.setdefault("CPU_NUM", str(count))
     loaded = config_file.load(config, overrides or [])
-    if loaded.config.device in (None, "cpu"):
-        os.environ.setdefault("CPU_NUM", str(loaded.config.plan.num_devices))
     from polyreme.recipes import proving
 
     proof = proving.run(loaded.config, steps=2 if steps is None else steps)
