@@ -102,8 +102,10 @@ def stats(prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX...", he
 @data_app.command()
 def check(
     path: Annotated[
-        Path, typer.Argument(metavar="PREFIX|ROWS", help="Of PREFIX.bin and PREFIX.idx; or a file of rows for chat.")
+        Path,
+        typer.Argument(metavar="PREFIX|ROWS|CONFIG", help="Of PREFIX.bin and .idx; a file of rows; a fine-tuning run."),
     ],
+    overrides: Overrides = None,
     tokenizer: Tokenizer = None,
     template: Template = None,
     row_type: RowType = None,
@@ -114,21 +116,48 @@ def check(
 
     Of a pair of token files every byte is read: sizes that agree, tokens of the vocabulary, digests as prepared. Of
     rows of conversations (.jsonl, .json, .parquet), with --tokenizer: rows of the wrong form, a doubled beginning,
-    answers without their end, conversations that are too long, empty messages, duplicates. Exit code 3 if a model would
-    learn something wrong.
+    answers without their end, conversations that are too long, empty messages, duplicates; of the configuration of a
+    fine-tuning run the same of all its files. Exit code 3 if a model would learn something wrong.
     """
     _prepare()
+    if path.suffix in (".yaml", ".yml"):
+        _check_run(path, overrides or [])
+        return
+    _refuse_settings(path, overrides)
     if not _has_rows(path):
         from polyreme.recipes import token_data
 
         for line in token_data.check_lines(path):
             typer.echo(line)
         return
-    report = _open_rows(path, tokenizer, template, row_type, max_seq_len, truncation).report()
+    source = _open_rows(path, tokenizer, template, row_type, max_seq_len, truncation)
+    _tell_report(str(path), source, max_seq_len)
+
+
+def _check_run(path: Path, overrides: list[str]) -> None:
+    from polyreme.recipes import config_file
+    from polyreme.recipes.chat_data import open_run_rows
+    from polyreme.recipes.finetune_config import FinetuneConfig
+
+    loaded = config_file.load(path, overrides)
+    if not isinstance(loaded.config, FinetuneConfig):
+        raise ConfigError(f"{path}: check reads the rows of a fine-tuning run, or a pair of token files by its PREFIX")
+    for name, source in open_run_rows(loaded.config, loaded.folder):
+        typer.echo(f"{name}:")
+        _tell_report(name, source, loaded.config.max_seq_len)
+
+
+def _tell_report(name: str, source: Any, max_seq_len: int) -> None:
+    report = source.report()
     for line in report.lines(max_seq_len):
         typer.echo(line)
     if not report.is_good:
-        raise DataError(f"{path}: a model would learn something wrong from these rows; mend what is called an error")
+        raise DataError(f"{name}: a model would learn something wrong from these rows; mend what is called an error")
+
+
+def _refuse_settings(path: Path, overrides: list[str] | None) -> None:
+    if overrides:
+        raise ConfigError(f"{overrides[0]}: settings are for a configuration, which {path} is not; it takes options")
 
 
 @data_app.command()
@@ -176,16 +205,13 @@ def preview(
 
     Of rows of conversations the tokens that count in the loss are green on a terminal, between [[ and ]] elsewhere.
     """
+    from polyreme.data.chat_preview import COLOUR, PLAIN
+
+    marks = COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else PLAIN
     if _has_rows(config):
         _prepare()
-        from polyreme.data.chat_preview import COLOUR, PLAIN
-
-        if overrides:
-            raise ConfigError(
-                f"{overrides[0]}: settings are for a configuration; {config} holds rows, which take options"
-            )
+        _refuse_settings(config, overrides)
         source = _open_rows(config, tokenizer, template, row_type, max_seq_len, truncation)
-        marks = COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else PLAIN
         for line in source.preview(count, is_packed=packing, marks=marks):
             typer.echo(line)
         return
@@ -195,7 +221,7 @@ def preview(
     data = loaded.config.samples.load.load()(loaded.config, loaded.folder)
     typer.echo(f"{data.summary}; {len(data.train):,} training and {len(data.validation):,} validation samples")
     for index in range(min(count, len(data.train))):
-        typer.echo(f"\n--- sample {index}: {data.shown(index)}")
+        typer.echo(f"\n--- sample {index}: {data.shown(index, marks)}")
 
 
 def _has_rows(path: Path) -> bool:

@@ -96,8 +96,8 @@ class Alignments:
         self.digest = xxhash.xxh3_128_hexdigest(facts.encode())
         self.summary = f"{data.alignments:,} made-up alignments of {shape[0]} sequences x {shape[1]} residues"
 
-    def shown(self, index: int) -> str:
-        """A training sample as the model sees it: a line a sequence, ? for what is asked for."""
+    def shown(self, index: int, marks: Any = None) -> str:
+        """A training sample as the model sees it: a line a sequence, ? for what is asked for; marks have no use."""
         letters, asked, _ = self.train[index]
         rows = "\n".join("".join(_NAMES[letter] for letter in row) for row in letters)
         return f"{letters.size} letters, {int((asked != _NONE).sum())} asked for\n{rows}"

@@ -17,6 +17,9 @@ from polyreme.errors import ConfigError
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.recipes import published
 from polyreme.recipes.base import load_tokenizer
+from polyreme.recipes.chat_samples import chat_encoder, chat_tokenizer
+from polyreme.recipes.finetune_config import FinetuneConfig
+from polyreme.recipes.paths import resolve
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,16 @@ class ChatSource:
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def open_run_rows(config: FinetuneConfig, base: Path | None) -> Iterator[tuple[str, ChatSource]]:
+    """Each file that a run's data.train and data.validation name, with its rows."""
+    writer = chat_tokenizer(config, base)
+    encoder = chat_encoder(config, writer)
+    for key, sources in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        for source in sources:
+            rows = read_rows([resolve(source.path, base, key)], source.type, BadLines(config.data.skip_bad))
+            yield source.path, ChatSource(rows, writer, encoder)
 
 
 def open_rows(

@@ -14,7 +14,7 @@ import xxhash
 
 from polyreme.data.blend import Mixture, StreamSampler
 from polyreme.data.chat_encoding import ChatEncoder, ChatForm, ChatTokens, encode_rows
-from polyreme.data.chat_preview import sample_lines
+from polyreme.data.chat_preview import PLAIN, sample_lines
 from polyreme.data.chat_rows import check_kind, read_rows
 from polyreme.data.chat_templates import load_template
 from polyreme.data.packing import PackedDataset
@@ -61,10 +61,10 @@ class Chats:
         """Write the tokenizer, its template and the tokens that end a text beside what a run leaves."""
         self.writer.save_pretrained(folder)
 
-    def shown(self, index: int) -> str:
-        """A training sample as the model sees it, decoded again: what is learnt stands between [[ and ]]."""
+    def shown(self, index: int, marks: tuple[str, str] = PLAIN) -> str:
+        """A training sample as the model sees it, decoded again; marks: what stands around that which is learnt."""
         end, bos = self.writer.end, self.writer.bos_token_id
-        return "\n".join(sample_lines(*self.train[index], self._text, end=end, bos=bos))
+        return "\n".join(sample_lines(*self.train[index], self._text, end=end, bos=bos, marks=marks))
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.writer.decode(ids, skip_special_tokens=False)

@@ -15,7 +15,7 @@ import xxhash
 
 from polyreme.data.blend import Mixture, StreamSampler
 from polyreme.data.chat_encoding import ChatEncoder, EncodedChat
-from polyreme.data.chat_preview import sample_lines
+from polyreme.data.chat_preview import PLAIN, sample_lines
 from polyreme.data.chat_rows import ChatRow, check_kind, read_rows
 from polyreme.data.packing import NO_LABEL
 from polyreme.data.text_files import BadLines
@@ -91,13 +91,12 @@ class Pairs:
         """Write the tokenizer, its template and the tokens that end a text beside what a run leaves."""
         self.writer.save_pretrained(folder)
 
-    def shown(self, index: int) -> str:
-        """A training pair as the model sees it, decoded again: what is asked stands between [[ and ]]."""
+    def shown(self, index: int, marks: tuple[str, str] = PLAIN) -> str:
+        """A training pair as the model sees it, decoded again; marks: what stands around that which is asked."""
         tokens, labels, _ = self.train[index]
-        return "\n".join(line for side in (0, 1) for line in self._lines(tokens[side], labels[side]))
-
-    def _lines(self, tokens: np.ndarray, labels: np.ndarray) -> Iterator[str]:
-        return sample_lines(tokens, labels, self._text, end=self.writer.end, bos=self.writer.bos_token_id)
+        facts = {"end": self.writer.end, "bos": self.writer.bos_token_id, "marks": marks}
+        sides = (sample_lines(tokens[side], labels[side], self._text, **facts) for side in (0, 1))
+        return "\n".join(line for lines in sides for line in lines)
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.writer.decode(ids, skip_special_tokens=False)

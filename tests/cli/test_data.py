@@ -128,7 +128,10 @@ def test_preview_and_check_of_rows(capsys, folder):
     [
         (("preview", "rows.jsonl"), "rows become tokens by a tokenizer; give --tokenizer"),
         (("check", "rows.jsonl", "--tokenizer", "."), "has no chat template; name one with --template"),
-        (("preview", "rows.jsonl", "data.seed=1", "--tokenizer", "."), "data.seed=1: settings are for a configuration"),
+        (
+            ("preview", "rows.jsonl", "data.seed=1", "--tokenizer", "."),
+            "settings are for a configuration, which rows.jsonl is not",
+        ),
         (("check", "rows.jsonl", "--tokenizer", ".", "--template", "chatml"), "closes answers with <|im_end|>, which"),
     ],
 )

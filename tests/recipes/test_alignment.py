@@ -183,3 +183,7 @@ def test_preview_shows_both_answers(tmp_path, base, capsys):
     said = capsys.readouterr().out
     assert said.count("-- document 0") == 2
     assert "[[" in said
+    assert main(["data", "check", str(tmp_path / "run.yaml"), *settings]) == 0
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'preferences.jsonl'}:\n80 conversations, " in said  # both answers of each
+    assert "note: rows that come again" in said
