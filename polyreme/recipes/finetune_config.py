@@ -121,7 +121,9 @@ class FinetuneConfig(RunConfig):
     dpop_lambda; pref_loss_ratio times that loss and sft_loss_ratio times the cost of the better answer. The reference
     is the model as it begins; reference_free: there is none. kto: beta, and the weights of answers that were judged
     desirable or not. distill: teacher, weights as of model; distill_temperature softens both, distill_weight is the
-    part of the loss that the teacher's labels have.
+    part of the loss that the teacher's labels have. grpo: group_size texts of at most max_new_tokens, drawn at this
+    temperature after each question, judged by reward (recipes.rewards.REWARDS, or module:function of (text, known
+    answer)); clip_ratio, and kl_weight times the divergence from the model as it began.
     """
 
     model: Text
@@ -158,6 +160,12 @@ class FinetuneConfig(RunConfig):
     teacher: Text | None = None
     distill_temperature: Positive = 2.0
     distill_weight: Annotated[NotNegative, Field(le=1)] = 0.5
+    group_size: Annotated[Count, Field(ge=2)] = 4
+    max_new_tokens: Count = 32
+    temperature: Positive = 1.0
+    reward: Text = "exact_match"
+    clip_ratio: Annotated[Positive, Field(lt=1)] = 0.2
+    kl_weight: NotNegative = 0.0
     data: ChatData
     train: FinetuneTraining = FinetuneTraining()
     log: FinetuneLog = FinetuneLog()
@@ -233,5 +241,10 @@ class FinetuneConfig(RunConfig):
                     f"{name}={getattr(self, name)} with loss_type={self.loss_type}, which has no use for it; leave it "
                     f"out, or set loss_type={others}"
                 )
+        if self.record.roll_out is not None:
+            if self.plan.num_devices > 1:
+                raise ValueError(f"plan: stage {self.stage} writes texts with the model, on one device; leave plan out")
+            if self.log.validation_interval:
+                raise ValueError(f"log.validation_interval: stage {self.stage} has nothing held out; set it to 0")
         if self.stage == "distill" and self.teacher is None:
             raise ValueError("stage=distill: teacher is missing; give weights of the same tokenizer, as for model")

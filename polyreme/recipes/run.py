@@ -120,6 +120,9 @@ class _TrainingRun:
         self.trainer = Trainer(config)
         if isinstance(config, FinetuneConfig) and config.record.prepare is not None:
             config.record.prepare.load()(config, self.trainer, corpus, folder)
+        self.roll_out = None
+        if isinstance(config, FinetuneConfig) and config.record.roll_out is not None:
+            self.roll_out = config.record.roll_out.load()(config, self.trainer, corpus)
         self.notes += map(str, self.trainer.planned.files)
         idle = config.parallel_plan.overlap.idle_text(config.device or select.backend())
         self.notes += [idle] if idle else []
@@ -232,6 +235,8 @@ class _TrainingRun:
             self.store.check()
             learning_rate = self.trainer.schedule.last_lr
             self.check(batch, config.dimensions, f"step {step}")
+            if self.roll_out is not None:
+                batch = self.roll_out(batch, step)
             with _disturbed(step, self.trainer):
                 result = self.trainer.step(batch.inputs, batch.labels)
             # one step behind, so that the host reads a result while the devices work on the next

@@ -24,7 +24,8 @@ Loader = Callable[..., Any]
 """(RunConfig, folder that relative paths are looked for in) -> the data: train and validation, which have a length
 and give a sample's arrays by its number (what the model takes, then its labels); sampler, which makes the order they
 are read in; digest, which a resumed run compares;
-summary, how much it is; shown(number), a training sample as text; tokenizer, or None."""
+summary, how much it is; shown(number, marks), a training sample as text, with marks around what counts of it where not
+all does; tokenizer, or None."""
 
 Drawer = Callable[..., tuple]
 """(RunConfig, steps) -> for each step the arrays of a whole batch, made up."""
@@ -154,6 +155,27 @@ JUDGEMENTS = SampleKind(
     is_shown_before=True,
 )
 
+
+def _groups_of_rows(config: Any) -> tuple[Input, ...]:
+    """Texts that a model writes: tokens, those that follow, their log-probabilities by the model that wrote them and by
+    the reference; advantage and reward of each."""
+    rows = (config.train.global_batch, config.group_size, config.dimensions.seq_len)
+    numbers = [Input(rows, "float32")] * 2
+    return Input(rows, "int64"), Input(rows, "int64"), *numbers, Input((*rows[:2], 2), "float32")
+
+
+PROMPTS = SampleKind(
+    name="prompts",
+    settings=(),
+    tokens=TOKENS.tokens,
+    arrays=_groups_of_rows,
+    load=Reference("polyreme.recipes.rollouts", "load_prompts"),
+    draw=Reference("polyreme.recipes.rollouts", "random_groups"),
+    check=Reference("polyreme.recipes.rollouts", "check_prompts"),
+    sample=CONVERSATIONS.sample,
+    is_shown_before=True,
+)
+
 ALIGNMENTS = SampleKind(
     name="alignments",
     settings=("alignments",),
@@ -169,6 +191,6 @@ ALIGNMENTS = SampleKind(
 )
 
 SAMPLES: Registry[SampleKind] = Registry(
-    "kind of samples", [TOKENS, MASKED_WORDS, CONVERSATIONS, PREFERENCES, JUDGEMENTS, ALIGNMENTS]
+    "kind of samples", [TOKENS, MASKED_WORDS, CONVERSATIONS, PREFERENCES, JUDGEMENTS, PROMPTS, ALIGNMENTS]
 )
 """Kinds of samples by the name that a family's record has."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polyreme.recipes.samples import CONVERSATIONS, JUDGEMENTS, PREFERENCES, SampleKind
+from polyreme.recipes.samples import CONVERSATIONS, JUDGEMENTS, PREFERENCES, PROMPTS, SampleKind
 from polyreme.registry import Reference, Registry
 
 Loss = Callable[[Any, Any, Any], Any]
@@ -21,7 +21,8 @@ class TuningStage:
     """One kind of fine-tuning. samples: what it reads. loss: (the run's configuration) -> the loss; None for the
     model's own, which alone a pipeline can compute. settings: those that it alone, or some stages, have a use for.
     build: (model, configuration) -> adds what the model lacks. prepare: (configuration, Trainer, data, folder) -> does
-    what is to be done once, before the first step and when a run resumes, of the model as it begins."""
+    what is to be done once, before the first step and when a run resumes, of the model as it begins. roll_out:
+    (configuration, Trainer, data) -> (batch, step) -> what the loss takes, where the model itself makes it."""
 
     name: str
     samples: SampleKind
@@ -29,6 +30,7 @@ class TuningStage:
     settings: tuple[str, ...] = ()
     build: Reference[Callable[[Any, Any], None]] | None = None
     prepare: Reference[Callable[[Any, Any, Any, Any], None]] | None = None
+    roll_out: Reference[Callable[[Any, Any, Any], Callable[[Any, int], Any]]] | None = None
     aliases: tuple[str, ...] = ()
 
 
@@ -71,5 +73,13 @@ DISTILL = TuningStage(
     prepare=_alignment("load_teacher"),
 )
 
-STAGES: Registry[TuningStage] = Registry("stage", [SFT, DPO, KTO, RM, DISTILL])
+GRPO = TuningStage(
+    name="grpo",
+    samples=PROMPTS,
+    loss=Reference("polyreme.recipes.rollouts", "group_loss"),
+    settings=("group_size", "max_new_tokens", "temperature", "reward", "clip_ratio", "kl_weight"),
+    roll_out=Reference("polyreme.recipes.rollouts", "Rollouts"),
+)
+
+STAGES: Registry[TuningStage] = Registry("stage", [SFT, DPO, KTO, RM, DISTILL, GRPO])
 """Stages by the name that a configuration has."""
