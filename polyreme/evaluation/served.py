@@ -123,6 +123,12 @@ class ServerScorer:
             line.request(method, path, data, headers)
             answer = line.getresponse()
             return answer.status, answer.read()
+        except (BrokenPipeError, ConnectionResetError):
+            size = len(data or "")
+            raise DataError(
+                f"{self.url}: the server hung up on a request of {size:,} characters; if it takes no more, give less "
+                "text, or --limit"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             raise DataError(f"{self.url}: {error or type(error).__name__}; is a server there?") from None
         finally:

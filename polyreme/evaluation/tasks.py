@@ -140,6 +140,10 @@ def windows(count: int, length: int, stride: int) -> Iterator[tuple[int, int, in
         begin, scored = begin + stride, end
 
 
+_CHARS_A_TOKEN = 32
+"""More than tokens of any text have on average."""
+
+
 def _perplexity(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> TaskOutcome:
     prefix = beginning(scorer, options.add_bos)
     length = min(options.max_length or scorer.max_tokens, scorer.max_tokens)
@@ -148,7 +152,9 @@ def _perplexity(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> 
         raise ConfigError(f"stride={stride} in windows of {length} tokens leaves none that are known; give less")
     parts: list[tuple[list[int], int]] = []  # ids of a window, the first one scored
     first: list[int] = []
+    most = None if options.limit is None else _CHARS_A_TOKEN * (length + stride * options.limit)
     for text in _texts(paths):
+        text = text[:most]  # of a long text the beginning alone is asked for, and may be sent
         ids = [*prefix, *scorer.encode(text)]
         first = first or ids[:length]
         parts += [(ids[begin:end], scored - begin) for begin, end, scored in windows(len(ids), length, stride)]

@@ -18,6 +18,7 @@ from polyreme.evaluation import TASKS, EngineScorer, EvalOptions, ServerScorer, 
 from polyreme.evaluation.harness import choice_task, harness_model, run_harness
 from polyreme.evaluation.tasks import encode_pair, read_choices, score_pairs, windows
 from polyreme.generation import TextEngine
+from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
@@ -51,9 +52,10 @@ def here(model):
 
 
 @pytest.fixture(scope="module")
-def served(here):
-    model = ServedModel(here.engine, here.tokenizer, here.engine.max_model_len, None, "float32", "one device")
-    with ServedThread(model) as served:
+def served(here, model):
+    grammars = TextGrammars(here.tokenizer, model.config.vocab_size)
+    whole = ServedModel(here.engine, here.tokenizer, here.engine.max_model_len, grammars, "float32", "one device")
+    with ServedThread(whole) as served:
         yield ServerScorer(served.url)
 
 
