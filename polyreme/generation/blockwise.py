@@ -57,7 +57,7 @@ class BlockwiseSteps:
         """What hidden makes of tokens of one row that come one after another, each by the programs of a single one and
         so with its bits; the cache's lengths are as they were.
 
-        Each block takes in all of them while its weights are in the processor's cache: 4 take 1.9 times as long as one.
+        Each block takes in all of them while its weights are in the processor's cache.
         """
         lengths = self.cache.lengths
         start = lengths.numpy()
