@@ -14,7 +14,7 @@ def test_it_says_what_it_compared(tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path)
     Llama(LlamaConfig.nano(vocab_size=tokenizer.vocab_size, seq_len=32)).save_pretrained(tmp_path)
     assert main(["prove", "--serve", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("the same bits") == 4
+    assert capsys.readouterr().out.count("the same bits") == 6
 
 
 def test_settings_of_training_are_refused(tmp_path, capsys):
