@@ -1,13 +1,14 @@
 """LLM: text in and out, conversations, tokenizers of folders, templates that nobody vouches for."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer
 
 from polyreme.core import rng
 from polyreme.errors import CheckpointError, ConfigError
-from polyreme.generation import LLM, AutoTokenizer, SamplingParams, TextTokenizer
+from polyreme.generation import LLM, AutoTokenizer, BeamSearchParams, SamplingParams, TextTokenizer
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 
@@ -50,6 +51,30 @@ def test_several_texts_of_a_prompt_have_seeds_of_their_own(llm):
     (last,) = llm.generate("to be", SamplingParams(seed=6, max_tokens=6))
     assert len({tuple(output.token_ids) for output in several.outputs}) == 3
     assert several.outputs[2].token_ids == last.outputs[0].token_ids
+
+
+def test_words_that_are_banned_are_not_written(llm):
+    (free,) = llm.generate("to be", GREEDY)
+    first = llm.tokenizer.decode(free.outputs[0].token_ids[:1])
+    (other,) = llm.generate("to be", replace(GREEDY, bad_words=[first]))
+    assert free.outputs[0].token_ids[0] not in other.outputs[0].token_ids
+    (biased,) = llm.generate("to be", replace(GREEDY, logit_bias={7: 100.0}))
+    assert set(biased.outputs[0].token_ids) == {7}
+
+
+def test_a_beam_search_has_texts_and_scores(llm):
+    (output,) = llm.beam_search("to be", BeamSearchParams(num_beams=3, n=2, max_tokens=5))
+    first, second = output.outputs
+    assert first.score > second.score
+    assert first.text == llm.tokenizer.decode(first.token_ids)
+
+
+def test_drafts_of_a_model_with_other_tokens_are_refused(folder, llm, tmp_path):
+    drafted = LLM(folder, speculative=folder, num_draft_tokens=2)
+    assert drafted.generate("to be", GREEDY) == llm.generate("to be", GREEDY)
+    TextTokenizer(train_byte_level_bpe(iter(["ab"]), 258)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="its tokens are not the model's"):
+        LLM(folder, speculative=tmp_path)
 
 
 def test_a_stop_string_is_left_out_though_it_spans_tokens(llm):
