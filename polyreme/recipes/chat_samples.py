@@ -29,17 +29,14 @@ from polyreme.recipes.paths import resolve
 _FORMAT = 1  # raised when the same files give other samples, so that no run is resumed on them
 
 
-@dataclass(frozen=True)
-class Chats:
-    """Conversations of a run: what Corpus is of a text."""
+@dataclass(frozen=True, kw_only=True)
+class TuningData:
+    """What fine-tuning reads, as Corpus is of a text: both splits, the digest that a resumed run compares, the order in
+    which samples are read, and the tokenizer with its template."""
 
     train: Any
     validation: Any
     digest: str
-    num_tokens: int
-    num_conversations: int
-    num_asked: int
-    left_out: dict[str, int]
     sampler: Any
     writer: TextTokenizer
 
@@ -47,6 +44,24 @@ class Chats:
     def tokenizer(self) -> Any:
         """The tokenizer of the tokens."""
         return self.writer.tokenizer
+
+    def keep_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer, its template and the tokens that end a text beside what a run leaves."""
+        self.writer.save_pretrained(folder)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones shown."""
+        return self.writer.decode(ids, skip_special_tokens=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chats(TuningData):
+    """Conversations of a run."""
+
+    num_tokens: int
+    num_conversations: int
+    num_asked: int
+    left_out: dict[str, int]
 
     @property
     def summary(self) -> str:
@@ -57,17 +72,10 @@ class Chats:
             f"learnt{lost}"
         )
 
-    def keep_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer, its template and the tokens that end a text beside what a run leaves."""
-        self.writer.save_pretrained(folder)
-
     def shown(self, index: int, marks: tuple[str, str] = PLAIN) -> str:
         """A training sample as the model sees it, decoded again; marks: what stands around that which is learnt."""
         end, bos = self.writer.end, self.writer.bos_token_id
-        return "\n".join(sample_lines(*self.train[index], self._text, end=end, bos=bos, marks=marks))
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.writer.decode(ids, skip_special_tokens=False)
+        return "\n".join(sample_lines(*self.train[index], self.text_of, end=end, bos=bos, marks=marks))
 
 
 def chat_tokenizer(config: FinetuneConfig, base: Path | None = None) -> TextTokenizer:
@@ -133,7 +141,8 @@ def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
     for chat in (*chats, *others):
         left_out.update(chat.left_out)
     return Chats(
-        *mixtures,
+        train=mixtures[0],
+        validation=mixtures[1],
         digest=xxhash.xxh3_128_hexdigest(json.dumps(facts).encode()),
         num_tokens=sum(len(chat.ids) for chat in chats),
         num_conversations=sum(chat.num_documents for chat in chats),

@@ -20,9 +20,8 @@ from polyreme.data.chat_rows import ChatRow, check_kind, read_rows
 from polyreme.data.packing import NO_LABEL
 from polyreme.data.text_files import BadLines
 from polyreme.errors import DataError
-from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.recipes.batches import Batch, ids_text
-from polyreme.recipes.chat_samples import chat_encoder, chat_tokenizer
+from polyreme.recipes.chat_samples import TuningData, chat_encoder, chat_tokenizer
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.finetune_config import ConversationSource, FinetuneConfig
 from polyreme.recipes.paths import resolve
@@ -64,22 +63,12 @@ class PairDataset:
         return state.hexdigest()
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of a run: what Corpus is of a text. datasets: those of train and validation."""
+@dataclass(frozen=True, kw_only=True)
+class Pairs(TuningData):
+    """Pairs of a run. datasets: those of train and validation."""
 
-    train: Any
-    validation: Any
     datasets: tuple[PairDataset, ...]
-    digest: str
     left_out: dict[str, int]
-    sampler: Any
-    writer: TextTokenizer
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the tokens."""
-        return self.writer.tokenizer
 
     @property
     def summary(self) -> str:
@@ -87,19 +76,12 @@ class Pairs:
         lost = "".join(f"; {count:,} {what}" for what, count in self.left_out.items())
         return f"{sum(map(len, self.datasets)):,} pairs{lost}"
 
-    def keep_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer, its template and the tokens that end a text beside what a run leaves."""
-        self.writer.save_pretrained(folder)
-
     def shown(self, index: int, marks: tuple[str, str] = PLAIN) -> str:
         """A training pair as the model sees it, decoded again; marks: what stands around that which is asked."""
         tokens, labels, _ = self.train[index]
         facts = {"end": self.writer.end, "bos": self.writer.bos_token_id, "marks": marks}
-        sides = (sample_lines(tokens[side], labels[side], self._text, **facts) for side in (0, 1))
+        sides = (sample_lines(tokens[side], labels[side], self.text_of, **facts) for side in (0, 1))
         return "\n".join(line for lines in sides for line in lines)
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.writer.decode(ids, skip_special_tokens=False)
 
 
 def load_preferences(config: FinetuneConfig, base: Path | None = None) -> Pairs:
@@ -164,7 +146,8 @@ def _load(config: FinetuneConfig, base: Path | None, kind: str, sides: Any) -> P
     datasets = (*train, *validation)
     facts = [_FORMAT, [data.digest for data in datasets], *(mixture.blend.shares for mixture in mixtures)]
     return Pairs(
-        *mixtures,
+        train=mixtures[0],
+        validation=mixtures[1],
         datasets=datasets,
         digest=xxhash.xxh3_128_hexdigest(json.dumps(facts).encode()),
         left_out=dict(left_out),

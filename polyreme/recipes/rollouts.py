@@ -20,12 +20,11 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import DataError, NumericsError
 from polyreme.generation import SamplingParams, TextEngine
-from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.jit import to_static
 from polyreme.nn import functional as F
 from polyreme.recipes.base import load_base
 from polyreme.recipes.batches import Batch
-from polyreme.recipes.chat_samples import chat_tokenizer
+from polyreme.recipes.chat_samples import TuningData, chat_tokenizer
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.paths import resolve
@@ -167,31 +166,17 @@ class PromptDataset:
         return self.prompts[index], self.answers[index]
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts of a run: what Corpus is of a text."""
+@dataclass(frozen=True, kw_only=True)
+class Prompts(TuningData):
+    """Prompts of a run."""
 
-    train: Any
-    validation: Any
-    digest: str
     left_out: int
-    sampler: Any
-    writer: TextTokenizer
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the tokens."""
-        return self.writer.tokenizer
 
     @property
     def summary(self) -> str:
         """How much it is, in words."""
         lost = f"; {self.left_out:,} left out, which leave no room for an answer" if self.left_out else ""
         return f"{len(self.train):,} prompts{lost}"
-
-    def keep_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer, its template and the tokens that end a text beside what a run leaves."""
-        self.writer.save_pretrained(folder)
 
     def shown(self, index: int, marks: tuple[str, str] = PLAIN) -> str:
         """A training prompt, and between marks the answer that is known."""
@@ -229,8 +214,14 @@ def load_prompts(config: FinetuneConfig, base: Path | None = None) -> Prompts:
     for part in parts:
         state.update(part.prompts.tobytes() + part.answers.tobytes())
     mixture = Mixture(parts, weights, config.data.seed)
-    sampler = partial(StreamSampler, multiple=config.train.global_batch)
-    return Prompts(mixture, mixture, state.hexdigest(), left_out, sampler, writer)
+    return Prompts(
+        train=mixture,
+        validation=mixture,
+        digest=state.hexdigest(),
+        left_out=left_out,
+        sampler=partial(StreamSampler, multiple=config.train.global_batch),
+        writer=writer,
+    )
 
 
 def check_prompts(batch: Batch, model: ModelConfig, what: str) -> None:
