@@ -26,6 +26,7 @@ from polyreme.cli.failure import exit_code, report
 from polyreme.cli.generate import generate
 from polyreme.cli.models import convert, models_app
 from polyreme.cli.plan import plan
+from polyreme.cli.profile import profile
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
 from polyreme.cli.serve import serve
@@ -184,6 +185,7 @@ def doctor(
 
 
 app.command()(plan)
+app.command()(profile)
 app.command()(prove)
 app.command()(schedule)
 app.command()(comm)

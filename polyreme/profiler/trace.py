@@ -27,6 +27,7 @@ _FORMAT = "polyreme trace 1"
 class TraceEvent:
     """Something that took a time. begin and duration: nanoseconds, from the beginning of the trace. thread: the line it
     stands on. device: that it ran on, "" for the host. module: of a kernel, the compiled function that it is part of.
+    args: of a kernel, numbers of its program and of the program's run, where the device tells them.
     """
 
     name: str
@@ -67,7 +68,8 @@ def _event(plane: str, line: str, raw: Any) -> TraceEvent | None:
         if device.startswith("/host:"):
             device = f"cpu:{stats.get('device_ordinal', 0)}"
         module = str(stats.get("hlo_module", ""))
-        return TraceEvent(str(stats.get("hlo_op", name)), "kernel", begin, duration, line, device, module)
+        told = {key: int(stats[stat]) for key, stat in (("program", "program_id"), ("run", "run_id")) if stat in stats}
+        return TraceEvent(str(stats.get("hlo_op", name)), "kernel", begin, duration, line, device, module, told)
     if name == STEP and "step_num" in stats:
         return TraceEvent(f"{STEP}#{stats['step_num']}", "step", begin, duration, line)
     if "polyreme" in stats:
@@ -114,6 +116,26 @@ def write_chrome(events: Sequence[TraceEvent], path: Path, facts: dict[str, Any]
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def write_within(events: Sequence[TraceEvent], path: Path, most_bytes: int, facts: dict[str, Any] | None = None) -> int:
+    """write_chrome into a file of at most so many bytes; returns how many events were left out for it: the shortest of
+    jax's runtime, and where these are not enough the shortest of all but steps."""
+    left_out = 0
+    chosen = list(events)
+    while True:
+        write_chrome(chosen, path, facts)
+        size = path.stat().st_size
+        if size <= most_bytes or len(chosen) <= 1:
+            return left_out
+        count = len(chosen) - int(len(chosen) * 0.9 * most_bytes / size)
+        order = sorted(range(len(chosen)), key=lambda i: (_RANK[chosen[i].kind], chosen[i].duration))
+        dropped = set(order[:count])
+        left_out += count
+        chosen = [event for i, event in enumerate(chosen) if i not in dropped]
+
+
+_RANK = {"runtime": 0, "kernel": 1, "operator": 1, "user": 1, "step": 2}
 
 
 def read_chrome(path: Path) -> list[TraceEvent]:

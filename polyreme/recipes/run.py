@@ -19,7 +19,6 @@ from polyreme.distributed.checkpoint.parts import everyone_says
 from polyreme.distributed.job import watchdog
 from polyreme.distributed.parallel import init_parallel_env
 from polyreme.errors import ConfigError, DataError, NumericsError
-from polyreme.io import BatchSampler, DataLoader
 from polyreme.kernels import select
 from polyreme.models.adapters import write_adapter
 from polyreme.recipes import estimate, resume
@@ -27,6 +26,7 @@ from polyreme.recipes.base import base_digest, check_base_digest, keep_config
 from polyreme.recipes.batches import Batch, Numbered, gather, ids_text
 from polyreme.recipes.config import LogConfig, RunConfig, flatten
 from polyreme.recipes.finetune_config import FinetuneConfig
+from polyreme.recipes.loading import training_batches, training_loader
 from polyreme.recipes.logs import RunLog
 from polyreme.recipes.output_folder import claim, set_aside
 from polyreme.recipes.peak import Peak, bytes_in_use, find_peak
@@ -126,17 +126,8 @@ class _TrainingRun:
         self.notes += map(str, self.trainer.planned.files)
         idle = config.parallel_plan.overlap.idle_text(config.device or select.backend())
         self.notes += [idle] if idle else []
-        self.data, self.validation = Numbered(corpus.train), Numbered(corpus.validation)
-        sampler = corpus.sampler(self.data, generator=config.data.seed)
-        batches = BatchSampler(sampler=sampler, batch_size=config.train.global_batch, drop_last=True)
-        workers = config.data.num_workers
-        self.loader = DataLoader(
-            self.data,
-            batch_sampler=batches,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            timeout=config.data.worker_timeout,
-        )
+        self.validation = Numbered(corpus.validation)
+        self.loader = training_loader(config, corpus)
 
     # going on
 
@@ -223,7 +214,7 @@ class _TrainingRun:
     ) -> None:
         config, total = self.config, self.config.train.steps
         waiting: _Waiting | None = None
-        batches = self._batches()
+        batches = training_batches(self.loader)
         for step in range(first + 1, total + 1):
             watchdog.step(step)
             with watchdog.phase("data"):
@@ -280,11 +271,6 @@ class _TrainingRun:
                 stop.leave(step, resume_command if jax.process_count() == 1 else [])
         self.store.wait()
         watchdog.idle()
-
-    def _batches(self) -> Iterator[Batch]:
-        while True:
-            for columns in self.loader:
-                yield Batch.of(columns)
 
     def _check_result(self, waiting: _Waiting | None, log: RunLog, progress: ProgressDisplay) -> None:
         """Raise NumericsError for a step that ends the run; say which were left out or scaled down."""

@@ -1,0 +1,125 @@
+"""`polyreme profile`: the account of recorded steps beside the programs, the schedule and the formulas."""
+
+import json
+
+import jax
+import pytest
+
+from polyreme.distributed.comm_report import find_collectives
+from polyreme.errors import ConfigError
+from polyreme.profiler import load_profiler_result
+from polyreme.profiler.trace import TraceEvent, read_chrome, write_within
+from polyreme.recipes import config_file, profile_report, profiling
+from polyreme.recipes.step_profile import PARTS
+
+CONFIG = """
+model: {family: gpt, vocab_size: 64, hidden_size: 32, num_layers: 2, num_heads: 2, seq_len: 16}
+data: {synthetic_tokens: 4000}
+train: {global_batch: 8}
+device: cpu
+"""
+STEPS = 2
+
+
+def record(folder, *overrides):
+    path = folder / "run.yaml"
+    path.write_text(CONFIG)
+    loaded = config_file.load(path, [*overrides, f"output={folder / 'run'}"])
+    recording = profiling.record(loaded.config, folder, STEPS, jax.devices()[: loaded.config.plan.num_devices])
+    profile_report.write(recording, folder / "profile")
+    return recording, json.loads((folder / "profile" / profile_report.SUMMARY).read_text())
+
+
+def check_sums(recording, written):
+    """Every device's parts are the step, and the operators' times what it computed."""
+    profile = recording.profile
+    for parts in written["device_parts"].values():
+        assert list(parts) == list(PARTS)
+        assert min(parts.values()) >= 0
+        assert sum(parts.values()) == pytest.approx(profile.step_seconds, rel=1e-6)
+    assert sum(row["seconds"] for row in written["operators"]) == pytest.approx(profile.parts["computing"], rel=1e-6)
+    told = [event.duration for event in recording.trace.events if event.kind == "step"]
+    assert len(told) == STEPS
+    assert profile.step_seconds == pytest.approx(sum(told) / STEPS / 1e9, rel=0.02)
+    gains = [change["gain"] for change in written["changes"]]
+    assert gains == sorted(gains, reverse=True)
+    assert 0 < len(gains) <= 3
+    assert gains[0] < profile.step_seconds
+
+
+def test_data_and_tensor_parallel(tmp_path, monkeypatch):
+    texts = []
+    account = profiling.account
+    monkeypatch.setattr(
+        profiling, "account", lambda e, programs, *r: texts.extend(programs) or account(e, programs, *r)
+    )
+    recording, written = record(tmp_path, "plan.dp=2", "plan.mp=2")
+    check_sums(recording, written)
+    profile = recording.profile
+    assert profile.joined == 1
+    # what ran is what the program says
+    (program,) = texts
+    expected = find_collectives(program.text, recording.config.parallel_plan.mesh)
+    assert sum(c.wire for c in profile.collectives) == pytest.approx(sum(c.total_wire for c in expected))
+    assert {c.axes for c in profile.collectives} == {c.axes for c in expected} >= {("dp",), ("mp",)}
+    names = [f"cpu:{device.id}" for device in jax.devices()[:4]]
+    along = {c.axes: c.groups for c in profile.collectives}
+    assert along["dp",] == ((names[0], names[2]), (names[1], names[3]))
+    assert along["mp",] == ((names[0], names[1]), (names[2], names[3]))
+    # 2 FLOP a multiplication of 128 tokens by [32, 128], and a bias
+    (up,) = [r for r in profile.rows if (r.layer, r.op, r.phase) == ("GPT.blocks.0.ffn.up", "linear", "forward")]
+    assert 2 * 128 * 32 * 128 <= up.flop <= 1.1 * 2 * 128 * 32 * 128
+    assert set(up.by_device) == set(names)
+    assert written["memory"][names[0]]["optimizer"] == pytest.approx(
+        2 * written["memory"][names[0]]["parameters"], rel=0.01
+    )
+    # the file reads back as the trace
+    events = load_profiler_result(tmp_path / "profile" / profile_report.TRACE).events
+    assert [event.name for event in events] == [event.name for event in recording.trace.events]
+    assert "GPT.blocks.0.ffn.up" in (tmp_path / "profile" / profile_report.TEXT).read_text()
+
+
+@pytest.mark.slow
+def test_pipeline_stages(tmp_path):
+    recording, written = record(tmp_path, "plan.pp=2", "plan.dp=2", "train.accumulation=4")
+    check_sums(recording, written)
+    profile = recording.profile
+    assert profile.joined > 0.8
+    schedule = recording.config.parallel_plan.make_schedule(4)
+    for stage in range(2):
+        measured = [
+            (b.kind, b.microbatch, b.chunk) for b in sorted(profile.bars, key=lambda b: b.start) if b.stage == stage
+        ]
+        assert measured == [tuple(task) for task in schedule.tables[stage]]
+    sent = {(send.source, send.what): send for send in recording.sends}
+    assert sent[0, "activations"].times == sent[1, "gradients"].times == 4
+    assert sent[0, "activations"].nbytes == 4 * 1 * 16 * 32  # a row of 16 tokens for each replica
+    places = {d for row in profile.rows if row.layer.startswith("PipelineChunk.1.block.ffn") for d in row.by_device}
+    assert len(places) == 2
+
+
+def test_a_trace_that_is_too_large_loses_the_shortest_runtime_events(tmp_path):
+    events = [TraceEvent("step", "step", 0, 1, "a")]
+    events += [TraceEvent(f"runtime {i}", "runtime", i, 2 + i, "a") for i in range(400)]
+    events += [TraceEvent(f"kernel {i}", "kernel", i, 1, "b", "cpu:0") for i in range(40)]
+    path = tmp_path / "trace.json"
+    assert write_within(events, path, 10**6) == 0
+    left_out = write_within(events, path, 20_000)
+    assert path.stat().st_size <= 20_000
+    kept = read_chrome(path)
+    assert len(kept) == len(events) - left_out
+    assert [e.kind for e in kept if e.kind != "runtime"] == ["step"] + ["kernel"] * 40
+    durations = [e.duration for e in kept if e.kind == "runtime"]
+    assert durations == [402 - i for i in range(len(durations), 0, -1)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "told"),
+    [((), 0, "--steps 0"), (("plan.offload={param: host}",), 1, "offload of param")],
+    ids=["no steps", "streamed parameters"],
+)
+def test_what_cannot_be_recorded_is_refused(tmp_path, overrides, steps, told):
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    config = config_file.load(tmp_path / "run.yaml", overrides).config
+    with pytest.raises(ConfigError, match=told):
+        profiling.record(config, tmp_path, steps)
