@@ -271,7 +271,12 @@ def _of_paddle(place: str, fields: Mapping[str, Any]) -> ChatRow:
     responses, sort = fields["response"], fields.get("sort")
     if not isinstance(responses, list) or len(responses) != 2:
         raise _FieldError("response", "is no list of two answers")
-    if not isinstance(sort, list) or len(sort) != 2 or sort[0] == sort[1]:
+    if (
+        not isinstance(sort, list)
+        or len(sort) != 2
+        or any(type(number) not in (int, float) for number in sort)
+        or not (sort[0] < sort[1] or sort[0] > sort[1])
+    ):
         raise _FieldError("sort", f"{sort!r} does not say which of two responses is better, as [1, 0] does")
     both = [
         (*messages, *_alternating(_listed(response, f"response[{number}]"), f"response[{number}]"))

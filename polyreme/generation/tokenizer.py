@@ -90,7 +90,7 @@ class TextTokenizer:
             raise ConfigError(f"{name}: its tokens are not the model's; draft with a model of the same tokenizer")
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self, /, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The text of a conversation, [{"role": ..., "content": ...}, ...], which encode(..., False) takes.
 
@@ -103,7 +103,7 @@ class TextTokenizer:
         return _render(self.template, given | {"add_generation_prompt": add_generation_prompt})
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self, /, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
         """Ids of a conversation as its template writes it, in training and in serving; the template alone says what
         stands before it. Raises as apply_chat_template does."""
@@ -289,14 +289,14 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
     parts, size = [], 0
     try:
         with _deadline(_TEMPLATE_SECONDS, jinja2.TemplateError(f"it took over {_TEMPLATE_SECONDS:g} s")):
-            for part in _compiled(template).generate(**variables):
+            for part in _compiled(template).generate(variables):
                 size += len(part)
                 if size > _TEXT_CHARS:
                     raise ConfigError(f"the chat template wrote over {_TEXT_CHARS} characters")
                 parts.append(part)
-    except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  (any expression of a template may fail)
         raise ConfigError(f"the chat template failed: {type(error).__name__}: {error}") from None
     return "".join(parts)
 

@@ -111,12 +111,21 @@ def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, A
 def add_adapters(model: Any, lora: LoRA, target: str | Sequence[str] = ALL) -> dict[str, LoRALinear]:
     """Put a LoRALinear in the place of each linear map that target names (choose_modules); by our names.
 
-    No other parameter of the model trains any more.
+    No other parameter of the model trains any more. Raises ConfigError for a rank that is over a map's own.
     """
+    chosen = choose_modules(model, target)
+    for name in chosen:
+        layer = _layer(model, name)
+        most = min(layer.in_features, layer.out_features)
+        if lora.rank > most:
+            raise ConfigError(
+                f"LoRA: rank {lora.rank} of a map from {layer.in_features} to {layer.out_features} features is no less "
+                f"than it has itself; give at most {most}"
+            )
     for p in model.parameters():
         if not p.is_statistic:
             p.trainable = False
-    return {name: _adapt(model, name, lora) for name in choose_modules(model, target)}
+    return {name: _adapt(model, name, lora) for name in chosen}
 
 
 def _adapt(model: Layer, name: str, lora: LoRA) -> LoRALinear:
@@ -297,10 +306,12 @@ def open_adapter(folder: str | Path) -> Adapter:
         if hit is None:
             raise CheckpointError(f"{folder / WEIGHTS}: {name} is no part of a LoRA; others are not read here")
         arrays_of.setdefault(hit[1], {})[hit[2]] = array
-    rank, alpha = int(config.get("r", 8)), float(config.get("lora_alpha", 8))
+    if not arrays_of:
+        raise CheckpointError(f"{folder / WEIGHTS}: has no tensors, so that there is nothing to adapt")
+    rank = int(config.get("r", 8))
     lora = LoRA(
         rank=rank,
-        alpha=alpha,
+        alpha=float(config.get("lora_alpha", 8)),
         dropout=float(config.get("lora_dropout") or 0.0),
         rslora=bool(config.get("use_rslora")),
         use_dora=bool(config.get("use_dora")),
@@ -332,6 +343,10 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
                           "alpha_pattern": (None, {}), "lora_bias": (None, False)}.items():  # fmt: skip
         if config.get(key) not in accepted:
             raise ConfigError(f"{folder / CONFIG}: {key} is {config[key]!r}, which cannot be had here")
+    for key, kinds in {"r": (int,), "lora_alpha": (int, float), "lora_dropout": (int, float, type(None))}.items():
+        value = config.get(key, 1)
+        if type(value) not in kinds or not (key == "lora_dropout" or 0 < value < math.inf):
+            raise ConfigError(f"{folder / CONFIG}: {key} is {value!r}; give a number above 0")
 
 
 def check_base(adapter: Adapter, digest: str, where: Any) -> None:

@@ -7,13 +7,14 @@ own become int8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.kernels.low_bit import HALVES
 from polyreme.models.published import Changed, Index, PublishedFamily, WeightRule, WeightSource, match
@@ -24,6 +25,11 @@ KEY = "quantization_config"
 """Of config.json."""
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _WHOLE = slice(None)
+# dims of a part, and bytes that each of its whole numbers may have; none where they are floating
+_FORMS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "qweight": (2, (4,)), "qzeros": (2, (4,)), "scales": (2, ()), "g_idx": (1, (4, 8)),
+    "weight_packed": (2, (4,)), "weight_scale": (2, ()), "weight_shape": (1, (4, 8)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,17 +129,30 @@ class LowBitLayout:
 
     def open(self, module: str, files: Mapping[str, WeightSource]) -> tuple[WeightSource, WeightSource]:
         """Codes, int8 [out, in], and scales [out, groups] of a linear map. Raises CheckpointError for parts that are
-        missing, ConfigError for groups of inputs that are not in a row."""
+        missing or do not fit together, ConfigError for groups of inputs that are not in a row."""
         lost = [part for part in self.parts if f"{module}.{part}" not in files and part != "g_idx"]
         if lost:
             raise CheckpointError(f"{module}: has no {lost[0]}, which {self.method} stores")
+        parts = {part: files[f"{module}.{part}"] for part in self.parts if f"{module}.{part}" in files}
+        for part, (dims, sizes) in _FORMS.items():
+            if part in parts:
+                _check_form(f"{module}.{part}", parts[part], dims, sizes)
         if self.method == "gptq":
-            return self._open_gptq(module, files)
-        scales = files[f"{module}.weight_scale"]
+            return self._open_gptq(module, parts)
+        scales = parts["weight_scale"]
         if self.format != "pack-quantized":
-            stored = files[f"{module}.weight"]
+            stored = parts["weight"]
+            if stored.dtype.itemsize != 1 or len(stored.shape) != 2:
+                raise CheckpointError(
+                    f"{module}.weight: {stored.dtype} {list(stored.shape)}; codes of a byte [out, in]"
+                )
             return Changed(stored.shape, np.dtype(np.int8), lambda index: stored.read(index).view(np.int8)), scales
-        packed, shape = files[f"{module}.weight_packed"], _read(files[f"{module}.weight_shape"])
+        packed, shape = parts["weight_packed"], _read(parts["weight_shape"])
+        if len(shape) != 2 or packed.shape != (shape[0], -(-shape[1] // (32 // self.bits))):
+            raise CheckpointError(
+                f"{module}: weight_packed of {list(packed.shape)} words, and weight_shape says {shape.tolist()} "
+                f"numbers of {self.bits} bits"
+            )
         sizes = (int(shape[0]), int(shape[1]))
 
         def read(index: Index) -> np.ndarray:
@@ -142,30 +161,45 @@ class LowBitLayout:
 
         return Changed(sizes, np.dtype(np.int8), read), scales
 
-    def _open_gptq(self, module: str, files: Mapping[str, WeightSource]) -> tuple[WeightSource, WeightSource]:
-        qweight, qzeros, scales = (files[f"{module}.{part}"] for part in ("qweight", "qzeros", "scales"))
+    def _open_gptq(self, module: str, parts: Mapping[str, WeightSource]) -> tuple[WeightSource, WeightSource]:
+        qweight, qzeros, scales = (parts[part] for part in ("qweight", "qzeros", "scales"))
         per_word = 32 // self.bits
         inputs, outputs = qweight.shape[0] * per_word, qweight.shape[1]
         groups = scales.shape[0]
+        order = parts.get("g_idx")
+        if (
+            not 0 < groups <= inputs
+            or scales.shape[1] != outputs
+            or qzeros.shape != (groups, -(-outputs // per_word))
+            or (order is not None and order.shape != (inputs,))
+        ):
+            told = ", ".join(f"{part} {list(source.shape)}" for part, source in parts.items())
+            raise CheckpointError(f"{module}: {told} of {self.bits} bits, which do not fit together")
         size = -(-inputs // groups)
-        order = files.get(f"{module}.g_idx")
         if order is not None and (_read(order) != np.arange(inputs) // size).any():
             raise ConfigError(
                 f"{module}: its groups are of inputs that are not in a row (desc_act); quantize it with static groups"
             )
+        limit = 1 << ((4 if self.weight_dtype == "int4" else 8) - 1)
 
         def read(index: Index) -> np.ndarray:
             numbers = _numbers(_read(qweight), self.bits, 0).T
             zeros = _numbers(_read(qzeros), self.bits, 1)[:, :outputs] + 1
             codes = numbers - np.repeat(zeros.T, size, 1)[:, :inputs]
+            if codes.min() < -limit or codes.max() >= limit:
+                raise CheckpointError(
+                    f"{module}: numbers less their zero points are {codes.min()} to {codes.max()}, which "
+                    f"{self.weight_dtype} does not hold; zero points of their own are read of 4 bits, with sym: false"
+                )
             return codes.astype(np.int8)[index]
 
         codes = Changed((outputs, inputs), np.dtype(np.int8), read)
         return codes, Changed((outputs, groups), scales.dtype, lambda index: scales.read(index[::-1]).T)
 
 
-def read_layout(config: Mapping[str, Any]) -> LowBitLayout:
+def read_layout(config: Any) -> LowBitLayout:
     """What a quantization_config says. Raises ConfigError for a method or a setting that is not read here."""
+    config = _section(config, "")
     method = config.get("quant_method")
     if method == "gptq":
         if config.get("bits") not in (4, 8):
@@ -174,23 +208,43 @@ def read_layout(config: Mapping[str, Any]) -> LowBitLayout:
             raise ConfigError(f"{KEY}: checkpoint_format {config['checkpoint_format']!r}; only gptq is read")
         is_symmetric = config.get("sym", True)
         kind = "int4" if config["bits"] == 4 and is_symmetric else "int8"
-        return LowBitLayout("gptq", kind, int(config.get("group_size", -1)), stored_bits=config["bits"])
+        return LowBitLayout("gptq", kind, _group_size(config), stored_bits=int(config["bits"]))
     if method != "compressed-tensors":
         raise ConfigError(f"{KEY}: quant_method {method!r}; compressed-tensors and gptq are read")
-    groups = list((config.get("config_groups") or {}).values())
-    if len(groups) != 1 or not groups[0].get("weights"):
+    groups = [*_section(config.get("config_groups") or {}, "config_groups").values()]
+    group = _section(groups[0], "config_groups") if len(groups) == 1 else {}
+    if not group.get("weights"):
         raise ConfigError(f"{KEY}: {len(groups)} config_groups; one that says how weights lie is read")
-    weights, inputs = groups[0]["weights"], groups[0].get("input_activations")
-    kind = {("int", 8): "int8", ("int", 4): "int4", ("float", 8): "fp8"}.get((weights["type"], weights["num_bits"]))
+    weights, inputs = _section(group["weights"], "weights"), group.get("input_activations")
+    kinds = [("int", 8, "int8"), ("int", 4, "int4"), ("float", 8, "fp8")]
+    kind = next((kind for *said, kind in kinds if said == [weights.get("type"), weights.get("num_bits")]), None)
     is_plain = weights.get("symmetric", True) and not weights.get("actorder")
     if kind is None or not is_plain or weights.get("strategy") not in ("channel", "group"):
         raise ConfigError(f"{KEY}: weights {dict(weights)}; symmetric int4, int8 and fp8 by channel or group are read")
-    if inputs and not (inputs.get("dynamic") and inputs.get("strategy") == "token"):
-        raise ConfigError(f"{KEY}: input_activations {dict(inputs)}; those that are rounded token by token are read")
-    layout = LowBitLayout(method, kind, int(weights.get("group_size") or -1), bool(inputs))
+    if inputs:
+        inputs = _section(inputs, "input_activations")
+        if not (inputs.get("dynamic") and inputs.get("strategy") == "token"):
+            raise ConfigError(
+                f"{KEY}: input_activations {dict(inputs)}; those that are rounded token by token are read"
+            )
+    layout = LowBitLayout(method, kind, _group_size(weights), bool(inputs))
     if config.get("format") != layout.format:
         raise ConfigError(f"{KEY}: format {config.get('format')!r} of {kind}; it is read as {layout.format}")
     return layout
+
+
+def _section(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{'.'.join(filter(None, (KEY, name)))}: {value!r}, which is no object of settings")
+    return value
+
+
+def _group_size(settings: Mapping[str, Any]) -> int:
+    size = settings.get("group_size")
+    size = -1 if size is None else size
+    if type(size) is not int or (size != -1 and size < 1):
+        raise ConfigError(f"{KEY}: group_size {size!r}; it is a number of inputs, or -1 for all of them")
+    return size
 
 
 class LowBitModules(NamedTuple):
@@ -343,6 +397,13 @@ def packed_parts(
 
 def _turned(source: WeightSource) -> WeightSource:
     return Changed(source.shape[::-1], source.dtype, lambda index: source.read(index[::-1]).T)
+
+
+def _check_form(name: str, source: WeightSource, dims: int, sizes: Sequence[int]) -> None:
+    fits = source.dtype.kind in "iu" and source.dtype.itemsize in sizes if sizes else dtypes.is_floating(source.dtype)
+    if not fits or len(source.shape) != dims:
+        kind = " or ".join(f"int{8 * size}" for size in sizes) or "floating numbers"
+        raise CheckpointError(f"{name}: {source.dtype} {list(source.shape)}; {kind} in {dims} dims are stored there")
 
 
 def _read(source: WeightSource) -> np.ndarray:

@@ -15,12 +15,15 @@ from tokenizers import Tokenizer
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
+from polyreme.models.adapters import merge_adapters
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.families import FAMILIES
 from polyreme.models.folder import CONFIG, weights_digest, write_json
+from polyreme.models.low_bit_folder import linear_maps, replace_layer
 from polyreme.models.pretrained import build_without_values, open_published, read_family_config
 from polyreme.models.published import write_config
 from polyreme.models.tokenizer import END_OF_TEXT
+from polyreme.nn.quant import QuantizedLinear
 from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig, PretrainConfig, RunConfig
 from polyreme.recipes.corpus import TOKENIZER
@@ -55,11 +58,28 @@ def make_model(config: RunConfig) -> Any:
 
 
 def load_base(name: str) -> Any:
-    """The decoder, in float32 and training mode. Raises ConfigError for a model that writes no tokens."""
+    """The decoder, in float32 and training mode, all of which trains. Raises ConfigError for a model that writes no
+    tokens."""
     path = resolve(name)
-    model = load_trained(path)[0] if is_run(path) else AutoModelForCausalLM.from_pretrained(path)
+    model = _without_tuning(*load_trained(path)) if is_run(path) else AutoModelForCausalLM.from_pretrained(path)
     model.train()
     return model
+
+
+def _without_tuning(model: Any, meta: Mapping[str, Any]) -> Any:
+    """A run's model as a plain decoder: with nothing frozen or added to it, adapters merged."""
+    config = run_config(meta)
+    if not isinstance(config, FinetuneConfig) or config.fine_tuning == "full":
+        return model
+    merge_adapters(model)
+    plain, merged = load_base(config.model), linear_maps(model)
+    for name, layer in linear_maps(plain).items():
+        if isinstance(layer, QuantizedLinear) and not isinstance(merged[name], QuantizedLinear):
+            replace_layer(plain, name, merged[name])  # what was merged into few bits has full ones
+    values = model.state_dict()
+    for name, tensor in plain.state_dict().items():
+        tensor.set_value(values[name])
+    return plain
 
 
 def base_digest(name: str) -> str:

@@ -28,8 +28,8 @@ from polyreme.recipes.base import (
     check_base_digest,
     checkpoints_of,
     is_run,
+    load_base,
     load_tokenizer,
-    load_trained,
     run_config,
 )
 from polyreme.recipes.corpus import TOKENIZER
@@ -150,7 +150,7 @@ def _open(name: str) -> _Weights:
     """The weights of a name, and a model of their shapes. Raises ConfigError for those in few bits."""
     path = resolve(name)
     if is_run(path):
-        model, _ = load_trained(path)
+        model = load_base(name)
         tensors = named_tensors(model)
         return _Weights(model.family.published.load(), model, lambda key: tensors[key].numpy(), {})
     matched = open_matched(path)

@@ -42,13 +42,14 @@ def load_writer(
     weights, ConfigError for a model that writes no tokens and for the dtype of a run.
     """
     model, tokenizer = _load_writer(path, dtype, plan)
+    merge_adapters(model)
     if adapter is not None:
         opened = open_adapter(adapter)
         check_base(opened, base_digest(str(path)), path)
         apply_adapter(model, opened)
         if (adapter / TOKENIZER).is_file():  # with the template that it was trained by
             tokenizer = load_tokenizer(adapter)
-    merge_adapters(model)
+        merge_adapters(model)
     return model, tokenizer
 
 

@@ -25,6 +25,7 @@ MOST_PATTERN_CHARS = 1 << 14
 MOST_CHOICES = 1024
 MOST_TOOLS = 128
 _MOST_TOKENS = 2**31 - 1
+_MOST_DIGITS = len(str(_MOST_TOKENS))
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -174,7 +175,7 @@ class _Sampled(_Strict):
         if forms and self.min_tokens:
             raise ValueError(f"min_tokens: a text by {forms[0].param} ends where it is whole; leave it out")
         for token in self.logit_bias or {}:
-            if not token.isdecimal():
+            if not token.isdecimal() or len(token) > _MOST_DIGITS:
                 raise ValueError(f"logit_bias: {token[:50]!r} is no token id")
         return self
 

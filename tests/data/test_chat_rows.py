@@ -112,6 +112,7 @@ def test_every_format_has_a_case():
         ({"src": ["a"], "tgt": ["b"], "label": [1, 0]}, "label: 2 values for 1 texts of tgt"),
         ({"src": ["a"], "tgt": [], "response": ["b"], "sort": [1, 0]}, "response: is no list of two"),
         ({"src": ["a"], "tgt": [], "response": ["b", "c"], "sort": [1, 1]}, r"sort: \[1, 1\] does not say"),
+        ({"src": ["a"], "tgt": [], "response": ["b", "c"], "sort": ["1", {}]}, r"sort: \['1', {}\] does not say"),
         ({"src": ["a"], "tgt": [], "response": [["b", "c"], "c"], "sort": [1, 0]}, r"response\[0\]: 2 texts"),
     ],
 )  # fmt: skip

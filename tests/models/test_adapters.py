@@ -159,6 +159,11 @@ def test_what_is_no_adapter_of_the_model_is_refused(tmp_path):
         adapters.open_adapter(changed(bias="all"))
     with pytest.raises(ConfigError, match="peft_type is 'IA3'"):
         adapters.open_adapter(changed(peft_type="IA3"))
+    for key, value in {"r": "x", "lora_alpha": float("nan"), "lora_dropout": []}.items():
+        with pytest.raises(ConfigError, match=rf"adapter_config\.json: {key} is .*; give a number above 0"):
+            adapters.open_adapter(changed(**{key: value}))
+    with pytest.raises(CheckpointError, match="has no tensors"):
+        adapters.open_adapter(changed(lambda arrays: arrays.clear()))
     with pytest.raises(CheckpointError, match=r"has rank 2, adapter_config\.json says 4"):
         adapters.open_adapter(changed(r=4))
     with pytest.raises(CheckpointError, match="which make no LoRA"):

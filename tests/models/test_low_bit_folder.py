@@ -157,7 +157,16 @@ def test_gptq_with_zero_points_of_its_own_becomes_int8(tmp_path):
     [
         ({"quant_method": "awq"}, "quant_method 'awq'"),
         ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
+        ([], r"quantization_config: \[\], which is no object"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size 'x'; it is a number of inputs"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size 0"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "0 config_groups"),
+        ({"quant_method": "compressed-tensors", "config_groups": [1]}, r"config_groups: \[1\], which is no object"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": 1}}, "config_groups: 1, which is no object"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": []}}}},
+            "symmetric int4",
+        ),
     ],
 )
 def test_other_layouts_are_refused(config, message):
@@ -170,4 +179,28 @@ def test_a_part_that_is_missing_is_named(tmp_path):
     model.save_pretrained(tmp_path)
     rewrite(tmp_path, lambda arrays: arrays.pop("model.layers.0.mlp.up_proj.weight_scale"))
     with pytest.raises(CheckpointError, match=r"up_proj: has no weight_scale, which compressed-tensors stores"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "change", "message"),
+    [
+        ("gptq", "qweight", lambda a: a[:1], "do not fit together"),
+        ("gptq", "qweight", lambda a: a.astype(np.float32), r"qweight: float32 .*; int32 in 2 dims"),
+        ("gptq", "qzeros", lambda a: a[0], r"qzeros: int32 .*; int32 in 2 dims"),
+        ("gptq", "qzeros", lambda a: a * 0, "which int4 does not hold"),
+        ("gptq", "scales", lambda a: a[:0], "do not fit together"),
+        ("gptq", "scales", lambda a: a.astype(np.int32), "floating numbers in 2 dims"),
+        ("gptq", "g_idx", lambda a: a[:3], "do not fit together"),
+        ("compressed-tensors", "weight_shape", lambda a: a[:0], "weight_shape says"),
+        ("compressed-tensors", "weight_packed", lambda a: a[:3], "weight_shape says"),
+        ("compressed-tensors", "weight_scale", lambda a: a[0], "floating numbers in 2 dims"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_named(tmp_path, method, part, change, message):
+    model = low_bit(Llama(LlamaConfig.nano()), "int4", 8, method=method)
+    model.save_pretrained(tmp_path)
+    name = f"model.layers.0.mlp.up_proj.{part}"
+    rewrite(tmp_path, lambda arrays: arrays.update({name: change(arrays[name])}))
+    with pytest.raises(CheckpointError, match=rf"up_proj.*{message}"):
         AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -14,7 +14,7 @@ from polyreme.generation import SamplingParams
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models import AutoModelForCausalLM, adapters
 from polyreme.recipes import chat
-from polyreme.recipes.base import load_trained
+from polyreme.recipes.base import load_base, load_trained
 from polyreme.recipes.batches import Numbered, gather
 from polyreme.recipes.merge import merge
 from polyreme.recipes.trained import load_writer
@@ -169,6 +169,12 @@ def test_merged_it_is_the_same_model_in_a_folder_of_published_weights(tmp_path, 
     np.testing.assert_array_equal(adapted(ids).numpy(), load_writer(run)[0].eval()(ids).numpy())
     for name in ("merged", "of_adapter"):
         assert AutoTokenizer.from_pretrained(tmp_path / name).end == tokenizer.end
+
+    # as the base of another run it is a plain decoder, all of which would train
+    again = load_base(str(run))
+    assert all(p.trainable for p in again.parameters())
+    assert not adapters.adapters_of(again)
+    np.testing.assert_array_equal(again.eval()(ids).numpy(), adapted(ids).numpy())
 
     with pytest.raises(ConfigError, match="there is something already"):
         merge(run, tmp_path / "merged", say=said.append)

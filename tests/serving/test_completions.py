@@ -220,6 +220,7 @@ BAD = [
     ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None, "min_tokens=17"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias.5", "less than or equal to 100"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"to": 1}}, 400, "logit_bias", "'to' is no token id"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias", "is no token id"),
     ("/v1/completions", {"prompt": "a", "bad_words": [""]}, 400, "bad_words", "not empty"),
     ("/v1/completions", {"prompt": "a", "guided_regex": "("}, 400, "guided_regex", "is not understood"),
     ("/v1/completions", {"prompt": "a", "guided_choice": []}, 400, "guided_choice", "not empty"),

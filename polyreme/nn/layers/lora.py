@@ -85,11 +85,6 @@ class LoRALinear(Layer):
         for p in base.parameters():
             p.trainable = False
         ins, outs = base.in_features, base.out_features
-        if lora.rank > min(ins, outs):
-            raise ConfigError(
-                f"LoRA: rank {lora.rank} of a map from {ins} to {outs} features is no less than it has itself; give at "
-                f"most {min(ins, outs)}"
-            )
         first, second = base.weight.dims if isinstance(base, Linear) else base.weight.dims[::-1]
         limit = 1 / math.sqrt(ins)
         starts = (Uniform(-limit, limit), Constant(0.0))
