@@ -84,26 +84,45 @@ Run = Callable[[Scorer, EvalOptions, Sequence[Path]], TaskOutcome]
 
 @dataclass(frozen=True, slots=True)
 class EvalTask:
-    """A task by name. wants_text: its files are text, not rows. files: shipped ones, which --data does not name."""
+    """A task by name. reads: the kind of its files, of _KINDS. files: shipped ones, which --data does not name."""
 
     name: str
     about: str
     run: Run
-    wants_text: bool = False
+    reads: str = "rows"
     files: tuple[Path, ...] = ()
     aliases: tuple[str, ...] = ()
 
     def __call__(self, scorer: Scorer, options: EvalOptions, data: Sequence[Path]) -> TaskResult:
         """The result on the files of data that are of its kind, or on its own."""
-        paths = self.files or tuple(path for path in data if holds_rows(path) != self.wants_text)
+        paths = self.files or tuple(path for path in data if self.takes(path))
         if not paths:
-            wanted = "text (.txt, .txt.gz)" if self.wants_text else "rows (.jsonl, .json, .parquet)"
-            raise ConfigError(f"task {self.name} needs --data FILE of {wanted}: {self.about}")
+            raise ConfigError(f"task {self.name} needs --data FILE of {_KINDS[self.reads]}: {self.about}")
         metrics, count, first, options = self.run(scorer, options, paths)
         facts = scorer.facts() | {"polyreme": full_version, "data": {path.name: _digest(path) for path in paths}}
         bos = scorer.token_id("bos_token")
         options = replace(options, add_bos=bool(first) and first[0] == bos)
         return TaskResult(self.name, metrics, count, facts | asdict(options) | {"first_prompt": scorer.decode(first)})
+
+    def takes(self, path: Path) -> bool:
+        """Whether a file of --data is of the kind that the task reads. Raises DataError for one that is missing or
+        damaged."""
+        return not self.files and _kind_of(path) == self.reads
+
+
+_KINDS = {
+    "text": "text (.txt, .txt.gz)",
+    "choices": "rows with choices (.jsonl, .json, .parquet)",
+    "rows": "rows (.jsonl, .json, .parquet)",
+}
+"""What files hold, by the kinds that tasks read."""
+
+
+def _kind_of(path: Path) -> str:
+    if not holds_rows(path):
+        return "text"
+    first = next(read_records(path, BadLines()), None)
+    return "choices" if first is not None and "choices" in first.fields else "rows"
 
 
 def _digest(path: Path) -> str:
@@ -324,8 +343,10 @@ def _plain(row: ChatRow, *, whole: bool) -> str:
 TASKS: Registry[EvalTask] = Registry(
     "task",
     [
-        EvalTask("ppl", "the mean cost of a token of text", _perplexity, wants_text=True, aliases=("perplexity",)),
-        EvalTask("choice", 'rows {"prompt", "choices", "answer"}, of which the likeliest choice counts', _choose),
+        EvalTask("ppl", "the mean cost of a token of text", _perplexity, "text", aliases=("perplexity",)),
+        EvalTask(
+            "choice", 'rows {"prompt", "choices", "answer"}, of which the likeliest choice counts', _choose, "choices"
+        ),
         EvalTask("generate", "rows as for fine-tuning, whose last answer is written and compared", _write),
         EvalTask("kjv_cloze", "verses whose last word is one of four", _choose, files=(_SHIPPED / "cloze.jsonl",)),
         EvalTask("kjv_order", "verses which one of four follows", _choose, files=(_SHIPPED / "order.jsonl",)),

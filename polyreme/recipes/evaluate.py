@@ -42,7 +42,12 @@ def check_tasks(names: Sequence[str]) -> None:
 def evaluate(
     scorer: Scorer, names: Sequence[str], options: EvalOptions, data: Sequence[Path], include: Path | None = None
 ) -> Iterator[TaskResult]:
-    """The result of each task, as it is done. Raises ConfigError for a task that lacks its data."""
+    """The result of each task, as it is done. Raises ConfigError for a task that lacks its data, and for data that no
+    task reads."""
+    tasks = [TASKS.named(TASKS.canonical_name(name)) for name in names if not name.startswith(HARNESS)]
+    unread = next((path for path in data if not any(task.takes(path) for task in tasks)), None)
+    if unread is not None:
+        raise ConfigError(f"--data {unread}: none of the tasks {', '.join(names)} reads it; leave it out, or name one")
     for name in names:
         if name.startswith(HARNESS):
             yield from run_harness(scorer, name.removeprefix(HARNESS), options, include)

@@ -192,6 +192,14 @@ def test_rows_of_choices_are_checked(fields, told):
     assert read_choices(Record("f:1", {"prompt": "a", "choices": ["a", "b"], "answer": "b"})).answer == 1
 
 
+def test_each_task_reads_the_files_of_its_kind(here, data):
+    files = [data / name for name in ("answers.jsonl", "choices.jsonl", "a.txt")]
+    results = evaluate.evaluate(here, ["choice", "generate"], EvalOptions(limit=1, max_new_tokens=1), files[:2])
+    assert [list(result.depends_on["data"]) for result in results] == [["choices.jsonl"], ["answers.jsonl"]]
+    with pytest.raises(ConfigError, match=r"--data .*a\.txt: none of the tasks choice, generate reads it"):
+        next(evaluate.evaluate(here, ["choice", "generate"], EvalOptions(), files))
+
+
 def test_what_cannot_be_asked(here, data):
     with pytest.raises(ConfigError, match="task ppl needs --data FILE of text"):
         TASKS["ppl"](here, EvalOptions(), [data / "choices.jsonl"])
