@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, TextGenerator
 from polyreme.generation.text_stream import TextStream
 from polyreme.recipes.generate import write
@@ -28,7 +27,8 @@ def run(
     """Answer what ask gives, until it gives None or a word of LEAVE; ANEW forgets what was said.
 
     path, dtype, adapter: as of load_writer. system: what stands before every conversation. say: takes each piece of an
-    answer as soon as it is sure. Raises as load_writer does, ConfigError for a model without a chat template.
+    answer as soon as it is sure, and that a conversation has no room for a question: answers end at the model's last
+    position. Raises as load_writer does, and where the model has no chat template.
     """
     model, tokenizer = load_writer(path, dtype, adapter)
     first = [{"role": "system", "content": system}] if system else []
@@ -42,11 +42,14 @@ def run(
             continue
         messages.append({"role": "user", "content": text})
         ids = tokenizer.encode_chat(messages)
-        if len(ids) >= model.config.seq_len:
-            raise ConfigError(
-                f"the conversation has {len(ids)} tokens, and the model positions for {model.config.seq_len}; begin "
-                f"anew with {ANEW}"
+        room = model.config.seq_len - len(ids)
+        if room < 1:
+            say(
+                f"the conversation would have {len(ids)} tokens, and the model has positions for "
+                f"{model.config.seq_len}; begin anew with {ANEW}\n"
             )
+            messages.pop()
+            continue
         pieces: list[str] = []
 
         def take(piece: str, pieces: list[str] = pieces) -> None:
@@ -54,7 +57,8 @@ def run(
             say(piece)
 
         stream = TextStream(tokenizer, params.stop, params.min_tokens, ())
-        write(generator, stream, ids, replace(params, seed=params.seed + number), take)
+        now = replace(params, seed=params.seed + number, max_tokens=min(params.max_tokens, room))
+        write(generator, stream, ids, now, take)
         say("\n")
         messages.append({"role": "assistant", "content": "".join(pieces)})
         number += 1

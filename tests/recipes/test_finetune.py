@@ -194,6 +194,10 @@ def test_a_conversation_ends_where_the_trained_token_says(tmp_path, base):
     said, lines = [], iter(["God", "/new", "", "God", "/exit", "never"])
     chat.run(folder, params=SamplingParams(temperature=0, max_tokens=30), ask=lambda: next(lines), say=said.append)
     assert "".join(said) == "heaven and earth\nheaven and earth\n"
+    # a question that has no room is forgotten, and the conversation goes on
+    said, lines = [], iter(["God " * 200, "God", "/exit"])
+    chat.run(folder, params=SamplingParams(temperature=0, max_tokens=999), ask=lambda: next(lines), say=said.append)
+    assert "positions for 96; begin anew with /new\nheaven and earth\n" in "".join(said)
 
 
 @pytest.mark.parametrize(
@@ -227,5 +231,5 @@ def test_rows_that_teach_nothing_are_refused_with_their_line(tmp_path, base):
     with pytest.raises(DataError, match=r"chats\.jsonl:2: messages\[0\]\.role"):
         loaded.config.samples.load.load()(loaded.config, loaded.folder)
     chats.write_text(rows[0])
-    with pytest.raises(DataError, match="at least one of each"):
+    with pytest.raises(DataError, match=r"at least one of each.*a smaller batch, a shorter max_seq_len or packing=fa"):
         loaded.config.samples.load.load()(loaded.config, loaded.folder)
