@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from polyreme.distributed.checkpoint.lock import hold
@@ -10,7 +10,7 @@ from polyreme.distributed.checkpoint.lock import hold
 
 @contextmanager
 def claim(folder: Path) -> Iterator[Path]:
-    """Hold the folder while the context lasts; made if missing.
+    """Hold the folder while the context lasts; made if missing, and gone again if nothing was put into it.
 
     Raises ConfigError, before any work is done, if it cannot be written or another run holds it (naming its pid). The
     lock of a process that died is taken over.
@@ -20,11 +20,15 @@ def claim(folder: Path) -> Iterator[Path]:
     ...     folder.is_dir()
     True
     """
+    is_new = not folder.exists()
     lock = hold(folder)
     try:
         yield folder
     finally:
         lock.release()
+        if is_new:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
 
 
 def set_aside(folder: Path, names: Iterable[str]) -> dict[str, str]:

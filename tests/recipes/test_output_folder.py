@@ -32,6 +32,19 @@ def test_second_run_names_the_first(tmp_path):
         assert folder == tmp_path / "run"
 
 
+def test_a_new_folder_stays_if_something_is_in_it(tmp_path):
+    with pytest.raises(ConfigError, match="data"), claim(tmp_path / "run"):
+        raise ConfigError("data")
+    assert not (tmp_path / "run").exists()
+    with claim(tmp_path / "run") as folder:
+        (folder / "metrics.jsonl").touch()
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    (tmp_path / "old").mkdir()
+    with claim(tmp_path / "old"):
+        pass
+    assert (tmp_path / "old").exists()
+
+
 def test_killed_run_leaves_no_lock(tmp_path):
     first = hold(tmp_path / "run")
     first.kill()
