@@ -140,7 +140,9 @@ class Trainer:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"Trainer: {where}{': ' if where else ''}{first['msg']}") from None
+            raise ConfigError(
+                f"Trainer: {where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+            ) from None
 
     def _files(self, name: str, data: str | Path | Sequence[Any]) -> list[str]:
         if isinstance(data, (str, Path)):

@@ -20,6 +20,7 @@ from polyreme.conformance.case import Case, NothingRaised, check_bad, check_row
 from polyreme.conformance.checks import CHECKS, Skip
 from polyreme.conformance.rows import ROWS, is_first
 from polyreme.core.place import CPUPlace, Place, set_device
+from polyreme.errors import DeviceError
 
 
 def describe(place: Place) -> dict[str, Any]:
@@ -83,10 +84,14 @@ def _told(error: BaseException) -> str:
 
 
 def serve(device: str, hello: bool, names: TextIO, answers: TextIO) -> None:
-    """Answer until the names end."""
-    place = set_device(device)
-    if hello:
-        answers.write(json.dumps(describe(place)) + "\n")
+    """Answer until the names end. A device that is not there ends the process with the error's message on stderr."""
+    try:
+        place = set_device(device)
+        facts = describe(place) if hello else None
+    except DeviceError as error:
+        sys.exit(str(error))
+    if facts is not None:
+        answers.write(json.dumps(facts) + "\n")
         answers.flush()
     for line in names:
         answers.write(json.dumps(outcome(line.strip(), place)) + "\n")

@@ -190,6 +190,8 @@ class AutoTokenizer:
 def _of_folder(folder: Path) -> TextTokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such folder; give one of published weights, or a GGUF file")
         raise CheckpointError(f"{folder}: no tokenizer.json in it; save it with the tokenizers library")
     try:
         tokenizer = Tokenizer.from_file(str(file))

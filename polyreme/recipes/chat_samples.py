@@ -128,10 +128,12 @@ def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
         count = sum(map(len, parts))
         if not all(map(len, parts)) or count < needed:
             rows = ", ".join(f"{source.path} {len(part)}" for source, part in zip(sources, parts, strict=True))
+            ways = ["give more conversations", "a smaller batch"]
+            ways += ["a shorter max_seq_len or packing=false"] if config.packing else []
+            ways += ["a larger validation_fraction"] if key == "data.validation_fraction" else []
             raise DataError(
                 f"{key}: samples of max_seq_len={seq_len} tokens: {rows}; at least one of each, and "
-                f"train.global_batch={needed} in all are needed; give more conversations, a smaller batch, a shorter "
-                "max_seq_len or packing=false"
+                f"train.global_batch={needed} in all are needed; {', '.join(ways)}"
             )
         weights = [source.weight or len(part) for source, part in zip(sources, parts, strict=True)]
         mixtures.append(Mixture(parts, weights, data.seed))

@@ -250,7 +250,10 @@ class TextService:
             try:
                 await thread.add(requests, outputs.put_nowait)
             except ConfigError as error:
-                raise HttpRefusal(400, str(error), code="invalid_value") from None
+                message = str(error)
+                for request in requests:  # whose names no client knows
+                    message = message.removeprefix(f"request {request.request_id!r}: ")
+                raise HttpRefusal(400, message, code="invalid_value") from None
             yield self._pieces(model.tokenizer, thread, requests, outputs, clocks)
         finally:
             deadline.cancel()

@@ -46,7 +46,7 @@ def run(capsys, *words):
 def test_list_and_show(capsys, copied):
     code, said, _ = run(capsys, "models", "list")
     assert code == 0
-    assert "LlamaForCausalLM            model_type llama" in said
+    assert "LlamaForCausalLM                model_type llama" in said
     assert "smollm2-135m" in said
     assert "Apache-2.0; 98 MB" in said
     code, said, _ = run(capsys, "models", "show", "qwen3")

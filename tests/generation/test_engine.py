@@ -380,7 +380,8 @@ def test_keys_depend_on_all_tokens_before():
     [
         ([], {}, "request 'a': the prompt has no tokens"),
         ([1, 48], {}, "token 48 is not of the vocabulary, 0 to 47"),
-        ([1, -1], {}, "token -1 is not of the vocabulary"),
+        ([1, -1], {}, "the prompt: token -1 is not of the vocabulary"),
+        ([1], {"logit_bias": {48: 1.0}}, "logit_bias: token 48 is not of the vocabulary"),
         ([1, 2.5], {}, "the prompt is no list of token ids: 'float'"),
         (["a"], {}, "the prompt is no list of token ids: 'str'"),
         ([1] * 48, {}, "the prompt has 48 tokens, and there are places for 48, the text included"),

@@ -130,5 +130,7 @@ def test_a_forced_call_follows_its_schema_and_other_forms_theirs():
         assert write(guided_choice=choices) in choices
         wanted = tokenizer.encode("q")[0]
         assert write(logit_bias={str(wanted): 100}, temperature=0) == "q" * 12
+        with pytest.raises(openai.BadRequestError, match="400 - logit_bias: token 99999 is not of the vocabulary"):
+            write(logit_bias={"99999": 100})
         words = ["q", "to"]
         assert not any(word in write(logit_bias={str(wanted): 100}, temperature=0, bad_words=words) for word in words)
