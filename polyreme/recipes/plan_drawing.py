@@ -6,8 +6,6 @@ Never imports: jax.
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +15,7 @@ from polyreme.errors import ConfigError
 from polyreme.mesh import Durations, Plan, Task
 from polyreme.planner.pipeline import pipeline_seconds
 from polyreme.planner.prediction import Memory, Prediction
+from polyreme.recipes.pictures import matplotlib_part, save
 
 PICTURES = (".png", ".svg", ".pdf")
 """Suffixes that a picture may have."""
@@ -53,7 +52,7 @@ def check_picture(path: Path) -> None:
         raise ConfigError(f"--explain {path}: is a folder; give the name of a file in it")
     if not path.parent.is_dir():
         raise ConfigError(f"--explain {path}: there is no folder {path.parent}; make it first")
-    _matplotlib("figure")
+    matplotlib_part("figure", "--explain")
 
 
 def draw(
@@ -80,7 +79,9 @@ def draw(
     end = busy + max(prediction.step_seconds - tasks, 0.0)
     stages = plan.mesh.pp
     height = 3.6 + min(0.34 * stages, 6.0)
-    figure = _matplotlib("figure").Figure(figsize=(11, height), dpi=150, facecolor="white", layout="constrained")
+    figure = matplotlib_part("figure", "--explain").Figure(
+        figsize=(11, height), dpi=150, facecolor="white", layout="constrained"
+    )
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, max(0.7, min(0.34 * stages, 6.0))))
     unit, name = _unit(end)
     fullest = max(range(stages), key=lambda stage: prediction.stages[stage].total)
@@ -88,9 +89,7 @@ def draw(
     _draw_timeline(below, bars, stages, busy, end, unit)
     below.set_xlabel(f"{name} of a step{_left_out(plan, shown)}", fontsize=8.5, color=_INK)
     figure.suptitle(title, fontsize=11, weight="bold", x=0.01, ha="left", color=_INK)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format=path.suffix.lower()[1:])
-    os.replace(temporary, path)
+    save(figure, path)
 
 
 def timeline(plan: Plan, durations: Sequence[Durations], microbatches: int, *, is_serial: bool = False) -> list[Bar]:
@@ -180,7 +179,7 @@ def _draw_memory(
 
 
 def _draw_timeline(axes: Any, bars: Sequence[Bar], stages: int, busy: float, end: float, unit: float) -> None:
-    patches = _matplotlib("patches")
+    patches = matplotlib_part("patches", "--explain")
     for stage in range(stages):
         axes.broken_barh([(0, end / unit)], (stage - 0.42, 0.84), facecolor=_IDLE)
         row = [bar for bar in bars if bar.stage == stage]
@@ -210,12 +209,3 @@ def _draw_timeline(axes: Any, bars: Sequence[Bar], stages: int, busy: float, end
 def _plain(axes: Any) -> None:
     axes.tick_params(length=2, labelsize=8, colors=_INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _matplotlib(module: str) -> Any:
-    try:
-        return importlib.import_module(f"matplotlib.{module}")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--explain needs matplotlib, which is not installed; run pip install polyreme[logs], or leave --explain out"
-        ) from error

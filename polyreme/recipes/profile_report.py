@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 from polyreme.distributed.comm_report.report import axes_text, table
 from polyreme.planner.units import bytes_text
+from polyreme.profiler.occupancy import length, united
 from polyreme.profiler.trace import write_within
+from polyreme.recipes import profile_drawing
+from polyreme.recipes.pictures import has_matplotlib
 from polyreme.recipes.profiling import Recording
-from polyreme.recipes.step_profile import PARTS, OperatorTime, layers_of
+from polyreme.recipes.step_profile import PARTS, MeasuredTask, OperatorTime, layers_of, planned_tasks
 
 TRACE, SUMMARY, TEXT = "trace.json.gz", "summary.json", "summary.txt"
 MOST_TRACE_BYTES = 50 * 10**6
@@ -57,14 +60,12 @@ def changes(recording: Recording) -> list[Remedy]:
     remedies.append(Remedy("recomputed for the backward", again, "plan.recompute: less of it, where memory allows"))
     others = profile.parts["others"]
     if plan.mesh.pp > 1:
-        now = plan.make_schedule(plan.num_microbatches).bubble_fraction()
-        then = plan.make_schedule(2 * plan.num_microbatches).bubble_fraction()
-        gain = others * (1 - then / now) if now else 0.0
-        how = (
-            f"train.accumulation={2 * plan.num_microbatches}: the schedule's bubble goes from {now:.1%} to {then:.1%}, "
-            "and idle time is taken to shrink as it does"
-        )
-        remedies.append(Remedy("stages idle while others work", gain, how))
+        now = _end(planned_tasks(profile))
+        finer, even = now - _end(planned_tasks(profile, finer=2)), now - _end(planned_tasks(profile, is_even=True))
+        how = f"train.accumulation={2 * plan.num_microbatches}: the schedule with tasks of half the length, as measured"
+        remedies.append(Remedy("stages that wait at the ends of a step", finer, how))
+        how = "plan.virtual_stages, or other numbers of layers: the same schedule with tasks equally long on all stages"
+        remedies.append(Remedy("stages of uneven work", even, how))
     else:
         remedies.append(Remedy("devices idle while others work", others, "even out the work of the devices"))
     return sorted((change for change in remedies if change.gain > 0), key=lambda change: -change.gain)[:3]
@@ -108,7 +109,8 @@ def as_dict(recording: Recording) -> dict[str, Any]:
         },
         "memory": recording.memory,
         "measured_memory": recording.measured_memory,
-        "timeline": [bar._asdict() for bar in profile.bars],
+        "timeline": [task._asdict() for task in profile.tasks],
+        "planned_timeline": [task._asdict() for task in planned_tasks(profile)],
         "changes": [change._asdict() for change in changes(recording)],
         "notes": notes(recording),
     }
@@ -122,8 +124,13 @@ def as_text(recording: Recording) -> str:
         f"{profile.plan.mesh}; {_ms(recording.plain_seconds)} ms a step when not recorded"
     )
     blocks = [head, *notes(recording), _parts_text(recording), _changes_text(recording), _operators_text(recording)]
-    blocks += [_collectives_text(recording), _placement_text(recording), _memory_text(recording)]
+    blocks += [_collectives_text(recording), _stages_text(recording), _placement_text(recording)]
+    blocks.append(_memory_text(recording))
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _end(tasks: Sequence[MeasuredTask]) -> float:
+    return max((task.end for task in tasks), default=0.0)
 
 
 def notes(recording: Recording) -> list[str]:
@@ -158,6 +165,10 @@ def write(recording: Recording, folder: Path) -> list[str]:
             f"note: {left_out:,} of {len(recording.trace.events):,} events, the shortest, are not in {TRACE}, which "
             f"would be over {MOST_TRACE_BYTES // 10**6} MB; the tables count them"
         )
+    if has_matplotlib():
+        profile_drawing.draw(recording.profile, recording.sends, folder)
+    else:
+        said.append("note: no pictures, as matplotlib is not installed; run pip install polyreme[logs]")
     text = as_text(recording) + "".join(f"\n{line}\n" for line in said)
     (folder / TEXT).write_text(text)
     (folder / SUMMARY).write_text(json.dumps(as_dict(recording), indent=1) + "\n")
@@ -244,6 +255,28 @@ def _placement_text(recording: Recording) -> str:
     programs = [("program", "stage", "runs a step")]
     programs += [(name, str(stage), str(runs)) for (stage, name), runs in sorted(recording.profile.programs.items())]
     return "\n\n".join([table(rows, right=(2, 3)), table(programs, right=(1, 2))])
+
+
+def _stages_text(recording: Recording) -> str:
+    """Each stage's busy and idle time in the last step, measured and planned."""
+    tasks = recording.profile.tasks
+    if not tasks:
+        return ""
+    rows = [("stage", "tasks", "busy, ms", "idle, measured", "idle, planned")]
+    planned = planned_tasks(recording.profile)
+    for stage in range(recording.profile.plan.mesh.pp):
+        busy, idle = _busy(tasks, stage)
+        rows.append((f"{stage}", f"{sum(t.stage == stage for t in tasks)}", _ms(busy), f"{idle:.1%}",
+                     f"{_busy(planned, stage)[1]:.1%}"))  # fmt: skip
+    ends = [_ms(_end(each)) for each in (tasks, planned)]
+    return f"{table(rows, right=(0, 1, 2, 3, 4))}\nthe tasks of a step: {ends[0]} ms measured, {ends[1]} ms planned"
+
+
+def _busy(tasks: Sequence[MeasuredTask], stage: int) -> tuple[float, float]:
+    """Seconds in which a stage runs any task, and the share of the time of all tasks in which it runs none."""
+    busy = length(united((task.start, task.end) for task in tasks if task.stage == stage))
+    whole = max(task.end for task in tasks)
+    return busy, 1 - busy / whole
 
 
 def _memory_text(recording: Recording) -> str:

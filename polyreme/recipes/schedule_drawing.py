@@ -4,8 +4,6 @@ matplotlib comes with the extra polyreme[logs] and is imported when a picture is
 Never imports: jax.
 """
 
-import importlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.mesh.schedule import Schedule, bubble_formula, measured_bubble, published_bubble
 from polyreme.mesh.timeline import Span
+from polyreme.recipes.pictures import matplotlib_part, save
 
 PICTURES = (".png", ".svg", ".pdf")
 """Suffixes that a picture may have."""
@@ -139,7 +138,7 @@ def check_picture(path: Path) -> None:
         raise ConfigError(f"--draw {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
         raise ConfigError(f"--draw {path}: is a folder; give the name of a file in it")
-    _matplotlib("figure")
+    matplotlib_part("figure", "--draw")
 
 
 def draw(schedules: Sequence[Schedule], path: Path) -> None:
@@ -150,7 +149,7 @@ def draw(schedules: Sequence[Schedule], path: Path) -> None:
     heights = [_ROW * each.num_stages for each in schedules]
     width = max(_LEFT + longest * unit + _RIGHT, _LEAST_WIDTH)
     height = sum(heights) + (_HEAD + _GAP) * len(heights) + _FOOT
-    figure = _matplotlib("figure").Figure(figsize=(width, height), dpi=150, facecolor="white")
+    figure = matplotlib_part("figure", "--draw").Figure(figsize=(width, height), dpi=150, facecolor="white")
     bottom = height
     for schedule, rows in zip(schedules, heights, strict=True):
         bottom -= _HEAD + rows
@@ -158,13 +157,11 @@ def draw(schedules: Sequence[Schedule], path: Path) -> None:
         _draw_timeline(figure.add_axes(box), schedule, longest, unit)
         bottom -= _GAP
     _draw_legend(figure, schedules, _LEFT / width, 0.15 / height)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format=path.suffix.lower()[1:])
-    os.replace(temporary, path)
+    save(figure, path)
 
 
 def _draw_timeline(axes: Any, schedule: Schedule, longest: float, unit: float) -> None:
-    patches = _matplotlib("patches")
+    patches = matplotlib_part("patches", "--draw")
     spans, cell = schedule.order(), unit / schedule.num_virtual
     end = max(span.end for span in spans) / schedule.num_virtual
     size = min(8.5, cell * 72 / (0.62 * len(str(schedule.num_microbatches - 1)) + 0.35))
@@ -203,7 +200,7 @@ def _draw_title(axes: Any, schedule: Schedule) -> None:
 
 
 def _draw_legend(figure: Any, schedules: Sequence[Schedule], left: float, bottom: float) -> None:
-    patches = _matplotlib("patches")
+    patches = matplotlib_part("patches", "--draw")
     shown = [kind for kind in _MEANINGS if any(kind in schedule.kinds for schedule in schedules)]
     handles = [patches.Patch(facecolor=_COLOURS[kind], label=_legend_meaning(schedules, kind)) for kind in shown]
     handles.append(patches.Patch(facecolor=_IDLE, edgecolor="0.8", linewidth=0.5, label="idle"))
@@ -273,12 +270,3 @@ def _lighter(colour: Sequence[float], white: float) -> tuple[float, ...]:
 def _brightness(colour: Sequence[float]) -> float:
     red, green, blue = colour
     return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-def _matplotlib(module: str) -> Any:
-    try:
-        return importlib.import_module(f"matplotlib.{module}")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--draw needs matplotlib, which is not installed; run pip install polyreme[logs], or leave --draw out"
-        ) from error

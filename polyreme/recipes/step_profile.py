@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from polyreme.distributed.comm_report.collectives import CollectiveInstruction, find_collectives, origin_of
 from polyreme.distributed.comm_report.hlo import Computation, Instruction, Module
-from polyreme.mesh import Plan
+from polyreme.mesh import Durations, Plan
 from polyreme.profiler import occupancy
 from polyreme.profiler.summary import is_collective, kernel_name
 from polyreme.profiler.trace import TraceEvent
@@ -215,7 +215,8 @@ class StepProfile:
     device_parts: dict[str, dict[str, float]]
     rows: list[OperatorTime]
     collectives: list[CollectiveRow]
-    bars: list[MeasuredTask]
+    tasks: list[MeasuredTask]
+    """Of the last step, where the plan has stages."""
     joined: float
     """Share of the kernels' time whose program is known."""
     programs: Counter[tuple[int, str]]
@@ -262,7 +263,7 @@ def account(
         parts,
         sorted(rows.rows.values(), key=lambda row: -row.seconds),
         sorted(collectives.rows.values(), key=lambda row: -(row.transfer + row.waiting + row.hidden)),
-        _bars(kernels, read, steps),
+        _tasks(kernels, read, steps),
         known / sum(event.duration for event in kernels) if kernels else 1.0,
         _launches(kernels, read, len(steps)),
     )
@@ -421,7 +422,7 @@ class _Collectives:
         return self.rows[key], len(program.program.devices)
 
 
-def _bars(
+def _tasks(
     kernels: Sequence[TraceEvent], read: dict[tuple[str, Any], _ReadProgram], steps: Sequence[TraceEvent]
 ) -> list[MeasuredTask]:
     """Tasks of the last step as the stages ran them: each from its first kernel to its last on any device."""
@@ -436,13 +437,35 @@ def _bars(
     by_task: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for (stage, kind, chunk, _), (begin, end) in runs.items():
         by_task[stage, kind, chunk].append((begin, end))
-    bars = []
+    tasks = []
     for (stage, kind, chunk), spans in by_task.items():
         each = len(spans) // len(steps)
         for microbatch, (begin, end) in enumerate(sorted(spans)[-each:] if each else ()):
-            bars.append(MeasuredTask(stage, kind, microbatch, chunk, begin / 1e9, end / 1e9))
-    first = min((bar.start for bar in bars), default=0.0)
-    return sorted(bar._replace(start=bar.start - first, end=bar.end - first) for bar in bars)
+            tasks.append(MeasuredTask(stage, kind, microbatch, chunk, begin / 1e9, end / 1e9))
+    first = min((task.start for task in tasks), default=0.0)
+    return sorted(task._replace(start=task.start - first, end=task.end - first) for task in tasks)
+
+
+def planned_tasks(profile: StepProfile, *, finer: int = 1, is_even: bool = False) -> list[MeasuredTask]:
+    """The tasks of the plan's schedule, when they would run if each took the mean of what it was measured to take and
+    nothing else took any time. finer: as many times the microbatches, each as much shorter. is_even: chunks share their
+    time equally."""
+    times: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for task in profile.tasks:
+        times[task.chunk, task.kind].append(task.end - task.start)
+    if not times:
+        return []
+    mean = {key: sum(each) / len(each) / finer for key, each in times.items()}
+    schedule = profile.plan.make_schedule(profile.plan.num_microbatches * finer)
+    if is_even:
+        by_kind = {kind: sum(time for (_, k), time in mean.items() if k == kind) for kind in {k for _, k in mean}}
+        mean = {(chunk, kind): by_kind[kind] / schedule.num_chunks for chunk, kind in mean}
+    durations = []
+    for chunk in range(schedule.num_chunks):
+        forward, backward = mean.get((chunk, "F"), 0.0), mean.get((chunk, "B"), 0.0)
+        weights = mean.get((chunk, "W"), 0.0) if schedule.split_backward else backward / 2
+        durations.append(Durations(forward, backward if schedule.split_backward else backward / 2, weights))
+    return [MeasuredTask(s.stage, *s.task, s.start, s.end) for s in schedule.order(durations)]
 
 
 def _launches(

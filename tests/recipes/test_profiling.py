@@ -1,6 +1,7 @@
 """`polyreme profile`: the account of recorded steps beside the programs, the schedule and the formulas."""
 
 import json
+from xml.etree import ElementTree
 
 import jax
 import pytest
@@ -9,8 +10,8 @@ from polyreme.distributed.comm_report import find_collectives
 from polyreme.errors import ConfigError
 from polyreme.profiler import load_profiler_result
 from polyreme.profiler.trace import TraceEvent, read_chrome, write_within
-from polyreme.recipes import config_file, profile_report, profiling
-from polyreme.recipes.step_profile import PARTS
+from polyreme.recipes import config_file, profile_drawing, profile_report, profiling
+from polyreme.recipes.step_profile import PARTS, planned_tasks
 
 CONFIG = """
 model: {family: gpt, vocab_size: 64, hidden_size: 32, num_layers: 2, num_heads: 2, seq_len: 16}
@@ -47,6 +48,13 @@ def check_sums(recording, written):
     assert gains[0] < profile.step_seconds
 
 
+def check_pictures(folder, *names):
+    for name in names:
+        root = ElementTree.parse(folder / name).getroot()
+        assert root.tag.endswith("svg")
+        assert len(list(root.iter())) > 100
+
+
 def test_data_and_tensor_parallel(tmp_path, monkeypatch):
     texts = []
     account = profiling.account
@@ -76,6 +84,8 @@ def test_data_and_tensor_parallel(tmp_path, monkeypatch):
     # the file reads back as the trace
     events = load_profiler_result(tmp_path / "profile" / profile_report.TRACE).events
     assert [event.name for event in events] == [event.name for event in recording.trace.events]
+    check_pictures(tmp_path / "profile", profile_drawing.COMMUNICATION, profile_drawing.PLACEMENT)
+    assert not (tmp_path / "profile" / profile_drawing.TIMELINE).exists()
     assert "GPT.blocks.0.ffn.up" in (tmp_path / "profile" / profile_report.TEXT).read_text()
 
 
@@ -88,7 +98,7 @@ def test_pipeline_stages(tmp_path):
     schedule = recording.config.parallel_plan.make_schedule(4)
     for stage in range(2):
         measured = [
-            (b.kind, b.microbatch, b.chunk) for b in sorted(profile.bars, key=lambda b: b.start) if b.stage == stage
+            (b.kind, b.microbatch, b.chunk) for b in sorted(profile.tasks, key=lambda b: b.start) if b.stage == stage
         ]
         assert measured == [tuple(task) for task in schedule.tables[stage]]
     sent = {(send.source, send.what): send for send in recording.sends}
@@ -96,6 +106,16 @@ def test_pipeline_stages(tmp_path):
     assert sent[0, "activations"].nbytes == 4 * 1 * 16 * 32  # a row of 16 tokens for each replica
     places = {d for row in profile.rows if row.layer.startswith("PipelineChunk.1.block.ffn") for d in row.by_device}
     assert len(places) == 2
+    check_pictures(tmp_path / "profile", profile_drawing.COMMUNICATION, profile_drawing.TIMELINE)
+    # the plan's tasks, as long as they were measured, wait for nothing but each other
+    planned = planned_tasks(profile)
+    assert len(planned) == len(profile.tasks) == 16
+    total = sum(task.end - task.start for task in profile.tasks)
+    assert sum(task.end - task.start for task in planned) == pytest.approx(total)
+    ends = [max(task.end for task in each) for each in (planned_tasks(profile, finer=2), planned, profile.tasks)]
+    assert ends[0] < ends[1]
+    # of two stages the mean of four tasks a kind may be planned longer than it was measured, not by much
+    assert ends[1] < 1.5 * ends[2]
 
 
 def test_a_trace_that_is_too_large_loses_the_shortest_runtime_events(tmp_path):

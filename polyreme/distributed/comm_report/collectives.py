@@ -146,7 +146,8 @@ def origin_of(op_name: str) -> Origin:
     >>> origin_of("jit(f)/GPT/blocks.0/ffn/up/jit(linear_grad)/transpose(jvp())/dot_general").layer
     'GPT.blocks.0.ffn.up'
     """
-    text = re.sub(r"/\((.*?)(:.*)?\)$", r"/\1", op_name)  # a combined one names several: take the first
+    # a combined one names several: take the first
+    text = re.sub(r"/\((.*?)(:.*)?\)$", r"/\1", op_name.partition(";")[0])
     layers, kernels, is_backward = [], [], False
     for element in _elements(text):
         name = element
