@@ -201,6 +201,9 @@ def _check_stored(
         raise ConfigError(f"{what}: no weight_scale; give the scales of weight_quantize")
     if codes.dtype != jnp.int8:
         raise DTypeError(f"{what}: codes of {kind} are int8, got {codes.dtype.name}")
+    for name, array in (("scales", scale), ("x", x)):
+        if array is not None and not dtypes.is_floating(array.dtype):
+            raise DTypeError(f"{what}: {name} of {array.dtype.name}; give floating numbers")
     if codes.ndim != 2 or (x is not None and x.shape[-1:] != codes.shape[1:]):
         beside = "" if x is None else f" for x {list(x.shape)}"
         raise ShapeError(f"{what}: weight {list(codes.shape)}{beside}; it is [out, in], and [out / 2, in] of 4 bits")

@@ -6,6 +6,7 @@ from typing import Any
 
 from polyreme.core import state
 from polyreme.eager.mode import no_grad
+from polyreme.errors import ConfigError
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr
@@ -43,6 +44,8 @@ class FakeQuanterWithAbsMaxObserverLayer(BaseQuanter):
         name: str | None = None,
     ) -> None:
         super().__init__(dtype=dtype)
+        if not 0 <= moving_rate <= 1:
+            raise ConfigError(f"FakeQuanterWithAbsMaxObserver: moving_rate={moving_rate}; give a number from 0 to 1")
         self._moving_rate, self._bit_length = moving_rate, bit_length
         for part, start in (("_scale", 0.001), ("_state", 1.0), ("_accum", 1.0)):
             attr = ParamAttr(initializer=Constant(start), trainable=False)

@@ -29,7 +29,7 @@ class Quantization:
         there."""
         configs = self._config.of_layers(model)
         model = model if inplace else copy.deepcopy(model)
-        self._replace(model, "", configs)
+        self._replace(model, "", configs, {})
         return model
 
     def convert(self, model: Layer, inplace: bool = False, remain_weight: bool = False) -> Layer:
@@ -46,21 +46,28 @@ class Quantization:
                     layer._sub_layers[name] = LinearQuanterDequanter.from_quanter(part)
         return model
 
-    def _replace(self, layer: Layer, path: str, configs: dict[str, SingleLayerConfig]) -> None:
+    def _replace(
+        self, layer: Layer, path: str, configs: dict[str, SingleLayerConfig], seen: dict[int, tuple[Layer, Layer]]
+    ) -> None:
+        """seen: each part that was met, and what stands in its place, for those that stand in several."""
         mappings = self._config.qat_layer_mappings
         for name, part in list(layer._sub_layers.items()):
             if part is None:
                 continue
+            if id(part) in seen:
+                layer._sub_layers[name] = seen[id(part)][1]
+                continue
             full = f"{path}.{name}" if path else name
             config, target = configs[full], mappings.get(type(part))
             if target is not None:
-                if not config.is_empty:
-                    layer._sub_layers[name] = _placed(target(part, config), part)
+                placed = part if config.is_empty else _placed(target(part, config), part)
+                layer._sub_layers[name], seen[id(part)] = placed, (part, placed)
                 continue
-            self._replace(part, full, configs)
+            self._replace(part, full, configs, seen)
             is_leaf = not part._sub_layers or type(part) in self._config.customized_leaves
             if is_leaf and config.activation is not None and not isinstance(part, BaseQuanter):
                 layer._sub_layers[name] = _placed(ObserveWrapper(config.activation._instance(part), part), part)
+            seen[id(part)] = (part, layer._sub_layers[name])
 
 
 def _placed(layer: Layer, old: Layer) -> Layer:

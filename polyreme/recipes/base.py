@@ -181,7 +181,10 @@ def _model_of(folder: Path, meta: Mapping[str, Any]) -> Any:
     assert isinstance(config, FinetuneConfig)
     if config.fine_tuning == "full" and (folder / CONFIG).is_file():
         opened = open_published(folder, needs_weights=False, task="causal_lm")
-        return build_without_values(opened, read_family_config(opened))
+        model = build_without_values(opened, read_family_config(opened))
+        if config.record.build is not None:
+            config.record.build.load()(model, config)
+        return model
     check_base_digest(config.model, meta["host"]["base_digest"], str(folder))
     return make_model(config)
 

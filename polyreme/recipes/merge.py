@@ -134,6 +134,10 @@ def _of_run(folder: Path, base: str | None) -> tuple[str, _Change]:
     config = run_config(meta)
     if not isinstance(config, FinetuneConfig):
         raise ConfigError(f"{folder}: a pretraining run, which has nothing to merge; polyreme export writes its model")
+    if config.record.build is not None:
+        raise ConfigError(
+            f"{folder}: stage {config.stage} trained what published weights have no place for; load_trained reads it"
+        )
     name = base or config.model
     check_base_digest(name, meta["host"]["base_digest"], str(folder))
     saved = {key.removeprefix(_MODEL): np.asarray(a) for key, a in arrays.items() if key.startswith(_MODEL)}

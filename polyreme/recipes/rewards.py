@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -35,7 +36,8 @@ REWARDS: Registry[RewardRule] = Registry(
 
 
 def load_reward(name: str) -> Reward:
-    """The reward of this name, or a function of your own as "module:function". Raises ConfigError for neither.
+    """The reward of this name, or a function of your own as "module:function". Raises ConfigError for neither,
+    and where a function of your own fails or gives no finite number.
 
     >>> load_reward("contains")("it is Paris.", "Paris")
     1.0
@@ -45,8 +47,24 @@ def load_reward(name: str) -> Reward:
     module, _, function = name.partition(":")
     try:
         names = vars(import_module(module))
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001  (a module of the user's)
         raise ConfigError(f"reward={name}: {error}; give module:function of a module that can be imported") from None
     if not callable(names.get(function)):
         raise ConfigError(f"reward={name}: {module} has no function {function!r}{did_you_mean(function, names)}")
-    return names[function]
+    return _judge(name, names[function])
+
+
+def _judge(name: str, function: Reward) -> Reward:
+    """A function of the user's, whose faults are told as such."""
+
+    def judge(text: str, answer: str) -> float:
+        try:
+            reward = float(function(text, answer))
+        except Exception as error:
+            what = f"reward={name} of {text[:80]!r} failed: {type(error).__name__}: {error}"
+            raise ConfigError(f"{what}; it takes (text, known answer) and gives a number") from error
+        if not math.isfinite(reward):
+            raise ConfigError(f"reward={name} of {text[:80]!r} is {reward}; give a finite number")
+        return reward
+
+    return judge

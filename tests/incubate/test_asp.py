@@ -98,6 +98,8 @@ def test_what_is_pruned_is_a_matter_of_names_and_classes():
 def test_what_cannot_be_pruned_is_refused():
     with pytest.raises(ConfigError, match="n=4 of m=4"):
         asp.prune_model(nn.Linear(8, 8), n=4)
+    with pytest.raises(ConfigError, match="too many masks to try"):
+        asp.prune_model(nn.Sequential(nn.Linear(8, 8)), n=4, m=8, mask_algo="mask_2d_best")
     with pytest.raises(ConfigError, match="unknown mask_algo 'mask_3d'"):
         asp.prune_model(nn.Linear(8, 8), mask_algo="mask_3d")
     with pytest.raises(ConfigError, match="is no Layer"):

@@ -189,6 +189,14 @@ def test_leaves_and_mappings_of_ones_own():
     np.testing.assert_allclose(quantized[1](image), model[1](image), rtol=1e-6)
 
 
+def test_a_layer_in_two_places_stays_one():
+    shared = nn.Linear(2, 2)
+    config = QuantConfig(activation=None, weight=FakeQuanterWithAbsMaxObserver())
+    quantized = QAT(config).quantize(nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)))
+    assert quantized[0] is quantized[2][0]
+    assert isinstance(quantized[0], QuantedLinear)
+
+
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match="3 is no factory of quanters"):
         QuantConfig(activation=3, weight=None)
@@ -201,6 +209,8 @@ def test_settings_that_mean_nothing_are_refused():
     config.add_layer_config(nn.Linear(2, 2), weight=AbsmaxObserver())
     with pytest.raises(ConfigError, match="is not in the model"):
         QAT(config).quantize(model)
+    with pytest.raises(ConfigError, match=r"moving_rate=2\.0; give a number from 0 to 1"):
+        QAT(QuantConfig(None, FakeQuanterWithAbsMaxObserver(moving_rate=2.0))).quantize(model)
     with pytest.raises(ConfigError, match="no class of Layers"):
         config.add_type_config(3)
     model.eval()

@@ -15,6 +15,7 @@ from polyreme.recipes.alignment import answer_log_probs, read_scores, rewards
 from polyreme.recipes.base import load_trained, make_model
 from polyreme.recipes.batches import Numbered, gather
 from polyreme.recipes.logs import read_jsonl
+from polyreme.recipes.merge import merge
 from polyreme.recipes.stages import STAGES
 from polyreme.recipes.training import Trainer, told
 from tests.recipes.tiny_run import ONE_DEVICE, history, saved
@@ -142,12 +143,15 @@ def test_log_probabilities_and_rewards_are_those_of_the_labelled_tokens(tmp_path
 
 
 @pytest.mark.slow
-def test_a_reward_model_is_read_back(tmp_path, base):
-    train(tmp_path / "run", base, *settings_of(tmp_path, "rm", base), "train.steps=3")
+@pytest.mark.parametrize("more", [[], ["fine_tuning=full", "lora_rank=8"]])
+def test_a_reward_model_is_read_back(tmp_path, base, more):
+    train(tmp_path / "run", base, *settings_of(tmp_path, "rm", base), *more, "train.steps=3")
     arrays, _ = saved(tmp_path / "run")
     clear_plan()
     model, _ = load_trained(tmp_path / "run")
     np.testing.assert_array_equal(model.reward_head.weight.numpy(), arrays["model/reward_head.weight"])
+    with pytest.raises(ConfigError, match="stage rm trained what published weights have no place for"):
+        merge(tmp_path / "run", tmp_path / "merged", say=print)
 
 
 @pytest.mark.parametrize(

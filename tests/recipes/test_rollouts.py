@@ -45,6 +45,10 @@ def start(folder, base, *overrides):
 
 
 @pytest.mark.slow
+def knows_nothing(text, answer):
+    return float("nan")
+
+
 def test_rewards_rise_and_draws_are_the_same_again(tmp_path, base):
     trainer, data, roll_out = start(tmp_path, base, "kl_weight=0.01")
     samples = Numbered(data.train)
@@ -73,6 +77,10 @@ def test_rewards_rise_and_draws_are_the_same_again(tmp_path, base):
 
 
 def test_rewards_by_name():
+    with pytest.raises(ConfigError, match="reward=builtins:pow of 'a' failed: TypeError"):
+        load_reward("builtins:pow")("a", "b")
+    with pytest.raises(ConfigError, match="is nan; give a finite number"):
+        load_reward("tests.recipes.test_rollouts:knows_nothing")("a", "b")
     assert load_reward("exact_match")(" a ", "a") == 1
     assert load_reward("rouge_l")("a b", "a c") == pytest.approx(0.5)
     with pytest.raises(ConfigError, match="unknown reward 'exact'; did you mean 'exact_match'"):

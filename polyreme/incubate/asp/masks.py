@@ -6,11 +6,14 @@ Names and results are PaddlePaddle's: `m` counts along the last dim, what does n
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cache
 
 import numpy as np
 
 from polyreme.errors import ConfigError, ShapeError
+
+_MOST_PATTERNS = 10_000_000
 
 
 def calculate_density(x: np.ndarray) -> float:
@@ -42,9 +45,12 @@ def get_mask_2d_greedy(mat: np.ndarray, n: int, m: int) -> np.ndarray:
 def get_mask_2d_best(mat: np.ndarray, n: int, m: int) -> np.ndarray:
     """Of all masks with n ones in every row and column of every m x m square the one that keeps the largest sum of |x|.
 
-    PaddlePaddle 3.3.1 sums x, so that large negative weights are dropped there.
+    PaddlePaddle 3.3.1 sums x, so that large negative weights are dropped there. Raises ConfigError for sizes of which
+    there are too many masks, as 4 of 8.
     """
     _check(n, m)
+    if math.comb(m, n) ** m > _MOST_PATTERNS:
+        raise ConfigError(f"mask_2d_best of {n} of {m}: there are too many masks to try; take mask_2d_greedy")
     patterns = _patterns(n, m)
     flat = patterns.reshape(len(patterns), -1)
     return _by_square(mat, m, lambda square: patterns[int((flat @ square.ravel()).argmax())])
