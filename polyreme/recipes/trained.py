@@ -15,6 +15,7 @@ from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, 
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
 from polyreme.models.gguf_file import is_gguf
+from polyreme.nn.layers.quantized import QuantizedLinear
 from polyreme.recipes.base import base_digest, is_run, load_tokenizer, load_trained
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.published import resolve
@@ -24,10 +25,15 @@ ONE_DEVICE = "one device"
 
 
 def dtype_of(model: Any) -> str:
-    """The dtype of most of a model's values."""
+    """The dtype that most of a model's values are stored in; of quantized weights int8, int4, nf4 or fp8."""
     sizes: Counter[str] = Counter()
+    quantized = {id(layer.weight): layer for layer in model.sublayers() if isinstance(layer, QuantizedLinear)}
     for parameter in model.parameters():
-        sizes[parameter.dtype.name] += parameter.size
+        layer = quantized.get(id(parameter))
+        if layer is None:
+            sizes[parameter.dtype.name] += parameter.size
+        else:  # a byte of codes may hold two
+            sizes[layer.weight_dtype] += layer.in_features * layer.out_features
     return sizes.most_common(1)[0][0]
 
 

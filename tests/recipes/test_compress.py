@@ -12,6 +12,7 @@ from polyreme.cli.main import main
 from polyreme.generation import LLM, SamplingParams
 from polyreme.io import safetensors_file
 from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.recipes.trained import dtype_of
 from tests.compression.trained import FIXTURE, TEXT, ids
 
 
@@ -54,7 +55,9 @@ def test_a_quantized_folder_is_measured_and_written_whole(folder, capsys):
     assert config["quant_method"] == "gptq"
     # 4 bits of 32, and a scale of 32 bits for 32 of them, of what lies in blocks; the two tables in full
     assert report["bytes_after"] < 0.5 * report["bytes_before"]
-    text = LLM(folder / "w4").generate("In the beginning", SamplingParams(temperature=0, max_tokens=4))
+    model = LLM(folder / "w4")
+    assert dtype_of(model.model) == "int4"
+    text = model.generate("In the beginning", SamplingParams(temperature=0, max_tokens=4))
     assert len(text[0].outputs[0].token_ids) == 4
     # once more from there is refused, as is a folder that holds something
     code = main(["quantize", str(folder / "w4"), str(folder / "again"), "--data", str(folder / "text.txt")])
