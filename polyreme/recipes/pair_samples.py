@@ -130,16 +130,18 @@ def _load(config: FinetuneConfig, base: Path | None, kind: str, sides: Any) -> P
     for key, sources, parts, needed in (
         ("data.train", config.data.train, train, config.train.global_batch),
         (
-            "data.validation",
+            "data.validation" if others else "data.validation_fraction",
             config.data.validation or config.data.train,
             validation,
             config.train.global_batch if config.log.validation_interval else 0,
         ),
     ):
         if not all(map(len, parts)) or sum(map(len, parts)) < needed:
+            rows = ", ".join(f"{source.path} {len(part)}" for source, part in zip(sources, parts, strict=True))
+            larger = ", a larger validation_fraction" if key == "data.validation_fraction" else ""
             raise DataError(
-                f"{key}: {', '.join(map(str, map(len, parts)))} pairs in its files; at least one of each, and "
-                f"train.global_batch={needed} in all are needed; give more rows, or a smaller batch"
+                f"{key}: pairs: {rows}; at least one of each, and train.global_batch={needed} in all are needed; give "
+                f"more rows, a smaller batch{larger}"
             )
         weights = [source.weight or len(part) for source, part in zip(sources, parts, strict=True)]
         mixtures.append(Mixture(parts, weights, config.data.seed))

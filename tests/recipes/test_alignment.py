@@ -180,6 +180,13 @@ def test_settings_that_a_stage_cannot_use(tmp_path, base, overrides, error, told
         prepare()
 
 
+def test_too_few_pairs_for_validation_are_told(tmp_path, base):
+    few = ("data.validation_fraction=1e-3", "log.validation_interval=1")
+    loaded = load(tmp_path / "run", base, *settings_of(tmp_path, "dpo", base), *few)
+    with pytest.raises(DataError, match=r"validation_fraction: pairs: .* 1; .* needed; .*a larger validation_fraction"):
+        loaded.config.samples.load.load()(loaded.config, loaded.folder)
+
+
 def test_preview_shows_both_answers(tmp_path, base, capsys):
     settings = settings_of(tmp_path, "dpo", base)
     load(tmp_path / "run", base)
