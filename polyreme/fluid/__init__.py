@@ -22,6 +22,7 @@ from polyreme.fluid import (
     optimizer,
     parallel_executor,
     param_attr,
+    profiler,
     reader,
     regularizer,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "optimizer",
     "parallel_executor",
     "param_attr",
+    "profiler",
     "program_guard",
     "reader",
     "regularizer",

@@ -14,7 +14,6 @@ _RNN = "use rnn with a cell, StaticRNN, dynamic_lstm or dynamic_gru"
 _ARRAY = "arrays of Variables have no bound; keep one Variable of all steps and use scatter, or use while_loop"
 _DECAY = "give fluid.optimizer a schedule of polyreme.optimizer.lr, and step it"
 _LAYER = "use the layer of polyreme.nn"
-_PROFILER = "profile with polyreme.profiler.Profiler around Executor.run"
 INSTEAD: dict[str, str] = {
     "IfElse": "use cond for one condition, and elementwise_mul with a mask for one of each row",
     "DynamicRNN": _RNN, "lstm": _RNN,
@@ -34,7 +33,7 @@ INSTEAD: dict[str, str] = {
     "sampled_softmax_with_cross_entropy": "use softmax_with_cross_entropy",
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER, "incubate": _PARAMETER_SERVER,
     "dataset": "use a reader with DataFeeder or DataLoader", "DatasetFactory": "use a reader with DataLoader",
-    "profiler": _PROFILER, "cuda_profiler": _PROFILER,
+    "cuda_profiler": "use fluid.profiler.profiler",
     "contrib": "use polyreme.amp for mixed precision", "evaluator": "use fluid.metrics",
     "dygraph_grad_clip": "give the clips of fluid.clip to minimize(grad_clip=)",
     "ErrorClipByValue": "use GradientClipByValue",

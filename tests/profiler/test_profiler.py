@@ -173,5 +173,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         exec(compile(code, "docs/profiler.md", "exec"), {"__name__": "page"})
     text = capsys.readouterr().out
     assert "train_step" in text
-    assert text.rstrip().endswith("rows/s")
+    assert "rows/s\n" in text
+    assert "linear: " in text
+    assert (tmp_path / "tiny_profile" / "trace.json.gz").is_file()
     assert len(list((tmp_path / "profile").iterdir())) == 1
