@@ -68,7 +68,8 @@ def _event(plane: str, line: str, raw: Any) -> TraceEvent | None:
         if device.startswith("/host:"):
             device = f"cpu:{stats.get('device_ordinal', 0)}"
         module = str(stats.get("hlo_module", ""))
-        told = {key: int(stats[stat]) for key, stat in (("program", "program_id"), ("run", "run_id")) if stat in stats}
+        numbers = {"program": stats.get("program_id"), "run": stats.get("run_id")}
+        told = {key: number for key, number in numbers.items() if isinstance(number, int)}
         return TraceEvent(str(stats.get("hlo_op", name)), "kernel", begin, duration, line, device, module, told)
     if name == STEP and "step_num" in stats:
         return TraceEvent(f"{STEP}#{stats['step_num']}", "step", begin, duration, line)
