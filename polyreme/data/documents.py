@@ -34,7 +34,7 @@ class DocumentForm:
         if self.division.startswith("^"):
             try:
                 re.compile(self.division)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ConfigError(f"documents {self.division!r} is no regular expression: {error}; mend it") from None
         elif self.division not in DIVISIONS:
             raise ConfigError(

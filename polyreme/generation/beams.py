@@ -52,7 +52,7 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         bounds = {
             "num_beams": (self.num_beams >= 1, "give at least 1"),
-            "length_penalty": (math.isfinite(self.length_penalty), "give a finite number"),
+            "length_penalty": (-6 <= self.length_penalty <= 6, "give -6 to 6, whose powers of lengths float32 holds"),
             "early_stopping": (self.early_stopping in (True, False, "never"), "give True, False or 'never'"),
             "n": (1 <= self.n <= self.num_beams, "give 1 to num_beams"),
             "max_tokens": (self.max_tokens >= 1, "give at least 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal
 
 import jax
@@ -56,6 +57,8 @@ class SamplingParams:
     bad_words: Sequence[str] = field(default=())
 
     def __post_init__(self) -> None:
+        if isinstance(self.bad_words, str):
+            raise ConfigError(f"SamplingParams: bad_words={self.bad_words!r} is one text; give a list of them")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "bad_words", tuple(self.bad_words))
@@ -70,9 +73,11 @@ class SamplingParams:
             "seed": 0 <= self.seed < 2**63,
             "max_tokens": self.max_tokens >= 1,
             "min_tokens": 0 <= self.min_tokens <= self.max_tokens,
-            "stop": all(self.stop),
-            "logit_bias": all(i >= 0 and math.isfinite(bias) for i, bias in self.logit_bias.items()),
-            "bad_words": all(self.bad_words),
+            "stop": all(isinstance(text, str) and text for text in self.stop),
+            "logit_bias": all(
+                isinstance(i, Integral) and i >= 0 and math.isfinite(bias) for i, bias in self.logit_bias.items()
+            ),
+            "bad_words": all(isinstance(text, str) and text for text in self.bad_words),
             "logprobs": self.logprobs is None or self.logprobs >= 0,
         }
         for name, is_right in bounds.items():

@@ -87,6 +87,8 @@ def test_documents_that_begin_with_a_line_are_cut_anywhere_between(tmp_path, mon
 
 
 def test_a_form_that_is_no_regular_expression():
+    with pytest.raises(ConfigError, match="is no regular expression: the repetition number is too large"):
+        DocumentForm("^a{99999999999}")
     with pytest.raises(ConfigError, match=r"documents '\^\(' is no regular expression: missing \), unterminated"):
         DocumentForm("^(")
     with pytest.raises(ConfigError, match=r"documents 'lines' is unknown; did you mean 'line'\?, or give a regular"):

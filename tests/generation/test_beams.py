@@ -69,6 +69,7 @@ def test_one_beam_is_greedy_and_a_score_is_the_texts_log_probability(search):
         ({"num_beams": 0}, "num_beams=0 is out of range; give at least 1"),
         ({"n": 5}, "n=5 is out of range; give 1 to num_beams"),
         ({"length_penalty": np.inf}, "length_penalty=inf is out of range"),
+        ({"length_penalty": -50.0}, "length_penalty=-50.0 is out of range; give -6 to 6"),
         ({"early_stopping": "always"}, "early_stopping='always' is out of range; give True, False or 'never'"),
         ({"min_tokens": 17}, "min_tokens=17 is out of range"),
         ({"repetition_penalty": 0}, "repetition_penalty=0 is out of range"),

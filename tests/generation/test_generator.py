@@ -147,6 +147,9 @@ def test_numbers_that_are_not_finite_are_an_error():
     [
         ({"temperature": -1.0}, "temperature=-1.0 is out of range; give a finite number of at least 0"),
         ({"top_p": 0.0}, "top_p=0.0 is out of range"),
+        ({"logit_bias": {"7": 1}}, "logit_bias={'7': 1} is out of range; give finite numbers by token ids"),
+        ({"bad_words": [5]}, r"bad_words=\(5,\) is out of range; give strings"),
+        ({"bad_words": "God"}, "bad_words='God' is one text; give a list of them"),
         ({"top_k": -2}, "top_k=-2"),
         ({"min_p": 1.5}, "min_p=1.5"),
         ({"repetition_penalty": 0.0}, r"repetition_penalty=0\.0"),
