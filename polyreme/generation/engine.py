@@ -250,12 +250,7 @@ class TextEngine:
             raise ConfigError(
                 f"request {request_id!r}: min_tokens and a grammar may ask for opposites; give one of them"
             )
-        for where, named in (("the prompt", tokens), ("logit_bias", params.logit_bias)):
-            outside = next((token for token in named if not 0 <= token < self._vocab), None)
-            if outside is not None:
-                raise ConfigError(
-                    f"request {request_id!r}: {where}: token {outside} is not of the vocabulary, 0 to {self._vocab - 1}"
-                )
+        params.check_tokens(tokens, self._vocab, f"request {request_id!r}")
         if len(tokens) >= self.max_model_len:
             raise ConfigError(
                 f"request {request_id!r}: the prompt has {len(tokens)} tokens, and there are places for "

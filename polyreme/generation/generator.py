@@ -52,13 +52,15 @@ class TextGenerator:
         """A Completion of each prompt, token ids, by settings that all share or one of its own; n is not read.
 
         on_token: (row, token) -> whether the text ends there. grammars: of each prompt's text, its own, or None; such
-        a text is not drafted for. Raises ConfigError for an empty prompt and for one that
-        leaves no room, NumericsError for logits that are not finite.
+        a text is not drafted for. Raises ConfigError for an empty prompt, one that leaves no
+        room, and tokens that the model does not have, NumericsError for logits that are not finite.
         """
         settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(settings) != len(prompts) or not prompts:
             raise ConfigError(f"generate: {len(prompts)} prompts and settings for {len(settings)}; give one for each")
         longest, room = self.rooms(prompts, [s.max_tokens for s in settings])
+        for number, (prompt, own) in enumerate(zip(prompts, settings, strict=True)):
+            own.check_tokens(prompt, self.model.config.vocab_size, f"generate: request {number}")
         with no_grad():
             return self._run(prompts, settings, longest, room, on_token, list(grammars) or [None] * len(prompts))
 

@@ -91,6 +91,13 @@ class SamplingParams:
             return "greedy"
         return "draw" if self.top_p == 1 and self.top_k < 1 and self.min_p == 0 else "filter"
 
+    def check_tokens(self, prompt: Sequence[int], vocab_size: int, whose: str) -> None:
+        """Raises ConfigError for a token of the prompt or of logit_bias that a vocabulary does not have."""
+        for where, tokens in (("the prompt", prompt), ("logit_bias", self.logit_bias)):
+            outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+            if outside is not None:
+                raise ConfigError(f"{whose}: {where}: token {outside} is not of the vocabulary, 0 to {vocab_size - 1}")
+
 
 _RANGES = {
     "n": "give at least 1",

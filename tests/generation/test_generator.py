@@ -167,6 +167,10 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_prompts_that_cannot_be_written_after_are_refused(generator, model):
     with pytest.raises(ConfigError, match="prompt 0 has no tokens"):
         generator.generate([[]], SamplingParams())
+    with pytest.raises(ConfigError, match="generate: request 1: the prompt: token -1 is not of the vocabulary"):
+        generator.generate([[1], [-1]], SamplingParams())
+    with pytest.raises(ConfigError, match="request 0: logit_bias: token 99999 is not of the vocabulary"):
+        generator.generate([[1]], SamplingParams(logit_bias={99999: 1.0}))
     with pytest.raises(ConfigError, match="1 prompts and settings for 2"):
         generator.generate([[1]], [SamplingParams()] * 2)
     with pytest.raises(ConfigError, match="1 to 32 places, as the model has positions"):
