@@ -32,10 +32,14 @@ class ServerScorer:
 
     def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
         self.url = url.removesuffix("/").removesuffix("/v1")
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
+        try:
+            address = urlsplit(self.url)
+            host, port = address.hostname, address.port  # ValueError for what is no port
+        except ValueError as error:
+            raise ConfigError(f"{url}: not an address ({error}); give one such as http://127.0.0.1:8000") from None
+        if address.scheme not in ("http", "https") or not host:
             raise ConfigError(f"{url}: not an address; give one such as http://127.0.0.1:8000")
-        self._host, self._port, self._path = address.hostname, address.port, address.path
+        self._host, self._port, self._path = host, port, address.path
         self._is_secure, self._key = address.scheme == "https", key
         listed = self._ask("GET", "/v1/models")["data"]
         entries = [entry for entry in listed if model in (None, entry["id"])]

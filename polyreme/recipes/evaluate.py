@@ -33,7 +33,9 @@ def open_scorer(target: str, dtype: str | None = None, key: str | None = None) -
 
 
 def check_tasks(names: Sequence[str]) -> None:
-    """Raises ConfigError for a task that there is not, before a model is loaded."""
+    """Raises ConfigError for a task that there is not, and for none at all, before a model is loaded."""
+    if not names:
+        raise ConfigError(f"no task is named; give some of {', '.join(TASKS)}")
     for name in names:
         if not name.startswith(HARNESS):
             TASKS.named(TASKS.canonical_name(name))

@@ -43,8 +43,12 @@ class LoadOptions:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
+        try:
+            address = urlsplit(self.url)
+            host, _ = address.hostname, address.port  # ValueError for what is no port
+        except ValueError as error:
+            raise ConfigError(f"{self.url}: not an address ({error}); give one such as http://127.0.0.1:8000") from None
+        if address.scheme not in ("http", "https") or not host:
             raise ConfigError(f"{self.url}: not an address; give one such as http://127.0.0.1:8000")
         for name in ("num_requests", "rate", "input_words", "output_tokens", "seconds"):
             if not getattr(self, name) > 0:

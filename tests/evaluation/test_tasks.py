@@ -220,6 +220,8 @@ def test_what_cannot_be_asked(here, data):
         score_pairs(here, [([1], [])])
     with pytest.raises(DataError, match="nothing is before a continuation"):
         score_pairs(here, [([], [1])])
+    with pytest.raises(ConfigError, match="Port out of range"):
+        ServerScorer("http://127.0.0.1:99999")
     with pytest.raises(ConfigError, match="ftp://x: not an address"):
         ServerScorer("ftp://x")
     with pytest.raises(DataError, match="is a server there"):

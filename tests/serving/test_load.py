@@ -76,6 +76,8 @@ def test_an_address_without_a_server_is_told():
         load(LoadOptions(f"http://127.0.0.1:{port}"))
     with pytest.raises(ConfigError, match="not an address"):
         LoadOptions("127.0.0.1:8000")
+    with pytest.raises(ConfigError, match="Port out of range"):
+        LoadOptions("http://127.0.0.1:99999")
     with pytest.raises(ConfigError, match="rate=0 is out of range"):
         LoadOptions("http://x", rate=0)
 
