@@ -284,6 +284,10 @@ from polyreme.ops.repetition import (
     repeat_interleave,
     tile,
 )
+from polyreme.ops.ring_linear import (
+    gathered_linears,
+    scattered_linear,
+)
 from polyreme.ops.scan import (
     cummax,
     cummin,
@@ -665,6 +669,7 @@ __all__ = [
     "gammaln_",
     "gather",
     "gather_nd",
+    "gathered_linears",
     "gaussian",
     "gcd",
     "gcd_",
@@ -867,6 +872,7 @@ __all__ = [
     "scatter_nd",
     "scatter_nd_add",
     "scatter_reduce",
+    "scattered_linear",
     "searchsorted",
     "select_scatter",
     "sgn",

@@ -142,7 +142,7 @@ class Symbol:
         return jax.ShapeDtypeStruct(sizes, self.dtype, weak_type=self.weak_type)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name == "aval":  # by which the eager mode knows jax's arrays
             raise AttributeError(name)
         raise CaptureError(
             f"Variable {self.name!r} of a static Program has no value, which this needs ({name!r} of it): ops on it "

@@ -62,7 +62,9 @@ class Opened(NamedTuple):
 
 def published_families() -> dict[str, tuple[Family | Architecture, PublishedFamily]]:
     """Families that can be read and written, by the name that config.json has for the architecture."""
-    records: list[Family | Architecture] = [*FAMILIES.values(), *ARCHITECTURES]
+    also = {(record.name, record.task) for record in ARCHITECTURES}  # trained as families, read as architectures
+    families = [family for family in FAMILIES.values() if (family.name, family.task) not in also]
+    records: list[Family | Architecture] = [*families, *ARCHITECTURES]
     pairs = ((record, record.published.load()) for record in records if record.published)
     return {published.architecture: (family, published) for family, published in pairs}
 

@@ -255,7 +255,8 @@ class ModelConfig(DeepseekSettings, EvoformerSettings):
         return self
 
     def _check_dimensions(self, family: Family) -> None:
-        usual = self._derive({"family": self.family, "num_heads": self.num_heads, "hidden_size": self.hidden_size})
+        has = {name: getattr(self, name) for name in ("num_heads", "hidden_size") if name in family.dimensions}
+        usual = self._derive({"family": self.family, **has})
         for name in DECODER_DIMENSIONS:
             default = usual.get(name, ModelConfig.model_fields[name].default)
             if name not in family.dimensions and getattr(self, name) != default:

@@ -18,7 +18,7 @@ from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.inference import Config, Predictor, create_predictor
 from polyreme.planner.units import bytes_text
-from polyreme.recipes.sampling import TOKENIZER
+from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.trained import load_decoder
 
 _TOKENS = "tokens"
