@@ -42,6 +42,7 @@ def test_rows_of_verses(tmp_path, text, packing):
     assert len(corpus.train) == 10 * len(corpus.train.rows)
 
 
+@pytest.mark.slow  # the proof below takes the same step
 def test_a_run_trains_on_them(tmp_path, text):
     train(tmp_path / "run", *text, "data.packing=best_fit", "train.steps=2", "train.warmup_steps=0")
     first, second = (loss for _, loss, *_ in history(tmp_path / "run"))
