@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from polyreme.core import rng
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.models import AutoModelForCausalLM, adapters
 from polyreme.models.folder import weights_digest
+from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn.layers.lora import LoRA, dense_weight
 from polyreme.nn.quant import QuantizedLinear
 from tests.models import parity
@@ -170,3 +172,18 @@ def test_what_is_no_adapter_of_the_model_is_refused(tmp_path):
         adapters.open_adapter(changed(lambda arrays: arrays.pop(next(iter(arrays)))))
     with pytest.raises(CheckpointError, match="is no part of a LoRA"):
         adapters.open_adapter(changed(lambda arrays: arrays.update({"score.weight": np.zeros(2, np.float32)})))
+
+
+def test_pissa_of_over_half_the_rank_is_written_with_twice_as_much_and_read_back(tmp_path):
+    def model():
+        rng.seed(0)
+        return Llama(LlamaConfig.nano())
+
+    trained, tokens = model(), to_tensor(np.arange(8)[None])
+    for layer in adapters.add_adapters(trained, LoRA(rank=12, pissa_init=True)).values():
+        layer.lora_b.set_value(layer.lora_b + 0.01)
+    adapters.write_adapter(trained, tmp_path)
+    read = model()
+    adapters.apply_adapter(read, adapters.open_adapter(tmp_path))
+    # two products of rank 12 as one of 24: float32 sums of 32 terms in another order, through two layers
+    np.testing.assert_allclose(read(tokens).numpy(), trained(tokens).numpy(), rtol=0, atol=8 * 32 * 2.0**-23)
