@@ -32,7 +32,7 @@ def rows() -> np.ndarray:
 def ours(kind: str) -> dict:
     """The step of a fine-tuning run of polyreme."""
     from polyreme.recipes.finetune_config import FinetuneConfig
-    from polyreme.recipes.training import Trainer
+    from polyreme.recipes.training.trainer import Trainer
 
     tokens = rows()
     adapted = {"lora_rank": RANK, "lora_target": list(TARGETS)} if kind == "lora" else {}

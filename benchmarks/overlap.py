@@ -9,7 +9,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from polyreme.recipes import communication, config_file
+from polyreme.recipes import config_file
+from polyreme.recipes.planning import communication
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ONE_AXIS = {"dp": 1, "pp": 1, "mp": 1, "sharding": 1, "sharding_stage": 0}

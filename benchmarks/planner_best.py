@@ -15,7 +15,7 @@ import planner_steps as s
 
 from polyreme.planner.search import Ranked
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.plan import answer, plan_words
+from polyreme.recipes.planning.plan import answer, plan_words
 
 GOAL = 0.05
 _BEST = 10  # of the timed plans, those predicted fastest

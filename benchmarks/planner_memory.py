@@ -1,10 +1,10 @@
 """Predicted against compiled memory per device: `python benchmarks/planner_memory.py [tuned|held-out] [--out FILE]`.
 
-Each configuration's training step is compiled for virtual CPU devices and not run (recipes.plan_verify), and its bytes
-on the fullest device are put beside planner.memory's. The rules and constants of planner/memory_cpu.py were read off
-and set on the `tuned` list; the `held-out` list was compiled once they were. A plan that the prediction calls fitting
-and the compiler refutes: one that is predicted within 92 % (DeviceKind.usable) of a device's memory and whose compiled
-bytes exceed all of it; every configuration is held against the smallest device that it is predicted to fit.
+Each configuration's training step is compiled for virtual CPU devices and not run (recipes.planning.verify), and its
+bytes on the fullest device are put beside planner.memory's. The rules and constants of planner/memory_cpu.py were read
+off and set on the `tuned` list; the `held-out` list was compiled once they were. A plan that the prediction calls
+fitting and the compiler refutes: one that is predicted within 92 % (DeviceKind.usable) of a device's memory and whose
+compiled bytes exceed all of it; every configuration is held against the smallest device that it is predicted to fit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from polyreme.optimizer import AdamW
 from polyreme.planner import ModelGraph, ModelShape, Training
 from polyreme.planner.memory import memory
 from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
-from polyreme.recipes.plan_job import TrainingJob, job_of
-from polyreme.recipes.plan_verify import verify
+from polyreme.recipes.planning.job import TrainingJob, job_of
+from polyreme.recipes.planning.verify import verify
 from polyreme.recipes.samples import Input
 from polyreme.training import MixedPrecision, StepPolicy
 from polyreme.vision.models.resnet import BasicBlock, BottleneckBlock, ResNet

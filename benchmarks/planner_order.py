@@ -17,7 +17,7 @@ from polyreme.mesh import Plan
 from polyreme.planner.predict import predict
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.estimate import shape_of
-from polyreme.recipes.plan import plan_words, training_of
+from polyreme.recipes.planning.plan import plan_words, training_of
 
 GOAL = 0.8
 of = Plan.from_degrees

@@ -26,8 +26,8 @@ from polyreme.compression import (
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.models.pretrained import named_tensors
-from polyreme.recipes.compress import DataOptions, token_rows
-from polyreme.recipes.trained import load_writer
+from polyreme.recipes.inference.compress import DataOptions, token_rows
+from polyreme.recipes.weights.trained import load_writer
 
 TURNS = 5
 NEW_TOKENS = 32

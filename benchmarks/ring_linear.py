@@ -19,7 +19,7 @@ from polyreme.distributed.comm_report import examine
 from polyreme.kernels import gather_linears, scatter_linear, select
 from polyreme.kernels.ring_linear import RingSplit
 from polyreme.mesh import Plan
-from polyreme.recipes.plan_job import devices_for
+from polyreme.recipes.planning.job import devices_for
 
 TOKENS, WIDTH, INNER = 2048, 8192, 28672
 

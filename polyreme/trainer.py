@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from polyreme.errors import ConfigError
 from polyreme.nn.layers.lora import LoRA
-from polyreme.recipes import run
-from polyreme.recipes.base import load_trained
 from polyreme.recipes.finetune_config import FinetuneConfig
-from polyreme.recipes.logs import read_jsonl
-from polyreme.recipes.merge import merge
+from polyreme.recipes.training import run
+from polyreme.recipes.training.logs import read_jsonl
+from polyreme.recipes.weights.base import load_trained
+from polyreme.recipes.weights.merge import merge
 
 
 @dataclass

@@ -19,8 +19,8 @@ from polyreme.data import text_files, token_file
 from polyreme.errors import ConfigError, DataError
 from polyreme.models.families import BYTE_LEVEL
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
-from polyreme.recipes import text_data
 from polyreme.recipes.config import DataConfig, LogConfig, PretrainConfig
+from polyreme.recipes.data import text_data
 from polyreme.registry import Reference
 
 KJV = Path(__file__).parents[1] / "data" / "kjv.txt.gz"
@@ -159,7 +159,7 @@ def test_unreadable_facts_are_written_again(text, tmp_path, facts):
 
 def test_two_processes_at_once(text, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from polyreme.recipes import text_data as t;"
+        "import sys; from pathlib import Path; from polyreme.recipes.data import text_data as t;"
         "from polyreme.recipes.config import DataConfig;"
         "print(t.prepare(DataConfig(text=[sys.argv[1]]), vocab_size=400, seq_len=16, cache=Path(sys.argv[2])).digest)"
     )

@@ -71,6 +71,17 @@ FLOORS = {
         "meta_optimizers meta_parallel scaler",
         "model",
     ],
+    "polyreme.recipes": [
+        "samples preference_losses pictures doctor corpus",
+        "stages config",
+        "finetune_config",
+        "config_file estimate",
+        "weights",
+        "data",
+        "inference",
+        "training",
+        "planning profiling",
+    ],
     "polyreme.vision": ["image models", "ops datasets transforms"],
 }
 """Packages whose parts have an order, lowest floor first. jit stands above eager because a captured function is a node

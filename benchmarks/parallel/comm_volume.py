@@ -11,8 +11,8 @@ import argparse
 import steps as s
 
 from polyreme.distributed.comm_report import PipelineReport, Report, examine, workload_of
-from polyreme.recipes import communication
 from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.planning import communication
 
 TOLERANCE = 0.02
 PLANS = {

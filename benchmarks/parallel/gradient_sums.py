@@ -31,9 +31,9 @@ def build(side: str) -> dict[str, Callable[[], float]]:
     import jax
     import numpy as np
 
-    from polyreme.recipes import communication
     from polyreme.recipes.config import PretrainConfig
-    from polyreme.recipes.training import Trainer
+    from polyreme.recipes.planning import communication
+    from polyreme.recipes.training.trainer import Trainer
 
     tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, SEQ + 1))
 

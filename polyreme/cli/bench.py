@@ -75,7 +75,8 @@ def latency(
 
     Example: polyreme bench latency smollm2-135m --batch-size 1 --output-len 32
     """
-    from polyreme.recipes import published, writing_speed
+    from polyreme.recipes.inference import writing_speed
+    from polyreme.recipes.weights import published
 
     load = writing_speed.WritingLoad(input_len, output_len, seed)
     path = published.resolve(weights)
@@ -97,7 +98,8 @@ def throughput(
 
     Example: polyreme bench throughput smollm2-135m --num-prompts 16
     """
-    from polyreme.recipes import published, writing_speed
+    from polyreme.recipes.inference import writing_speed
+    from polyreme.recipes.weights import published
 
     load = writing_speed.WritingLoad(input_len, output_len, seed)
     path = published.resolve(weights)

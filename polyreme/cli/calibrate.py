@@ -31,7 +31,7 @@ def calibrate(
     if devices is not None:
         os.environ["CPU_NUM"] = str(devices)
     os.environ.setdefault("CPU_NUM", "8")  # of no effect on accelerators
-    from polyreme.recipes import calibrate as recipe
+    from polyreme.recipes.planning import calibrate as recipe
 
     cluster = recipe.run(typer.echo)
     write(path, f"# measured by `polyreme calibrate`\n{to_yaml(cluster)}")

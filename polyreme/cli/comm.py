@@ -35,7 +35,7 @@ def comm(
     if device in (None, "cpu") and not topology:
         os.environ.setdefault("CPU_NUM", str(count))
     loaded = config_file.load(config, overrides or [])
-    from polyreme.recipes import communication
+    from polyreme.recipes.planning import communication
 
     found = communication.report(loaded.config, balance, topology)
     typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else found.as_text())

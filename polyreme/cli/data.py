@@ -65,7 +65,7 @@ def prepare(
         raise ConfigError(f"--eos {eos} without --append-eos has no use; give both")
     from polyreme.data import preparation
     from polyreme.data.documents import DocumentForm
-    from polyreme.recipes.token_data import load_tokenizer
+    from polyreme.recipes.data.token_data import load_tokenizer
 
     loaded, end = load_tokenizer(tokenizer, eos)
     if append_eos and end is None:
@@ -92,7 +92,7 @@ def prepare(
 def stats(prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX...", help="Of .bin and .idx files.")]) -> None:
     """How much pairs of token files hold, and how long their documents are."""
     _prepare()
-    from polyreme.recipes import token_data
+    from polyreme.recipes.data import token_data
 
     for prefix in prefixes:
         for line in token_data.stats_lines(prefix):
@@ -125,7 +125,7 @@ def check(
         return
     _refuse_settings(path, overrides)
     if not _has_rows(path):
-        from polyreme.recipes import token_data
+        from polyreme.recipes.data import token_data
 
         for line in token_data.check_lines(path):
             typer.echo(line)
@@ -136,7 +136,7 @@ def check(
 
 def _check_run(path: Path, overrides: list[str]) -> None:
     from polyreme.recipes import config_file
-    from polyreme.recipes.chat_data import open_run_rows
+    from polyreme.recipes.data.chat_data import open_run_rows
     from polyreme.recipes.finetune_config import FinetuneConfig
 
     loaded = config_file.load(path, overrides)
@@ -170,7 +170,7 @@ def pack(
     Example: polyreme data pack data/book --seq-len 2048
     """
     _prepare()
-    from polyreme.recipes import token_data
+    from polyreme.recipes.data import token_data
 
     for line in token_data.pack_lines(prefix, seq_len):
         typer.echo(line)
@@ -182,7 +182,8 @@ def blend(config: ConfigPath, overrides: Overrides = None) -> None:
 
     Example: polyreme data blend run.yaml train.steps=1000
     """
-    from polyreme.recipes import config_file, token_data
+    from polyreme.recipes import config_file
+    from polyreme.recipes.data import token_data
 
     loaded = config_file.load(config, overrides or [])
     for line in token_data.blend_lines(loaded.config, loaded.folder):
@@ -234,7 +235,7 @@ def _open_rows(
     path: Path, tokenizer: str | None, template: str | None, row_type: str | None, max_seq_len: int, truncation: str
 ) -> Any:
     from polyreme.data.chat_encoding import ChatForm
-    from polyreme.recipes.chat_data import open_rows
+    from polyreme.recipes.data.chat_data import open_rows
 
     if tokenizer is None:
         raise ConfigError(f"{path}: rows become tokens by a tokenizer; give --tokenizer, such as smollm2-135m")

@@ -34,7 +34,7 @@ def export(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is run
     folder = _run_folder(source)
     from polyreme.export.program import PLATFORMS
-    from polyreme.recipes import deploy
+    from polyreme.recipes.inference import deploy
 
     for line in deploy.export(folder, prefix, length or [], platform or PLATFORMS):
         typer.echo(line)
@@ -63,7 +63,7 @@ def infer(
     if device == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from polyreme.export import read
-    from polyreme.recipes import deploy
+    from polyreme.recipes.inference import deploy
 
     lines = deploy.describe(read(prefix)) if describe else deploy.infer(prefix, chosen, output, device, repeat)
     for line in lines:

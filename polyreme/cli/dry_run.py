@@ -8,7 +8,7 @@ from polyreme.planner.units import bytes_text
 from polyreme.recipes import estimate
 from polyreme.recipes.config import RunConfig, digest, flatten
 from polyreme.recipes.config_file import Loaded
-from polyreme.recipes.plan import memory_of
+from polyreme.recipes.planning.plan import memory_of
 
 
 def describe(loaded: Loaded) -> str:

@@ -48,7 +48,7 @@ def evaluate(
     Example: polyreme eval smollm2-135m --tasks ppl,kjv_cloze --data data/kjv.txt.gz --limit 20
     """
     from polyreme.evaluation import EvalOptions
-    from polyreme.recipes import evaluate as recipe
+    from polyreme.recipes.inference import evaluate as recipe
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     recipe.check_tasks(names)

@@ -47,8 +47,8 @@ def generate(
     if temperature is not None and not math.isfinite(temperature):
         raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
     from polyreme.generation import BeamSearchParams, SamplingParams
-    from polyreme.recipes import generate as recipe
-    from polyreme.recipes import published
+    from polyreme.recipes.inference import generate as recipe
+    from polyreme.recipes.weights import published
 
     def say(piece: str) -> None:
         sys.stdout.write(piece)

@@ -158,7 +158,7 @@ def _train(
         _check_platform(loaded.config)
         typer.echo(dry.describe(loaded))
         return
-    from polyreme.recipes import run as recipe
+    from polyreme.recipes.training import run as recipe
 
     source: dict[str, Any] = {
         "path": loaded.path,

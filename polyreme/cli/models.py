@@ -21,7 +21,7 @@ Ignored = Annotated[
 def list_() -> None:
     """Families that are read and written, and weights that can be fetched."""
     _prepare()
-    from polyreme.recipes import published
+    from polyreme.recipes.weights import published
 
     for line in published.list_lines():
         typer.echo(line)
@@ -37,7 +37,7 @@ def show(
     Of a folder config.json is enough. Example: polyreme models show smollm2-135m
     """
     _prepare()
-    from polyreme.recipes import published
+    from polyreme.recipes.weights import published
 
     for line in published.show_lines(what, ignore or []):
         typer.echo(line)
@@ -47,7 +47,7 @@ def show(
 def check(weights: Weights, ignore: Ignored = None) -> None:
     """Read every weight: names and shapes as config.json says, values finite, digests where there are some."""
     _prepare()
-    from polyreme.recipes import published
+    from polyreme.recipes.weights import published
 
     for line in published.check_lines(published.resolve(weights), ignore or []):
         typer.echo(line)
@@ -93,7 +93,7 @@ def convert(
     Example: polyreme convert model.gguf model --dtype bfloat16 --verify
     """
     _prepare()
-    from polyreme.recipes import published
+    from polyreme.recipes.weights import published
 
     published.convert(
         published.resolve(source),

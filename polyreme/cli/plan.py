@@ -70,7 +70,7 @@ def plan(
         return
     if config is None:
         raise ConfigError("polyreme plan needs a CONFIG, such as configs/gpt_kjv.yaml, or --predict FILE")
-    from polyreme.recipes import plan_drawing as drawing
+    from polyreme.recipes.planning import drawing
 
     if explain is not None:
         drawing.check_picture(explain)
@@ -93,8 +93,9 @@ def _plan(
     topology: str | None,
     as_json: bool,
 ) -> None:
-    from polyreme.recipes import config_file, plan_report
-    from polyreme.recipes import plan as recipe
+    from polyreme.recipes import config_file
+    from polyreme.recipes.planning import plan as recipe
+    from polyreme.recipes.planning import report as plan_report
 
     twice = [each for each in overrides if each.startswith("train.global_batch=")]
     if global_batch is not None and twice:
@@ -141,8 +142,8 @@ def _cluster(devices: int | None, topology: str | None, cluster: Path | None) ->
 
 def _verify(answer: Any, where: Any, topology: str | None, *, is_quiet: bool) -> tuple[Any, ...]:
     """Compile plans in their order: some, and as many as it takes to find one that is not refuted."""
-    from polyreme.recipes import plan_verify
-    from polyreme.recipes.plan import plan_words
+    from polyreme.recipes.planning import verify as plan_verify
+    from polyreme.recipes.planning.plan import plan_words
 
     is_tpu = bool(where.links) and bool(where.links[0].torus)
     verified: list[Any] = []
@@ -158,9 +159,9 @@ def _verify(answer: Any, where: Any, topology: str | None, *, is_quiet: bool) ->
 
 def _draw(answer: Any, ranked: Any, path: Path, as_json: bool) -> None:
     from polyreme.planner.predict import chunk_durations
-    from polyreme.recipes import plan_drawing as drawing
     from polyreme.recipes.estimate import shape_of
-    from polyreme.recipes.plan import plan_words
+    from polyreme.recipes.planning import drawing
+    from polyreme.recipes.planning.plan import plan_words
 
     shape, batch = shape_of(answer.config.dimensions), answer.config.train.global_batch
     durations = chunk_durations(shape, ranked.plan, answer.cluster, batch, answer.training)

@@ -29,7 +29,8 @@ def profile(
     if device in (None, "cpu"):
         os.environ.setdefault("CPU_NUM", str(count))
     loaded = config_file.load(config, overrides or [])
-    from polyreme.recipes import profile_report, profiling
+    from polyreme.recipes.profiling import report as profile_report
+    from polyreme.recipes.profiling import run as profiling
 
     recording = profiling.record(loaded.config, loaded.folder, steps)
     said = profile_report.write(recording, output)

@@ -47,7 +47,7 @@ def prove(
     if device in (None, "cpu"):  # before jax is loaded, as weights that are fine-tuned do
         os.environ.setdefault("CPU_NUM", str(count))
     loaded = config_file.load(config, overrides or [])
-    from polyreme.recipes import proving
+    from polyreme.recipes.planning import proving
 
     proof = proving.run(loaded.config, steps=2 if steps is None else steps)
     typer.echo(str(proof))
@@ -61,8 +61,8 @@ def prove(
 
 def _prove_served(weights: str) -> None:
     from polyreme.generation.company import check_company
-    from polyreme.recipes import published
-    from polyreme.recipes.trained import load_writer
+    from polyreme.recipes.weights import published
+    from polyreme.recipes.weights.trained import load_writer
 
     model, tokenizer = load_writer(published.resolve(weights))
     differences = []

@@ -12,7 +12,7 @@ from rich.text import Text
 from polyreme.errors import ConfigError
 from polyreme.mesh.schedule import Schedule, make_schedule
 from polyreme.mesh.schedules import SCHEDULES, ScheduleKind
-from polyreme.recipes import schedule_drawing as drawing
+from polyreme.recipes.planning import schedule_drawing as drawing
 
 _STYLES = {"F": "white on blue", "B": "black on green", "W": "black on yellow"}
 

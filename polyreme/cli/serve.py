@@ -59,7 +59,7 @@ def serve(
     """
     if plan is not None:
         os.environ.setdefault("CPU_NUM", plan.rpartition("=")[2])  # of no effect on accelerators
-    from polyreme.recipes import published
+    from polyreme.recipes.weights import published
     from polyreme.serving import loading
     from polyreme.serving.guard import Access
     from polyreme.serving.server import ServerOptions, names_of

@@ -24,7 +24,7 @@ def merge(
     Example: polyreme merge runs/smollm2_lora smollm2-kjv
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is trained
-    from polyreme.recipes import merge as recipe
+    from polyreme.recipes.weights import merge as recipe
 
     recipe.merge(source, target, base=base, dtype=dtype, max_shard_size=max_shard_size, say=typer.echo)
 
@@ -48,8 +48,8 @@ def chat(
     Example: polyreme chat runs/smollm2_lora
     """
     from polyreme.generation import SamplingParams
-    from polyreme.recipes import chat as recipe
-    from polyreme.recipes import published
+    from polyreme.recipes.inference import chat as recipe
+    from polyreme.recipes.weights import published
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed,

@@ -69,7 +69,7 @@ class PruningOptions:
 
     def __post_init__(self) -> None:
         if self.method not in PRUNING_METHODS:
-            known = (*PRUNING_METHODS, "structured")  # which recipes.compress does by itself
+            known = (*PRUNING_METHODS, "structured")  # which recipes.inference.compress does by itself
             raise ConfigError(f"--method {self.method}: unknown{did_you_mean(self.method, known)}")
 
 

@@ -20,7 +20,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What recipes/calibrate.py finds. Rates are of all devices together, sizes those of one device.
+    """What recipes/planning/calibrate.py finds. Rates are of all devices together, sizes those of one device.
 
     matmul, by dtype, and attention: (FLOP of one call, FLOP/s). streaming: (bytes moved, bytes/s). few: (devices at
     work, FLOP/s of attention on them together), nothing where devices have units of their own. all_reduce,

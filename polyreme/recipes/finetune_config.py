@@ -31,7 +31,7 @@ from polyreme.recipes.samples import SampleKind
 from polyreme.recipes.stages import STAGES, TuningStage
 from polyreme.registry import Reference
 
-_DIMENSIONS: Reference[Any] = Reference("polyreme.recipes.base", "dimensions")
+_DIMENSIONS: Reference[Any] = Reference("polyreme.recipes.weights.base", "dimensions")
 
 OTHER_WORDS = {
     # LLaMA-Factory
@@ -122,8 +122,8 @@ class FinetuneConfig(RunConfig):
     is the model as it begins; reference_free: there is none. kto: beta, and the weights of answers that were judged
     desirable or not. distill: teacher, weights as of model; distill_temperature softens both, distill_weight is the
     part of the loss that the teacher's labels have. grpo: group_size texts of at most max_new_tokens, drawn at this
-    temperature after each question, judged by reward (recipes.rewards.REWARDS, or module:function of (text, known
-    answer)); clip_ratio, and kl_weight times the divergence from the model as it began.
+    temperature after each question, judged by reward (recipes.training.rewards.REWARDS, or module:function of (text,
+    known answer)); clip_ratio, and kl_weight times the divergence from the model as it began.
     """
 
     model: Text

@@ -90,11 +90,11 @@ TOKENS = SampleKind(
     ),
     tokens=lambda model: model.seq_len,
     arrays=_rows_of_tokens,
-    load=Reference("polyreme.recipes.text_data", "load_corpus"),
-    draw=Reference("polyreme.recipes.text_data", "random_rows"),
-    check=Reference("polyreme.recipes.batches", "check_tokens"),
+    load=Reference("polyreme.recipes.data.text_data", "load_corpus"),
+    draw=Reference("polyreme.recipes.data.text_data", "random_rows"),
+    check=Reference("polyreme.recipes.data.batches", "check_tokens"),
     is_counted=lambda config: config.data.packing != "concat",
-    sample=Reference("polyreme.recipes.sampling", "go_on"),
+    sample=Reference("polyreme.recipes.training.sampling", "go_on"),
 )
 
 MASKED_WORDS = SampleKind(
@@ -105,9 +105,9 @@ MASKED_WORDS = SampleKind(
         Input((config.train.global_batch, 3, config.dimensions.seq_len), "int64"),
         Input((config.train.global_batch, 2, num_asked(config.dimensions.seq_len, config.data.mask_rate)), "int64"),
     ),
-    load=Reference("polyreme.recipes.masked_words", "load_masked"),
-    draw=Reference("polyreme.recipes.masked_words", "random_masked"),
-    check=Reference("polyreme.recipes.masked_words", "check_masked"),
+    load=Reference("polyreme.recipes.data.masked_words", "load_masked"),
+    draw=Reference("polyreme.recipes.data.masked_words", "random_masked"),
+    check=Reference("polyreme.recipes.data.masked_words", "check_masked"),
     is_counted=lambda config: True,
 )
 
@@ -116,11 +116,11 @@ CONVERSATIONS = SampleKind(
     settings=(),
     tokens=TOKENS.tokens,
     arrays=TOKENS.arrays,
-    load=Reference("polyreme.recipes.chat_samples", "load_chats"),
+    load=Reference("polyreme.recipes.data.chat_samples", "load_chats"),
     draw=TOKENS.draw,
     check=TOKENS.check,
     is_counted=lambda config: True,
-    sample=Reference("polyreme.recipes.sampling", "answer"),
+    sample=Reference("polyreme.recipes.training.sampling", "answer"),
     is_shown_before=True,
 )
 
@@ -136,9 +136,9 @@ PREFERENCES = SampleKind(
     settings=(),
     tokens=lambda model: 2 * model.seq_len,
     arrays=_pairs_of_rows,
-    load=Reference("polyreme.recipes.pair_samples", "load_preferences"),
-    draw=Reference("polyreme.recipes.pair_samples", "random_pairs"),
-    check=Reference("polyreme.recipes.pair_samples", "check_pairs"),
+    load=Reference("polyreme.recipes.data.pair_samples", "load_preferences"),
+    draw=Reference("polyreme.recipes.data.pair_samples", "random_pairs"),
+    check=Reference("polyreme.recipes.data.pair_samples", "check_pairs"),
     sample=CONVERSATIONS.sample,
     is_shown_before=True,
 )
@@ -148,7 +148,7 @@ JUDGEMENTS = SampleKind(
     settings=(),
     tokens=PREFERENCES.tokens,
     arrays=_pairs_of_rows,
-    load=Reference("polyreme.recipes.pair_samples", "load_judged"),
+    load=Reference("polyreme.recipes.data.pair_samples", "load_judged"),
     draw=PREFERENCES.draw,
     check=PREFERENCES.check,
     sample=CONVERSATIONS.sample,
@@ -169,9 +169,9 @@ PROMPTS = SampleKind(
     settings=(),
     tokens=TOKENS.tokens,
     arrays=_groups_of_rows,
-    load=Reference("polyreme.recipes.rollouts", "load_prompts"),
-    draw=Reference("polyreme.recipes.rollouts", "random_groups"),
-    check=Reference("polyreme.recipes.rollouts", "check_prompts"),
+    load=Reference("polyreme.recipes.training.rollouts", "load_prompts"),
+    draw=Reference("polyreme.recipes.training.rollouts", "random_groups"),
+    check=Reference("polyreme.recipes.training.rollouts", "check_prompts"),
     sample=CONVERSATIONS.sample,
     is_shown_before=True,
 )
@@ -185,9 +185,9 @@ ALIGNMENTS = SampleKind(
         Input((config.train.global_batch, config.dimensions.num_sequences, config.dimensions.num_residues), "int64"),
         Input((config.train.global_batch, config.dimensions.num_residues, config.dimensions.num_residues), "int64"),
     ),
-    load=Reference("polyreme.recipes.alignments", "load_alignments"),
-    draw=Reference("polyreme.recipes.alignments", "draw_alignments"),
-    check=Reference("polyreme.recipes.alignments", "check_letters"),
+    load=Reference("polyreme.recipes.data.alignments", "load_alignments"),
+    draw=Reference("polyreme.recipes.data.alignments", "draw_alignments"),
+    check=Reference("polyreme.recipes.data.alignments", "check_letters"),
 )
 
 SAMPLES: Registry[SampleKind] = Registry(

@@ -35,7 +35,7 @@ class TuningStage:
 
 
 def _alignment(name: str) -> Reference[Any]:
-    return Reference("polyreme.recipes.alignment", name)
+    return Reference("polyreme.recipes.training.alignment", name)
 
 
 SFT = TuningStage(name="sft", samples=CONVERSATIONS, settings=("packing",), aliases=("supervised",))
@@ -76,9 +76,9 @@ DISTILL = TuningStage(
 GRPO = TuningStage(
     name="grpo",
     samples=PROMPTS,
-    loss=Reference("polyreme.recipes.rollouts", "group_loss"),
+    loss=Reference("polyreme.recipes.training.rollouts", "group_loss"),
     settings=("group_size", "max_new_tokens", "temperature", "reward", "clip_ratio", "kl_weight"),
-    roll_out=Reference("polyreme.recipes.rollouts", "Rollouts"),
+    roll_out=Reference("polyreme.recipes.training.rollouts", "Rollouts"),
 )
 
 STAGES: Registry[TuningStage] = Registry("stage", [SFT, DPO, KTO, RM, DISTILL, GRPO])

@@ -13,8 +13,8 @@ from polyreme.generation.grammar import TextGrammars
 from polyreme.mesh import Plan
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
-from polyreme.recipes.base import is_run
-from polyreme.recipes.trained import ONE_DEVICE, drafting, dtype_of, load_writer
+from polyreme.recipes.weights.base import is_run
+from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_writer
 from polyreme.serving.service import ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 @dataclass(frozen=True)
 class EngineOptions:
     """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None. speculative,
-    num_draft_tokens: as of recipes.trained.drafting. adapter: as of recipes.trained.load_writer. plan: "mp=N" for
+    num_draft_tokens, adapter: as of drafting and load_writer of recipes.weights.trained. plan: "mp=N" for
     weights, heads and their cache split over N devices, or None for one.
 
     Raises ConfigError for another dtype.

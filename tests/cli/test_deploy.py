@@ -11,8 +11,8 @@ from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.hapi.input_spec import InputSpec
-from polyreme.recipes import deploy
-from polyreme.recipes.base import load_trained
+from polyreme.recipes.inference import deploy
+from polyreme.recipes.weights.base import load_trained
 from tests.recipes.tiny_run import train
 
 

@@ -1,6 +1,7 @@
 """The command line: help, refusals, exit codes, and what it hands to the recipes."""
 
 import gzip
+import importlib
 import json
 import os
 import subprocess
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from polyreme import recipes
 from polyreme.cli.failure import exit_code
 from polyreme.cli.main import app, main
 from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError, PlacementError, ShapeError
@@ -40,6 +40,7 @@ def recipe(monkeypatch):
     """Stands in for a recipe: records its call, or raises what the test sets."""
 
     def install(name):
+        package, _, last = f"polyreme.recipes.{name}".rpartition(".")
         module = types.ModuleType(f"polyreme.recipes.{name}")
         module.calls, module.error = [], None
 
@@ -50,7 +51,7 @@ def recipe(monkeypatch):
 
         module.run = record
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(recipes, name, module, raising=False)
+        monkeypatch.setattr(importlib.import_module(package), last, module, raising=False)
         return module
 
     return install
@@ -156,7 +157,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(place):
     ids=lambda value: getattr(type(value), "__name__", "") if isinstance(value, BaseException) else str(value),
 )
 def test_exit_code_of_every_ending(capsys, recipe, error, code):
-    recipe("run").error = error
+    recipe("training.run").error = error
     assert main(["pretrain", CONFIG]) == code
     err = capsys.readouterr().err
     assert "Traceback" not in err
@@ -168,7 +169,7 @@ def test_out_of_memory_names_the_cheapest_fixes(capsys, recipe):
     class JaxRuntimeError(RuntimeError):
         pass
 
-    recipe("run").error = JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+    recipe("training.run").error = JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
     assert main(["pretrain", CONFIG]) == 2
     err = capsys.readouterr().err
     for fix in ("plan.recompute=full", "train.accumulation", "plan.sharding_stage=3"):
@@ -178,7 +179,7 @@ def test_out_of_memory_names_the_cheapest_fixes(capsys, recipe):
 
 def test_what_pretrain_hands_to_the_recipe(recipe, monkeypatch):
     monkeypatch.delenv("CPU_NUM")
-    module = recipe("run")
+    module = recipe("training.run")
     words = ["train.steps=70", "train.learning_rate=1e-4"]
     assert main(["pretrain", CONFIG, *words, "--resume", "5", "--output", "a: b #船"]) == 0
     ((config,), settings) = module.calls[0]
@@ -196,20 +197,20 @@ def test_what_pretrain_hands_to_the_recipe(recipe, monkeypatch):
 
 def test_cpu_num_of_the_user_stays(recipe, monkeypatch):
     monkeypatch.setenv("CPU_NUM", "4")
-    recipe("run")
+    recipe("training.run")
     assert main(["pretrain", CONFIG]) == 0
     assert os.environ["CPU_NUM"] == "4"
 
 
 def test_cpu_asked_for_and_left_out(recipe, monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    recipe("run")
+    recipe("training.run")
     assert main(["pretrain", CONFIG]) == 2
     assert "device=cpu, but JAX_PLATFORMS=cuda" in capsys.readouterr().err
 
 
 def test_what_generate_hands_to_the_recipe(recipe, tmp_path):
-    module = recipe("generate")
+    module = recipe("inference.generate")
     words = ["--prompt", "In the", "--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--seed", "4"]
     words += ["--speculative", "ngram", "--num-draft-tokens", "3"]
     assert main(["generate", str(tmp_path), *words]) == 0

@@ -17,7 +17,7 @@ from polyreme.errors import CheckpointError, DataError
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models import AutoModel, AutoModelForCausalLM, packages
 from polyreme.models.packages import PACKAGES, WeightPackage
-from polyreme.recipes import published
+from polyreme.recipes.weights import published
 from tests.models.parity import FIXTURES
 from tests.models.test_published import change_weights
 

@@ -13,7 +13,10 @@ import pytest
 
 from polyreme.cli.main import main
 from polyreme.planner import calibration
-from polyreme.recipes import calibrate, config_file, plan, plan_drawing, plan_verify
+from polyreme.recipes import config_file
+from polyreme.recipes.planning import calibrate, plan
+from polyreme.recipes.planning import drawing as plan_drawing
+from polyreme.recipes.planning import verify as plan_verify
 
 ROOT = Path(__file__).parents[2]
 SMALL = """

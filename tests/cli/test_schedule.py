@@ -16,7 +16,7 @@ from polyreme.cli import schedule as command
 from polyreme.cli.main import app
 from polyreme.errors import ConfigError
 from polyreme.mesh import SCHEDULES, make_schedule
-from polyreme.recipes import schedule_drawing as drawing
+from polyreme.recipes.planning import schedule_drawing as drawing
 
 PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
 SIGNS = re.compile(r"([FBW])(\d+)([a-z]?)(-*)|(\.)")

@@ -24,8 +24,8 @@ from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.nn import Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW
-from polyreme.recipes import communication
 from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.planning import communication
 from tests.distributed.test_placement import PLANS
 
 CASES = {

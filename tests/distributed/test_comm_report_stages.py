@@ -15,10 +15,10 @@ from polyreme.errors import ConfigError
 from polyreme.jit.called import Called
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.recipes import communication
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.plan_job import AbstractJob, job_of
-from polyreme.recipes.training import Trainer
+from polyreme.recipes.planning import communication
+from polyreme.recipes.planning.job import AbstractJob, job_of
+from polyreme.recipes.training.trainer import Trainer
 
 CASES = {
     "gpt 1F1B": ("gpt", 2, {"dp": 2, "mp": 2}),

@@ -17,9 +17,9 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.prove import prove
 from polyreme.mesh import Plan
 from polyreme.optimizer import SGD
-from polyreme.recipes import proving
-from polyreme.recipes.plan_verify import verify
-from polyreme.recipes.training import Trainer
+from polyreme.recipes.planning import proving
+from polyreme.recipes.planning.verify import verify
+from polyreme.recipes.training.trainer import Trainer
 from polyreme.training import TrainingStep
 from tests.recipes.tiny_run import ONE_DEVICE, load
 

@@ -8,7 +8,7 @@ from polyreme.distributed.prove import prove
 from polyreme.mesh import Plan
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.optimizer import SGD
-from polyreme.recipes.training import num_counted
+from polyreme.recipes.training.trainer import num_counted
 
 SIZES = [[5, 1, 8, 2], [2, 7, 6, 1]]
 """Tokens of the documents of a row; the first four rows of a batch have the first ones, the others the second."""

@@ -16,7 +16,9 @@ from polyreme.errors import ConfigError
 from polyreme.kernels import gather_linears, scatter_linear, select
 from polyreme.kernels.ring_linear import RingSplit
 from polyreme.mesh import Plan
-from polyreme.recipes import communication, config_file, plan_job
+from polyreme.recipes import config_file
+from polyreme.recipes.planning import communication
+from polyreme.recipes.planning import job as plan_job
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "moe_kjv.yaml"
 SMALL = [

@@ -10,7 +10,7 @@ from polyreme.distributed.planned_step import PlannedStep
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.optimizer import SGD
-from polyreme.recipes.training import num_counted
+from polyreme.recipes.training.trainer import num_counted
 from polyreme.training import StepPolicy
 
 TOKENS = np.random.default_rng(0).integers(0, 128, (8, 17))

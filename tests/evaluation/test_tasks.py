@@ -23,7 +23,7 @@ from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 from polyreme.nn import functional as F
-from polyreme.recipes import evaluate
+from polyreme.recipes.inference import evaluate
 from polyreme.serving.service import ServedModel
 from tests.serving.scripted import ServedThread
 

@@ -11,8 +11,8 @@ from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
 from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from polyreme.models.rotary import Yarn
-from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
+from polyreme.recipes.weights.build import build_model
 from tests.models import parity
 
 

@@ -25,7 +25,7 @@ from polyreme.models import (
 from polyreme.models.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
 from polyreme.models.pretrained import load_pretrained
 from polyreme.models.t5 import T5Config
-from polyreme.recipes import published
+from polyreme.recipes.weights import published
 from tests.models import parity
 from tests.models.test_published import change_config, change_weights
 

@@ -11,7 +11,7 @@ from polyreme.errors import ConfigError
 from polyreme.generation import AutoTokenizer, TextTokenizer
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import train_byte_level_bpe
-from polyreme.recipes import published
+from polyreme.recipes.weights import published
 from tests.models.test_published import FOLDERS
 
 gguf = pytest.importorskip("gguf", reason="the gguf library is not installed; pip install polyreme[convert]")

@@ -28,12 +28,12 @@ from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn import Embedding
 from polyreme.ops.creation import arange
 from polyreme.planner import cluster_of_kind
-from polyreme.recipes.base import load_trained
-from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig, PretrainConfig
 from polyreme.recipes.estimate import num_parameters, shape_of
-from polyreme.recipes.logs import read_jsonl
-from polyreme.recipes.plan import training_of
+from polyreme.recipes.planning.plan import training_of
+from polyreme.recipes.training.logs import read_jsonl
+from polyreme.recipes.weights.base import load_trained
+from polyreme.recipes.weights.build import build_model
 from polyreme.registry import Reference
 from tests.recipes.tiny_run import load, train
 

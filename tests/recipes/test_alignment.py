@@ -11,13 +11,13 @@ from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DataError
-from polyreme.recipes.alignment import answer_log_probs, read_scores, rewards
-from polyreme.recipes.base import load_trained, make_model
-from polyreme.recipes.batches import Numbered, gather
-from polyreme.recipes.logs import read_jsonl
-from polyreme.recipes.merge import merge
+from polyreme.recipes.data.batches import Numbered, gather
 from polyreme.recipes.stages import STAGES
-from polyreme.recipes.training import Trainer, told
+from polyreme.recipes.training.alignment import answer_log_probs, read_scores, rewards
+from polyreme.recipes.training.logs import read_jsonl
+from polyreme.recipes.training.trainer import Trainer, told
+from polyreme.recipes.weights.base import load_trained, make_model
+from polyreme.recipes.weights.merge import merge
 from tests.recipes.tiny_run import ONE_DEVICE, history, saved
 from tests.recipes.tiny_tune import load, train, write_base
 

@@ -8,12 +8,12 @@ from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import DataError
 from polyreme.models.families import LETTERS
-from polyreme.recipes import communication, proving
-from polyreme.recipes.alignments import EDGES, MASKED, PARTNER, AlignmentDataset, check_letters
-from polyreme.recipes.base import load_trained
-from polyreme.recipes.batches import Numbered, gather
 from polyreme.recipes.config import PretrainConfig
-from polyreme.recipes.training import Trainer
+from polyreme.recipes.data.alignments import EDGES, MASKED, PARTNER, AlignmentDataset, check_letters
+from polyreme.recipes.data.batches import Numbered, gather
+from polyreme.recipes.planning import communication, proving
+from polyreme.recipes.training.trainer import Trainer
+from polyreme.recipes.weights.base import load_trained
 from tests.recipes.tiny_run import history, train
 
 MODEL = {"family": "evoformer", "num_layers": 1, "msa_width": 8, "pair_width": 8, "msa_heads": 2, "head_dim": 4}

@@ -4,7 +4,7 @@ import pytest
 
 from polyreme.planner import cluster_file
 from polyreme.planner.calibration import to_yaml
-from polyreme.recipes import calibrate
+from polyreme.recipes.planning import calibrate
 
 
 @pytest.mark.slow

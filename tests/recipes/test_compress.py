@@ -12,7 +12,7 @@ from polyreme.cli.main import main
 from polyreme.generation import LLM, SamplingParams
 from polyreme.io import safetensors_file
 from polyreme.models.auto import AutoModelForCausalLM
-from polyreme.recipes.trained import dtype_of
+from polyreme.recipes.weights.trained import dtype_of
 from tests.compression.trained import FIXTURE, TEXT, ids
 
 

@@ -9,10 +9,10 @@ import pytest
 from polyreme.errors import ConfigError
 from polyreme.mesh import RECOMPUTE, Plan
 from polyreme.recipes import estimate
-from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig, TrainConfig, digest, flatten
 from polyreme.recipes.config_file import known_keys, load, nearest
-from polyreme.recipes.plan import memory_of
+from polyreme.recipes.planning.plan import memory_of
+from polyreme.recipes.weights.build import build_model
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 
 from polyreme.models.families import FAMILIES
-from polyreme.recipes.build import build_model
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.estimate import flops_per_token, num_parameters
+from polyreme.recipes.weights.build import build_model
 
 # no two sizes alike, so that no two dims can be taken for each other
 SIZES = {"vocab_size": 52, "hidden_size": 24, "num_layers": 3, "num_heads": 4, "seq_len": 17}

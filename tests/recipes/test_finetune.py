@@ -13,12 +13,12 @@ from polyreme.errors import CheckpointError, ConfigError, DataError
 from polyreme.generation import SamplingParams
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models import AutoModelForCausalLM, adapters
-from polyreme.recipes import chat
-from polyreme.recipes.base import load_base, load_trained
-from polyreme.recipes.batches import Numbered, gather
-from polyreme.recipes.merge import merge
-from polyreme.recipes.trained import load_writer
-from polyreme.recipes.training import Trainer
+from polyreme.recipes.data.batches import Numbered, gather
+from polyreme.recipes.inference import chat
+from polyreme.recipes.training.trainer import Trainer
+from polyreme.recipes.weights.base import load_base, load_trained
+from polyreme.recipes.weights.merge import merge
+from polyreme.recipes.weights.trained import load_writer
 from tests.recipes.tiny_run import ONE_DEVICE, history, saved
 from tests.recipes.tiny_tune import load, train, write_base
 

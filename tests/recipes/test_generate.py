@@ -13,8 +13,8 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, NumericsError
 from polyreme.generation import SamplingParams
 from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.recipes import generate
-from polyreme.recipes.sampling import Chooser, generate_ids
+from polyreme.recipes.inference import generate
+from polyreme.recipes.training.sampling import Chooser, generate_ids
 from tests.recipes.tiny_run import train
 
 TEXT = "In the beginning was the word, and the word was with all. " * 200

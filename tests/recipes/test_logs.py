@@ -11,7 +11,7 @@ from PIL import Image
 
 from polyreme.errors import ConfigError
 from polyreme.recipes.config import LogConfig
-from polyreme.recipes.logs import JsonlLog, LogWarning, RunLog, optional, plot_loss, read_jsonl, smooth
+from polyreme.recipes.training.logs import JsonlLog, LogWarning, RunLog, optional, plot_loss, read_jsonl, smooth
 
 
 def steps(path):

@@ -6,10 +6,11 @@ import pytest
 from polyreme.data.packing import NO_LABEL
 from polyreme.errors import ConfigError, DataError
 from polyreme.models.tokenizer import END_OF_TEXT, MASK, train_byte_level_bpe
-from polyreme.recipes import masked_words, proving
-from polyreme.recipes.base import make_model
-from polyreme.recipes.batches import Batch
+from polyreme.recipes.data import masked_words
+from polyreme.recipes.data.batches import Batch
 from polyreme.recipes.estimate import num_parameters
+from polyreme.recipes.planning import proving
+from polyreme.recipes.weights.base import make_model
 from tests.recipes.tiny_run import history, load, train
 
 BERT = ["model.family=bert", "model.vocab_size=300"]

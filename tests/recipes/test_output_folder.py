@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from polyreme.errors import ConfigError
-from polyreme.recipes.output_folder import claim
+from polyreme.recipes.training.output_folder import claim
 
 HOLD = (
-    "import sys, pathlib; from polyreme.recipes.output_folder import claim\n"
+    "import sys, pathlib; from polyreme.recipes.training.output_folder import claim\n"
     "with claim(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 )
 

@@ -14,8 +14,10 @@ from polyreme.data.token_pair import PairWriter
 from polyreme.errors import ConfigError, DataError
 from polyreme.io import DataLoader
 from polyreme.models.tokenizer import train_byte_level_bpe
-from polyreme.recipes import plan_verify, proving, text_data
 from polyreme.recipes.config import DataConfig, DataSource, PretrainConfig
+from polyreme.recipes.data import text_data
+from polyreme.recipes.planning import proving
+from polyreme.recipes.planning import verify as plan_verify
 from tests.recipes.tiny_run import history, load, train
 
 

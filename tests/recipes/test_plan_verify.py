@@ -15,10 +15,10 @@ from polyreme.mesh import Plan
 from polyreme.planner import ModelShape, Training
 from polyreme.planner.devices import cluster_of_kind
 from polyreme.planner.memory import memory
-from polyreme.recipes import communication
 from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig, TrainConfig
-from polyreme.recipes.plan import memory_of, space_of
-from polyreme.recipes.plan_verify import Verified, verify, verify_apart
+from polyreme.recipes.planning import communication
+from polyreme.recipes.planning.plan import memory_of, space_of
+from polyreme.recipes.planning.verify import Verified, verify, verify_apart
 
 # the bound that benchmarks/planner_memory.py holds the planner to, for its worst configuration
 BOUND = 0.12

@@ -11,10 +11,11 @@ from polyreme.distributed.checkpoint import CheckpointWarning
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError
 from polyreme.faults import FaultInjected
-from polyreme.recipes import batches, run, text_data
-from polyreme.recipes.batches import Batch, Numbered, check_tokens, gather, ids_text
 from polyreme.recipes.config import ModelConfig
-from polyreme.recipes.logs import read_jsonl
+from polyreme.recipes.data import batches, text_data
+from polyreme.recipes.data.batches import Batch, Numbered, check_tokens, gather, ids_text
+from polyreme.recipes.training import run
+from polyreme.recipes.training.logs import read_jsonl
 from tests.recipes.tiny_run import assert_same_state, history, load, saved, train
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError, DataError
-from polyreme.recipes import run
-from polyreme.recipes.logs import read_jsonl
+from polyreme.recipes.training import run
+from polyreme.recipes.training.logs import read_jsonl
 from tests.recipes.tiny_run import assert_same_state, history, load, saved, train
 
 # sums of up to 512 float32 terms taken in another order, over up to twenty steps

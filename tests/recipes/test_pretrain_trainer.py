@@ -8,7 +8,7 @@ from polyreme.core import rng
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
-from polyreme.recipes.training import Trainer
+from polyreme.recipes.training.trainer import Trainer
 from tests.recipes.tiny_run import ONE_DEVICE, load
 
 # float32 sums of up to 512 terms taken in another order, over three steps

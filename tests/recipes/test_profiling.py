@@ -10,8 +10,11 @@ from polyreme.distributed.comm_report import find_collectives
 from polyreme.errors import ConfigError
 from polyreme.profiler import load_profiler_result
 from polyreme.profiler.trace import TraceEvent, read_chrome, write_within
-from polyreme.recipes import config_file, profile_drawing, profile_report, profiling
-from polyreme.recipes.step_profile import PARTS, planned_tasks
+from polyreme.recipes import config_file
+from polyreme.recipes.profiling import drawing as profile_drawing
+from polyreme.recipes.profiling import report as profile_report
+from polyreme.recipes.profiling import run as profiling
+from polyreme.recipes.profiling.step_profile import PARTS, planned_tasks
 
 CONFIG = """
 model: {family: gpt, vocab_size: 64, hidden_size: 32, num_layers: 2, num_heads: 2, seq_len: 16}

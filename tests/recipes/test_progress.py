@@ -8,8 +8,8 @@ import sys
 import jax
 import pytest
 
-from polyreme.recipes.peak import bytes_in_use, find_peak
-from polyreme.recipes.progress import Meter, ProgressDisplay, Reading, duration_text, resident_bytes
+from polyreme.recipes.training.peak import bytes_in_use, find_peak
+from polyreme.recipes.training.progress import Meter, ProgressDisplay, Reading, duration_text, resident_bytes
 
 
 class Clock:
@@ -116,7 +116,7 @@ def test_terminal_gets_a_live_line(monkeypatch):
 
 def test_run_outlives_the_reader_of_its_lines():
     code = (
-        "import sys; from polyreme.recipes.progress import ProgressDisplay\n"
+        "import sys; from polyreme.recipes.training.progress import ProgressDisplay\n"
         "with ProgressDisplay(9) as p:\n"
         "    for i in range(20000): p.note('line')\n"
         "sys.stderr.write('trained to the end')"

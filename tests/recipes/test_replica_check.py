@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import NumericsError
-from polyreme.recipes.replica_check import check_replicas
+from polyreme.recipes.training.replica_check import check_replicas
 from tests.recipes.tiny_run import saved, train
 
 VALUES = np.random.default_rng(0).standard_normal((4, 8)).astype("float32")

@@ -4,7 +4,7 @@ import pytest
 
 from polyreme.errors import ConfigError, DataError
 from polyreme.recipes.config import DataConfig, LogConfig, PlanConfig, PretrainConfig, TrainConfig, flatten
-from polyreme.recipes.resume import changes, check_config, check_data
+from polyreme.recipes.training.resume import changes, check_config, check_data
 
 
 def test_where_and_how_long_may_change():

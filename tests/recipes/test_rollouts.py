@@ -6,10 +6,10 @@ import pytest
 
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError
-from polyreme.recipes.batches import Numbered, gather
-from polyreme.recipes.rewards import load_reward
-from polyreme.recipes.rollouts import Rollouts
-from polyreme.recipes.training import Trainer, told
+from polyreme.recipes.data.batches import Numbered, gather
+from polyreme.recipes.training.rewards import load_reward
+from polyreme.recipes.training.rollouts import Rollouts
+from polyreme.recipes.training.trainer import Trainer, told
 from tests.recipes.tiny_run import ONE_DEVICE
 from tests.recipes.tiny_tune import load, write_base
 

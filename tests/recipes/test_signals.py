@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from polyreme.recipes.signals import StopRequest
+from polyreme.recipes.training.signals import StopRequest
 
 LOOP = """
 import sys, time
-from polyreme.recipes.signals import StopRequest
+from polyreme.recipes.training.signals import StopRequest
 with StopRequest() as stop:
     print("ready", flush=True)
     for step in range(1, 1000):
@@ -24,7 +24,7 @@ with StopRequest() as stop:
 # The main thread sits in C code that no Python handler can interrupt, as in a long compiled step.
 STUCK = """
 import time, jax, jax.numpy as jnp
-from polyreme.recipes.signals import StopRequest
+from polyreme.recipes.training.signals import StopRequest
 x = jnp.ones((256, 256), jnp.float32)
 work = jax.jit(lambda x: jax.lax.fori_loop(0, 1_000_000, lambda i, y: jnp.tanh(y @ x), x))
 with StopRequest() as stop:

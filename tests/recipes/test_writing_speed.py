@@ -10,8 +10,8 @@ from polyreme.errors import ConfigError
 from polyreme.generation import TextTokenizer
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import train_byte_level_bpe
-from polyreme.recipes import writing_speed
-from polyreme.recipes.writing_speed import WritingLoad
+from polyreme.recipes.inference import writing_speed
+from polyreme.recipes.inference.writing_speed import WritingLoad
 
 
 @pytest.fixture(scope="module")

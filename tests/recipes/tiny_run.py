@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from polyreme.distributed.checkpoint import CheckpointStore
-from polyreme.recipes import config_file, run
-from polyreme.recipes.logs import read_jsonl
+from polyreme.recipes import config_file
+from polyreme.recipes.training import run
+from polyreme.recipes.training.logs import read_jsonl
 
 CONFIG = """
 model: {family: gpt, vocab_size: 512, hidden_size: 32, num_layers: 1, num_heads: 4, seq_len: 16, dropout: 0.1}

@@ -4,7 +4,8 @@ import json
 
 from polyreme.core import rng
 from polyreme.models.llama import Llama, LlamaConfig
-from polyreme.recipes import config_file, run
+from polyreme.recipes import config_file
+from polyreme.recipes.training import run
 from tests.data.chat_tokenizers import chat_tokenizer
 
 CONFIG = """

@@ -25,7 +25,7 @@ from polyreme.planner.pipeline import closed_form, pipeline_seconds
 from polyreme.planner.search import search
 from polyreme.planner.space import Space
 from polyreme.recipes.config import PlanConfig
-from polyreme.recipes.schedule_drawing import live_text
+from polyreme.recipes.planning.schedule_drawing import live_text
 
 GPT = ModelShape(hidden=2048, layers=8, heads=16, seq=1024, vocab=50304, ffn=8192)
 X, Y = np.random.default_rng(0).standard_normal((2, 6, 4)).astype("float32")

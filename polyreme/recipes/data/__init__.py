@@ -1,0 +1,1 @@
+"""The samples that runs read: files of tokens, conversations, pairs, sentences and alignments as batches."""

@@ -1,0 +1,160 @@
+"""A run's trained model as an artefact, and any artefact run on arrays from files, described and timed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from polyreme.errors import CaptureError, ConfigError, DataError, DTypeError, ShapeError, did_you_mean
+from polyreme.export import Artifact, PaddleArtifact, read
+from polyreme.export.save import save
+from polyreme.hapi.input_spec import InputSpec
+from polyreme.inference import Config, Predictor, create_predictor
+from polyreme.planner.units import bytes_text
+from polyreme.recipes.corpus import TOKENIZER
+from polyreme.recipes.weights.trained import load_decoder
+
+_TOKENS = "tokens"
+
+
+def export(folder: Path, prefix: Path, lengths: Sequence[int], platforms: Sequence[str]) -> list[str]:
+    """Writes the model of a run's newest checkpoint: token ids [batch, length] -> logits [batch, length, vocab].
+
+    lengths: of a row of tokens, a program for each; () for the length it was trained with. The run's tokenizer is
+    copied beside the artefact. Returns what was written, in lines. Raises CheckpointError for a folder of no run,
+    ConfigError for a length the model has no positions for.
+    """
+    model, meta = load_decoder(folder)
+    longest = model.config.seq_len
+    wrong = [n for n in lengths if not 1 <= n <= longest]
+    if wrong:
+        raise ConfigError(f"--length {wrong[0]}: the model has positions for 1 to {longest} tokens")
+    sizes = sorted(set(lengths)) or [longest]
+    spec = InputSpec([None, None if len(sizes) > 1 else sizes[0]], "int64", _TOKENS)
+    buckets = {_TOKENS: {1: sizes}} if len(sizes) > 1 else {}
+    try:
+        save(model, prefix, [spec], platforms=platforms, buckets=buckets, differentiable=False)
+    except CaptureError as error:
+        raise ConfigError(f"{folder}: the model cannot be exported: {error}") from error
+    written = [f"{prefix}.json", *(str(prefix.parent / f.name) for f in read(prefix).manifest.files)]
+    if (folder / TOKENIZER).is_file():
+        written.append(f"{prefix}.{TOKENIZER}")
+        shutil.copyfile(folder / TOKENIZER, written[-1])
+    sizes_of = {path: Path(path).stat().st_size for path in written}
+    head = f"step {meta['step']} of {folder}, {sum(p.size for p in model.parameters()):,} parameters, is now"
+    return [head, *(f"  {path}  {bytes_text(size)}" for path, size in sizes_of.items())]
+
+
+def describe(artifact: Artifact) -> list[str]:
+    """An artefact in lines a person reads: what it takes and gives, what it was made with, and its files."""
+    manifest = artifact.manifest
+    weights = sum(np.asarray(a).nbytes for a in artifact.stored.values())
+    is_paddle = isinstance(artifact, PaddleArtifact)
+    maker = "PaddlePaddle" if is_paddle else f"polyreme {manifest.polyreme}, jax {manifest.jax}"
+    lines = [
+        f"artefact     {artifact.prefix}",
+        f"made with    {maker}",
+        f"platforms    {', '.join(artifact.platforms)}",
+        f"gradients    {'yes' if manifest.differentiable is True else manifest.differentiable or 'no'}",
+        f"weights      {len(artifact.stored)} arrays, {bytes_text(weights)}",
+    ]
+    for name, function in artifact.functions.items():
+        lines += ["", f"function {name}"]
+        lines += [f"  takes  {spec}" for spec in function.inputs]
+        lines += [f"  gives  {spec}" for spec in function.outputs]
+        for program in function.programs:
+            sizes = [f"{n} dim {d} = {size}" for n, dims in program.record.sizes.items() for d, size in dims.items()]
+            lines.append(f"  program {program.record.file.name}{f'  ({chr(44).join(sizes)})' if sizes else ''}")
+    width = max(len(f.name) for f in manifest.files)
+    lines += ["", "files, with the digest (xxh3_128) that each has"]
+    return lines + [f"  {f.name:<{width}}  {bytes_text(f.nbytes):>10}  {f.digest}" for f in manifest.files]
+
+
+def infer(prefix: Path, inputs: Mapping[str, Path], output: Path | None, device: str, repeat: int) -> list[str]:
+    """Runs an artefact on arrays from .npy files and writes the outputs to OUTPUT/NAME.npy; returns lines that say what
+    came out and how long it took.
+
+    Raises ConfigError for inputs that are not its own, DataError for a file that is no array or does not fit.
+    """
+    predictor = _predictor(prefix, device)
+    arrays = _read_inputs(predictor, inputs)
+    start = time.perf_counter()
+    try:
+        outputs = predictor.run(arrays)
+    except (ShapeError, DTypeError) as error:
+        raise DataError(f"{prefix}: {error}") from error
+    jax.block_until_ready([out._array for out in outputs])
+    first = time.perf_counter() - start
+    lines = []
+    for name, out in zip(predictor.get_output_names(), outputs, strict=True):
+        text = f"{name}  {out.dtype.name}{list(out.shape)}"
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            path = output / f"{_file_name(name)}.npy"
+            np.save(path, out.numpy())
+            text += f"  -> {path}"
+        lines.append(text)
+    times = [_time(predictor, arrays) for _ in range(repeat)]
+    lines.append(f"first run {first * 1e3:.1f} ms, compilation included")
+    if times:
+        median, least = statistics.median(times), min(times)
+        lines.append(f"then      {median * 1e3:.3f} ms, median of {repeat} runs; least {least * 1e3:.3f} ms")
+    return lines
+
+
+def _predictor(prefix: Path, device: str) -> Predictor:
+    config = Config(prefix)
+    kind, _, index = device.partition(":")
+    if not kind or (index and not index.isdigit()):
+        raise ConfigError(f"--device {device}: give cpu, gpu, gpu:1 or the name of another platform")
+    if kind in ("gpu", "cuda"):
+        config.enable_use_gpu(0, int(index or 0))
+    elif kind != "cpu":
+        config.enable_custom_device(kind, int(index or 0))
+    return create_predictor(config)
+
+
+def _read_inputs(predictor: Predictor, files: Mapping[str, Path]) -> list[np.ndarray]:
+    names = predictor.get_input_names()
+    for name in files:
+        if name not in names:
+            raise ConfigError(f"--input {name}=...: there is no such input{did_you_mean(name, names)}")
+    missing = [name for name in names if name not in files]
+    if missing:
+        raise ConfigError(f"no value for input {', '.join(missing)}; add --input {missing[0]}=FILE.npy")
+    return [_array(files[name], name) for name in names]
+
+
+def _array(path: Path, name: str) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataError(f"--input {name}={path}: no such file") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"--input {name}={path}: not a .npy file of numbers; write it with numpy.save") from error
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"--input {name}={path}: an archive of several arrays; give a .npy file with one")
+    return array
+
+
+def _file_name(name: str) -> str:
+    """An output's name as a file's: a name in a manifest does not choose the folder.
+
+    >>> _file_name("../list.0")
+    '_list.0'
+    """
+    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "output"
+
+
+def _time(predictor: Predictor, arrays: Sequence[np.ndarray]) -> float:
+    start = time.perf_counter()
+    for out in predictor.run(arrays):
+        out.numpy()
+    return time.perf_counter() - start

@@ -1,0 +1,95 @@
+"""Writing text after a prompt, with a run's newest checkpoint or published weights, printed as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from polyreme.generation import BeamSearch, BeamSearchParams, SamplingParams, TextGenerator, TextTokenizer
+from polyreme.generation.text_stream import TextStream
+from polyreme.recipes.weights.trained import drafting, load_writer
+
+
+def run(
+    path: Path,
+    *,
+    prompt: str,
+    params: SamplingParams,
+    chat: bool = False,
+    dtype: str | None = None,
+    speculative: str | None = None,
+    num_draft_tokens: int = 5,
+    say: Callable[[str], None],
+) -> None:
+    """Write n texts, of seeds seed, seed + 1, ..., after the prompt, each beginning with it; as answers to it if chat.
+
+    path: as of load_writer, and dtype. speculative, num_draft_tokens: as of drafting. say: takes each piece of text
+    as soon as it is sure. Raises as load_writer does, ConfigError for a model without a chat template.
+    """
+    model, tokenizer = load_writer(path, dtype)
+    ids = prompt_ids(tokenizer, prompt, chat=chat)
+    speculation = drafting(speculative, num_draft_tokens, tokenizer, dtype)
+    generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, speculation)
+    for copy in range(params.n):
+        if not chat:
+            say(prompt)
+        # an answer is a text of its own
+        stream = TextStream(tokenizer, params.stop, params.min_tokens, () if chat else ids)
+        write(generator, stream, ids, replace(params, n=1, seed=params.seed + copy), say)
+        say("\n" if copy == params.n - 1 else "\n\n")
+
+
+def search(
+    path: Path,
+    *,
+    prompt: str,
+    params: BeamSearchParams,
+    chat: bool = False,
+    dtype: str | None = None,
+    say: Callable[[str], None],
+) -> None:
+    """Say the n texts of highest score after the prompt, as `run` says texts. Raises as run does."""
+    model, tokenizer = load_writer(path, dtype)
+    ids = prompt_ids(tokenizer, prompt, chat=chat)
+    texts = BeamSearch(TextGenerator(model, tokenizer.end, tokenizer.vocab_size)).search(ids, params)
+    for number, text in enumerate(texts):
+        stream = TextStream(tokenizer, (), 0, () if chat else ids)
+        written = stream.add(text.token_ids) + stream.finish()
+        say(("" if chat else prompt) + written + ("\n" if number == len(texts) - 1 else "\n\n"))
+
+
+def prompt_ids(tokenizer: TextTokenizer, prompt: str, *, chat: bool) -> list[int]:
+    """The tokens to write after: of the prompt, or of a conversation that begins with it."""
+    if chat:
+        return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    # a text of no tokens begins where one has ended
+    return tokenizer.encode(prompt) or [tokenizer.end[0] if tokenizer.end else 0]
+
+
+def write(
+    generator: TextGenerator,
+    stream: TextStream,
+    ids: Sequence[int],
+    params: SamplingParams,
+    say: Callable[[str], None],
+) -> None:
+    """Say the text after ids, piece by piece. Where the model's positions end, it goes on from the latter half."""
+    known, positions, left, part = list(ids), generator.model.config.seq_len, params.max_tokens, 0
+
+    def take(_: int, token: int) -> bool:
+        say(stream.add([token]))
+        return stream.stopped
+
+    while left:
+        seen = known[-(positions - min(left, positions // 2)) :]
+        # a draw depends on seed and place, and places begin anew
+        seed = (params.seed + (part << 32)) % 2**63
+        least = max(0, params.min_tokens - (params.max_tokens - left))
+        again = replace(params, max_tokens=left, min_tokens=least, seed=seed)
+        (completion,) = generator.generate([seen], again, take)
+        known += completion.token_ids
+        left, part = left - len(completion.token_ids), part + 1
+        if completion.finish_reason == "stop":
+            break
+    say(stream.finish())

@@ -1,0 +1,1 @@
+"""Plans of runs: search, estimate, proof, calibration, reports and pictures."""

@@ -1,0 +1,137 @@
+"""A training step to be compiled and not run: what it is of, and its programs under a plan, made without memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from polyreme.core import layout as layouts
+from polyreme.core import rng, state
+from polyreme.core.abstract import Abstract, abstractly
+from polyreme.distributed.pipeline.dry_run import DryRun
+from polyreme.distributed.planned_step import PlannedStep, loss_of
+from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
+from polyreme.kernels import select
+from polyreme.mesh import Plan
+from polyreme.nn import Layer
+from polyreme.nn.lazy import LazyGuard
+from polyreme.optimizer import Optimizer
+from polyreme.optimizer.lr import LRScheduler
+from polyreme.recipes.config import RunConfig
+from polyreme.recipes.samples import Input, labels_of
+from polyreme.recipes.training.trainer import learning_rate_schedule, loss_of_config, make_optimizer, step_policy
+from polyreme.recipes.weights.base import make_model
+from polyreme.training import Microbatch, StepPolicy
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A training step of a model.
+
+    model: makes it; under a pipeline it has pipeline_items() and pipeline_loss(output, labels). loss: (model, arrays of
+    a microbatch) -> a 0-D mean. inputs: of a whole batch, under a pipeline inputs and labels. optimizer: of a model.
+    policy: of the step.
+    """
+
+    model: Callable[[], Layer]
+    loss: Callable[[Any, Sequence[Tensor]], Tensor]
+    inputs: tuple[Input, ...]
+    optimizer: Callable[[Layer], Optimizer]
+    policy: StepPolicy = field(default_factory=StepPolicy)
+
+
+def job_of(config: RunConfig) -> TrainingJob:
+    """The step of a pretraining run."""
+    loss = loss_of_config(config) or loss_of
+
+    def optimizer(model: Any) -> Optimizer:
+        schedule: LRScheduler = learning_rate_schedule(config.train)
+        return make_optimizer(config.train, model, schedule)
+
+    return TrainingJob(
+        model=lambda: make_model(config),
+        loss=lambda model, arrays: loss(model, arrays[0], labels_of(arrays[1:])),
+        inputs=config.samples.arrays(config),
+        optimizer=optimizer,
+        policy=step_policy(config.train),
+    )
+
+
+class AbstractJob:
+    """A TrainingJob's training step laid out over devices by a plan, all of it without memory."""
+
+    def __init__(self, job: TrainingJob, plan: Plan, devices: Sequence[Any]) -> None:
+        self.job, self.plan = job, plan
+        self._absent = devices[0] if devices[0].platform != jax.default_backend() else None
+        self._outer = layouts.active.layout, rng.default_generator.key_state()._array
+        with self._abstractly(), LazyGuard():
+            self.model = job.model()
+            self.planned = PlannedStep(self.model, plan, job.optimizer, job.policy, devices, self._loss)
+        self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
+
+    def close(self) -> None:
+        """Put back the plan and the random key that were in force before."""
+        layouts.active.layout = self._outer[0]
+        state.write(rng.default_generator.key_state(), self._outer[1])
+
+    def compiled(self) -> Any:
+        """The one program of a step without a pipeline: a jax.stages.Compiled."""
+        with self._abstractly():
+            return self.planned.step.compiled(self.batch())
+
+    def dry_run(self) -> DryRun:
+        """A step over pipeline stages, walked without memory."""
+        with self._abstractly():
+            batch = self.batch()
+            return DryRun(self.planned.step, batch)
+
+    def batch(self) -> list[Microbatch]:
+        """A batch without memory, in microbatches; inside `abstractly`."""
+        first, *rest = (Abstract.of(given.shape, given.dtype, None) for given in self.job.inputs)
+        self.planned.check_rows(first.shape[0])
+        return self.planned.cut(first, rest[0] if self.planned.is_staged else tuple(rest))
+
+    @contextmanager
+    def _abstractly(self) -> Iterator[None]:
+        """Without memory, and for the plan's devices where these are not here."""
+        with abstractly(), select.compiling_for(self._absent), warnings.catch_warnings():
+            # programs for devices that are not here are written to the compile cache, and cannot be read
+            warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+            yield
+
+    def _loss(self, model: Any, first: Any, rest: Sequence[Any]) -> Tensor:
+        return self.job.loss(model, [first, *rest])
+
+
+def devices_for(count: int, topology: str = "") -> list[Any]:
+    """Devices to compile for: this process's, or, with a topology such as "v5e:4x4", a TPU slice that need not exist.
+
+    Fewer than count where there are no more. Raises ConfigError for a topology that is no TPU slice, or if libtpu is
+    not installed.
+    """
+    found = list(jax.devices()) if not topology else _slice(topology)
+    return found[:count]
+
+
+def _slice(name: str) -> list[Any]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(f"compiling for {name} needs libtpu; install polyreme[tpu-check], or leave the topology out")
+    # else libtpu asks a cloud's metadata server, for minutes, what machine this is
+    quiet = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "none"}
+    # several processes may compile at once, as none of them touches a chip
+    for variable, value in {**quiet, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
+        os.environ.setdefault(variable, value)
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"topology {name}: give a TPU slice such as v5e:2x4 ({reason})") from error

@@ -1,0 +1,259 @@
+"""What `polyreme plan` prints: tables of the best plans, of their memory, and of what was ruled out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from polyreme.planner.cluster import Cluster
+from polyreme.planner.prediction import Memory, Prediction
+from polyreme.planner.search import TIE, Ranked, shortfall
+from polyreme.planner.units import bytes_text
+from polyreme.recipes.estimate import num_parameters
+from polyreme.recipes.planning.plan import Answer, plan_words
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
+_SHOWN = 5  # rows of plans that do not fit, and of reasons
+
+
+def report(answer: Answer) -> RenderableType:
+    """Everything, for a terminal."""
+    return Group(*_parts(answer))
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """Everything, as plain values."""
+    result, chosen = answer.found, answer.chosen
+    return {
+        "cluster": _cluster_values(answer.cluster),
+        "model": {"family": answer.config.dimensions.family, "parameters": _num_parameters(answer)},
+        "global_batch": answer.config.train.global_batch,
+        "training": asdict(answer.training),
+        "looked_at": result.looked_at,
+        "chosen": chosen,
+        "plans": [
+            _values(ranked) | ({"verified": _verify_values(answer, at)} if at < len(answer.verified) else {})
+            for at, ranked in enumerate(result.plans)
+        ],
+        "own": None if answer.own is None else _values(answer.own),
+        "would_not_fit": [_values(each) | _short_values(each.prediction) for each in too_big(answer)],
+        "ruled_out": [{"why": why, "meshes": count} for why, count in result.refused.items()],
+        "changes": [{"what": c.what, "devices": c.devices, **_values(c.best)} for c in answer.changes],
+    }
+
+
+def too_big(answer: Answer) -> Sequence[Ranked]:
+    """Plans that do not fit and would be faster than the best that does; if none fits, those that lack least."""
+    found = answer.found
+    if not found.plans:
+        return sorted(found.too_big, key=lambda each: shortfall(each.prediction)[0])
+    best = found.plans[0].prediction.step_seconds
+    return [each for each in found.too_big if each.prediction.step_seconds < best]
+
+
+def _parts(answer: Answer) -> Iterator[RenderableType]:
+    yield Text(_heading(answer), style="bold")
+    result = answer.found
+    if result.plans:
+        yield _best(answer)
+        chosen = answer.chosen
+        if chosen is not None:
+            yield from _details(result.plans[chosen])
+        if answer.verified:
+            yield _verify(answer)
+    else:
+        yield Text(f"\nNo plan fits the {bytes_text(_capacity(answer))} that a device can use.", style="bold red")
+    yield from _ruled_out(answer)
+    if answer.changes:
+        yield _changes(answer)
+
+
+def _heading(answer: Answer) -> str:
+    cluster, config = answer.cluster, answer.config
+    model = config.dimensions
+    count = f"{cluster.num_devices} x {cluster.device.name}"
+    shared = ", which share one machine's cores" if cluster.shared > 1 else ""
+    return (
+        f"{model.family} of {_num_parameters(answer):,} parameters, {model.seq_len:,} tokens a row, "
+        f"{config.train.global_batch:,} rows a step, {answer.training.dtype}, on {count}{shared}\n"
+        f"{answer.found.looked_at:,} plans predicted; figures of the devices: {cluster.device.source or 'cluster file'}"
+    )
+
+
+def _best(answer: Answer) -> Table:
+    table = _table(f"\nBest plans (of those within {TIE:.0%} the simpler first)", "#", "plan")
+    for name in ("step s", "tokens/s", "MFU", "GiB/device", "of"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("what binds")
+    for at, each in enumerate(answer.found.plans):
+        mark = "*" if at == answer.chosen else "refuted" if answer.is_refuted(at) else ""
+        table.add_row(f"{at + 1}{mark}", plan_words(each.plan), *_figures(each.prediction), _binds(each.prediction))
+    if answer.own is not None:
+        own = answer.own.prediction
+        words = plan_words(answer.own.plan) + ("" if own.fits else " (does not fit)")
+        table.add_row("file's", words, *_figures(own), _binds(own), style="dim")
+    return table
+
+
+def _details(chosen: Ranked) -> Iterator[RenderableType]:
+    prediction = chosen.prediction
+    table = _table("\nMemory of a device of the plan marked *, GiB, by what holds it", "stage")
+    for name in (*PARTS, "total"):
+        table.add_column(name, justify="right")
+    for name, memory in _stages(prediction):
+        table.add_row(name, *[_gib(getattr(memory, part)) for part in (*PARTS, "total")])
+    yield table
+    times = prediction.times
+    parts = {
+        "arithmetic": times.compute,
+        "recompute": times.recompute,
+        **{f"communication over {axis}": seconds for axis, seconds in times.exposed.items()},
+        "waiting in the pipeline": times.bubble,
+        "update": times.optimizer,
+        "host memory": times.offload,
+    }
+    text = ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items() if value > 0)
+    yield Text(f"\nWhere the step goes: {text}")
+
+
+def _stages(prediction: Prediction) -> Iterable[tuple[str, Memory]]:
+    """The fullest stage first, then the first and last of a pipeline."""
+    stages = prediction.stages
+    if len(stages) == 1:
+        return [("every device", stages[0])]
+    fullest = max(range(len(stages)), key=lambda stage: stages[stage].total)
+    shown = dict.fromkeys((fullest, 0, len(stages) - 1))
+    return [(f"{stage}{' (fullest)' if stage == fullest else ''}", stages[stage]) for stage in shown]
+
+
+def _verify(answer: Answer) -> Table:
+    table = _table("\nCompiled", "#", "plan")
+    for name in ("GiB predicted", "GiB compiled", "of"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("collectives of the fullest device, bytes sent a step")
+    for index, (ranked, verified) in enumerate(zip(answer.found.plans, answer.verified, strict=False)):
+        prediction = ranked.prediction
+        verdict = "refuted: does not fit" if answer.is_refuted(index) else "fits"
+        sizes = [_gib(nbytes) for nbytes in (prediction.memory.total, verified.total, prediction.capacity)]
+        stage = max(verified.stages, key=lambda each: each.total)
+        sent = [f"{e.count} {e.kind} over {_axes(e.axes)}: {bytes_text(e.wire_bytes)}" for e in stage.exchanges]
+        table.add_row(str(index + 1), plan_words(ranked.plan), *sizes, verdict, ", ".join(sent) or "none")
+    return table
+
+
+def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
+    large = too_big(answer)[:_SHOWN]
+    if large:
+        why = "faster, but would not fit" if answer.found.plans else "what lacks least"
+        table = _table(f"\nOut of memory: {why}", "plan")
+        for name in ("step s", "GiB/device", "of", "too much"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("most of it")
+        for ranked in large:
+            lack, part = shortfall(ranked.prediction)
+            held = getattr(ranked.prediction.memory, part)
+            sizes = [_gib(ranked.prediction.memory.total), _gib(ranked.prediction.capacity), _gib(lack)]
+            words = f"{part}, {_gib(held)} GiB"
+            table.add_row(plan_words(ranked.plan), _seconds(ranked.prediction.step_seconds, ""), *sizes, words)
+        yield table
+    reasons = sorted(answer.found.refused.items(), key=lambda item: -item[1])
+    if reasons:
+        lines = [f"  {count:4} {'mesh' if count == 1 else 'meshes'}: {why}" for why, count in reasons[:_SHOWN]]
+        more = [f"  and {len(reasons) - _SHOWN} other reasons (--json lists all)"] if len(reasons) > _SHOWN else []
+        yield Text("\n".join(["", "No plans:", *lines, *more]))
+
+
+def _changes(answer: Answer) -> Table:
+    table = _table("\nThe cheapest changes after which a plan fits: settings, then devices", "change", "the plan then")
+    for name in ("devices", "step s", "tokens/s", "MFU", "GiB/device", "of"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in answer.changes:
+        figures = _figures(each.best.prediction)
+        table.add_row(each.what, plan_words(each.best.plan), f"{each.devices:,}", *figures)
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name)
+    return table
+
+
+def _figures(prediction: Prediction) -> tuple[str, ...]:
+    return (
+        _seconds(prediction.step_seconds, ""),
+        f"{prediction.tokens_per_second:,.0f}",
+        f"{prediction.mfu:.1%}",
+        _gib(prediction.memory.total),
+        _gib(prediction.capacity),
+    )
+
+
+def _binds(prediction: Prediction) -> str:
+    return prediction.binds.replace(" of the step", "")
+
+
+def _seconds(seconds: float, unit: str = " s") -> str:
+    return f"{seconds:.3g}{unit}" if seconds < 100 else f"{seconds:,.0f}{unit}"
+
+
+def _gib(nbytes: float) -> str:
+    size = nbytes / 2**30
+    return f"{size:.3g}" if size < 1 else f"{size:.2f}" if size < 100 else f"{size:,.0f}"
+
+
+def _axes(axes: Sequence[str] | None) -> str:
+    return "?" if axes is None else "+".join(axes) or "nothing"
+
+
+def _capacity(answer: Answer) -> float:
+    return answer.cluster.device.memory * answer.cluster.device.usable
+
+
+def _num_parameters(answer: Answer) -> int:
+    return num_parameters(answer.config.dimensions)
+
+
+def _values(ranked: Ranked) -> dict[str, Any]:
+    prediction = ranked.prediction
+    memory = asdict(prediction.memory) | {"total": prediction.memory.total}
+    return {
+        "words": plan_words(ranked.plan),
+        "plan": ranked.plan.to_dict(),
+        "step_seconds": prediction.step_seconds,
+        "tokens_per_second": prediction.tokens_per_second,
+        "mfu": prediction.mfu,
+        "fits": prediction.fits,
+        "capacity": prediction.capacity,
+        "memory": memory,
+        "stages": [asdict(stage) | {"total": stage.total} for stage in prediction.stages],
+        "times": asdict(prediction.times) | {"total": prediction.times.total},
+        "binds": prediction.binds,
+    }
+
+
+def _short_values(prediction: Prediction) -> dict[str, Any]:
+    lack, part = shortfall(prediction)
+    return {"too_much": lack, "most_of_it": part}
+
+
+def _verify_values(answer: Answer, at: int) -> dict[str, Any]:
+    return answer.verified[at].to_dict() | {"total": answer.verified[at].total, "refuted": answer.is_refuted(at)}
+
+
+def _cluster_values(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "device": cluster.device.name,
+        "num_devices": cluster.num_devices,
+        "shared": cluster.shared,
+        "memory": cluster.device.memory,
+        "source": cluster.device.source,
+        "links": [asdict(link) for link in cluster.links],
+    }

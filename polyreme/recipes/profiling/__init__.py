@@ -1,0 +1,1 @@
+"""Profiles of the steps of a run, as tables and pictures."""

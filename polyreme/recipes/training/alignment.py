@@ -1,0 +1,247 @@
+"""Losses of the stages that align a model: preferences, judged answers, rewards, and a teacher's soft labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xxhash
+
+from polyreme.data.packing import NO_LABEL
+from polyreme.distributed.communication import replicas
+from polyreme.distributed.placement import apply_plan
+from polyreme.eager.mode import no_grad
+from polyreme.errors import ConfigError
+from polyreme.io import safetensors_file
+from polyreme.jit import to_static
+from polyreme.nn import Layer
+from polyreme.nn import functional as F
+from polyreme.nn.initializer import Normal
+from polyreme.ops.creation import arange
+from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.recipes.data.pair_samples import PairDataset
+from polyreme.recipes.finetune_config import FinetuneConfig
+from polyreme.recipes.preference_losses import LOSSES
+from polyreme.recipes.weights.base import base_digest, load_base
+from polyreme.training import cut
+from polyreme.training.preference import (
+    PairLogProbs,
+    PreferenceSettings,
+    kto_loss,
+    reward_loss,
+    soft_label_loss,
+)
+
+_REFERENCE = "reference.safetensors"
+
+
+def answer_log_probs(model: Any, tokens: Any, labels: Any) -> tuple[Any, Any]:
+    """(log-probabilities of the answers, summed over their tokens; how many those are), [batch, 2] each, of pairs of
+    rows: tokens [batch, 2, seq], labels [batch, 2, seq] with NO_LABEL where nothing is asked."""
+    batch, sides, seq = labels.shape
+    rows = labels.reshape([batch * sides, seq])
+    logits = model(tokens.reshape([batch * sides, seq])).astype("float32")
+    costs = F.cross_entropy(logits, rows, ignore_index=NO_LABEL, reduction="none").reshape([batch, sides, seq])
+    counts = (labels != NO_LABEL).astype("float32").sum(-1)
+    return -costs.sum(-1), counts
+
+
+# preferences
+
+
+def preference_loss(config: FinetuneConfig) -> Callable[[Any, Any, Any], Any]:
+    """The loss of stage dpo, by loss_type."""
+    record = LOSSES.named(config.loss_type)
+    settings = PreferenceSettings(config.beta, config.label_smoothing, config.simpo_gamma, config.dpop_lambda)
+
+    def loss(model: Any, tokens: Any, targets: Any) -> Any:
+        labels, facts = targets
+        sums, counts = answer_log_probs(model, tokens, labels)
+        (chosen, rejected), (num_chosen, num_rejected) = sums.unbind(1), counts.unbind(1)
+        reference_chosen, reference_rejected, _ = facts.unbind(1)
+        pairs = PairLogProbs(chosen, rejected, reference_chosen, reference_rejected, num_chosen, num_rejected)
+        cost = record(pairs, settings).mean()
+        total = cost * config.pref_loss_ratio
+        if config.sft_loss_ratio:
+            total = total - (chosen / num_chosen).mean() * config.sft_loss_ratio
+        rewards = (pairs.chosen_ratio * config.beta, pairs.rejected_ratio * config.beta)
+        told = {
+            "rewards/chosen": rewards[0].mean(),
+            "rewards/rejected": rewards[1].mean(),
+            "rewards/accuracy": (rewards[0] > rewards[1]).astype("float32").mean(),
+        }
+        return total, told
+
+    return loss
+
+
+def needs_reference(config: FinetuneConfig) -> bool:
+    """Whether the loss of a run reads what a reference model says of the answers."""
+    if config.reference_free:
+        return False
+    return config.stage == "kto" or LOSSES.named(config.loss_type).needs_reference
+
+
+def judged_loss(config: FinetuneConfig) -> Callable[[Any, Any, Any], Any]:
+    """The loss of stage kto."""
+
+    def loss(model: Any, tokens: Any, targets: Any) -> Any:
+        labels, facts = targets
+        sums, _ = answer_log_probs(model, tokens, labels)
+        ratio, mismatched = (sums - facts[:, :2]).unbind(1)
+        is_good = facts[:, 2]
+        weights = (config.desirable_weight, config.undesirable_weight)
+        cost = kto_loss(ratio, mismatched, is_good, config.beta, *weights).mean()
+        reward = ratio * config.beta
+        good, bad = is_good.sum().clip(min=1), (1 - is_good).sum().clip(min=1)
+        told = {
+            "rewards/desirable": (reward * is_good).sum() / good,
+            "rewards/undesirable": (reward * (1 - is_good)).sum() / bad,
+        }
+        return cost, told
+
+    return loss
+
+
+def score_reference(config: FinetuneConfig, trainer: Any, data: Any, folder: Path) -> None:
+    """Give the pairs what the model says of them as it begins, computed once under the run's plan, and kept in the
+    run's folder for when it resumes. With adapters that is the base, as they begin with nothing."""
+    if not needs_reference(config):
+        return
+    path, digest = folder / _REFERENCE, xxhash.xxh3_128_hexdigest(f"{data.digest} {base_digest(config.model)}".encode())
+    scores = read_scores(path, digest)
+    if scores is None:
+        scores = [_scores(trainer, dataset, config.train.global_batch) for dataset in data.datasets]
+        if jax.process_index() == 0:
+            aside = path.with_name(f".{path.name}.tmp")
+            with aside.open("wb") as file:
+                arrays = {str(number): array for number, array in enumerate(scores)}
+                safetensors_file.write(file, arrays, {"of": digest})
+            os.replace(aside, path)
+    for dataset, array in zip(data.datasets, scores, strict=True):
+        dataset.reference[:] = array
+
+
+def read_scores(path: Path, digest: str) -> list[np.ndarray] | None:
+    """What score_reference kept of these pairs and weights, None for nothing or that of others."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        arrays, metadata = safetensors_file.read(file, str(path))
+    return [arrays[str(number)] for number in range(len(arrays))] if metadata.get("of") == digest else None
+
+
+def _scores(trainer: Any, data: PairDataset, size: int) -> np.ndarray:
+    """The log-probabilities of all answers of a data set, float32 [pairs, 2], in batches of one size."""
+    model, step = trainer.model, trainer.planned.step
+
+    def score(tokens: Any, labels: Any) -> Any:
+        with no_grad(), step.step.policy.precision.autocast():
+            return answer_log_probs(model, tokens, labels)[0]
+
+    captured, scores = to_static(score), []
+    model.eval()
+    try:
+        for begin in range(0, len(data), size):
+            rows = np.arange(begin, begin + size) % len(data)  # one shape, one program
+            (part,) = step.place(cut([data.tokens[rows].astype(np.int64), data.labels[rows].astype(np.int64)], 1, None))
+            out = captured(part.inputs, part.labels)
+            scores.append(np.asarray(replicas.whole(out._array, trainer.layout.replicated())))
+    finally:
+        model.train()
+    return np.concatenate(scores)[: len(data)]
+
+
+# rewards
+
+
+class RewardHead(Layer):
+    """A number for a text: the product of its last token's hidden state [batch, hidden] with a vector."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = self.create_parameter(
+            [hidden_size], default_initializer=Normal(std=1 / np.sqrt(hidden_size + 1.0))
+        )
+
+    def forward(self, hidden: Any) -> Any:
+        return (hidden * self.weight).sum(-1)
+
+
+def add_reward_head(model: Any, config: FinetuneConfig) -> None:
+    """Let a decoder say how good a text is: model.reward_head, which trains whatever else does."""
+    model.add_sublayer("reward_head", RewardHead(model.config.hidden_size))
+
+
+def rewards(model: Any, tokens: Any, labels: Any) -> Any:
+    """The rewards [rows] of texts [rows, seq], read where their last label, the token that ends them, is asked for."""
+    places = (labels != NO_LABEL).astype("int64") * arange(labels.shape[1])
+    hidden = model.hidden(tokens)
+    index = places.max(-1).reshape([-1, 1, 1]).expand([-1, 1, hidden.shape[-1]])
+    return model.reward_head(take_along_axis(hidden, index, 1).squeeze(1).astype("float32"))
+
+
+def pair_reward_loss(config: FinetuneConfig) -> Callable[[Any, Any, Any], Any]:
+    """The loss of stage rm."""
+
+    def loss(model: Any, tokens: Any, targets: Any) -> Any:
+        labels, _ = targets
+        batch, sides, seq = labels.shape
+        flat = rewards(model, tokens.reshape([batch * sides, seq]), labels.reshape([batch * sides, seq]))
+        chosen, rejected = flat.reshape([batch, sides]).unbind(1)
+        told = {
+            "rewards/chosen": chosen.mean(),
+            "rewards/rejected": rejected.mean(),
+            "rewards/accuracy": (chosen > rejected).astype("float32").mean(),
+        }
+        return reward_loss(chosen, rejected).mean(), told
+
+    return loss
+
+
+# a teacher
+
+
+class DistillationLoss:
+    """The loss of stage distill: distill_weight of the divergence from the teacher's soft labels, the rest the cost of
+    the tokens themselves. `teacher` is there once load_teacher has put it."""
+
+    def __init__(self, config: FinetuneConfig) -> None:
+        self.config = config
+        self.teacher: Any = None
+
+    def __call__(self, model: Any, inputs: Any, labels: Any) -> Any:
+        if self.teacher is None:
+            raise ConfigError("stage distill: no teacher is loaded; it computes inside a run alone")
+        logits = model(inputs).astype("float32")
+        with no_grad():
+            soft = self.teacher(inputs)
+        vocab = min(logits.shape[-1], soft.shape[-1])  # rows that no token has may be more in one of them
+        is_counted = (labels != NO_LABEL).astype("float32")
+        soft_cost = soft_label_loss(
+            logits[:, :, :vocab], soft[:, :, :vocab], is_counted, self.config.distill_temperature
+        )
+        cost = F.cross_entropy(logits, labels, ignore_index=NO_LABEL)
+        weight = self.config.distill_weight
+        return soft_cost * weight + cost * (1 - weight), {"loss/soft": soft_cost, "loss/hard": cost}
+
+
+def load_teacher(config: FinetuneConfig, trainer: Any, data: Any, folder: Path) -> None:
+    """Put the teacher's weights beside the model's, under the run's plan."""
+    assert config.teacher is not None
+    teacher = load_base(config.teacher)
+    known = trainer.model.config.vocab_size
+    if teacher.config.vocab_size < data.writer.vocab_size or known < data.writer.vocab_size:
+        raise ConfigError(
+            f"teacher={config.teacher}: has {teacher.config.vocab_size} tokens, and the tokenizer "
+            f"{data.writer.vocab_size}; give a teacher of the same tokenizer"
+        )
+    for parameter in teacher.parameters():
+        parameter.stop_gradient = True
+    apply_plan(config.parallel_plan, teacher, trainer.layout.mesh.devices.reshape(-1).tolist())
+    teacher.eval()
+    trainer.objective.teacher = teacher

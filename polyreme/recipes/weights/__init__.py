@@ -1,0 +1,1 @@
+"""Models that runs begin with and leave: fresh, published, trained, tuned, merged."""

@@ -1,0 +1,163 @@
+"""What fine-tuning trained, made one with the weights that it began with, in a folder of published weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyreme.distributed.checkpoint import CheckpointStore
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.models.adapters import (
+    LowRank,
+    check_base,
+    is_adapter,
+    joined,
+    linear_modules,
+    open_adapter,
+    products_by_name,
+    rounded,
+)
+from polyreme.models.pretrained import named_tensors, write_folder
+from polyreme.models.published import PublishedFamily, kept_keys
+from polyreme.recipes.corpus import TOKENIZER
+from polyreme.recipes.finetune_config import FinetuneConfig
+from polyreme.recipes.weights.base import (
+    base_digest,
+    check_base_digest,
+    checkpoints_of,
+    is_run,
+    load_base,
+    load_tokenizer,
+    run_config,
+)
+from polyreme.recipes.weights.published import copy_beside, floating_dtype, new_folder, open_matched, resolve
+from polyreme.recipes.weights.tuning import lora_of
+
+_MODEL = "model/"
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Weights to be read one after another, under our names; more: keys of config.json that are none of the model's."""
+
+    published: PublishedFamily
+    model: Any
+    read: Callable[[str], np.ndarray]
+    more: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What is to be done to weights: trained ones take their place, products are added to them."""
+
+    trained: Mapping[str, np.ndarray]
+    products: Mapping[str, LowRank]
+    weight_dtype: str = ""
+    """Of the codes that the weights of linear maps were stored in meanwhile."""
+
+    def of(self, weights: _Weights) -> Callable[[str], np.ndarray]:
+        """name -> the weight, changed, in the dtype that it has."""
+        maps = linear_modules(weights.model) if self.weight_dtype else {}
+
+        def read(name: str) -> np.ndarray:
+            if name in self.trained:
+                return self.trained[name]
+            module = name.removesuffix(".weight")
+            weight, product = weights.read(name), self.products.get(module)
+            if self.weight_dtype and module in maps:
+                weight = rounded(weight, self.weight_dtype)
+            return weight if product is None else product.merged(weight)
+
+        return read
+
+
+def merge(
+    source: Path,
+    target: Path,
+    *,
+    base: str | None = None,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+    say: Callable[[str], None],
+) -> None:
+    """Write the model of a fine-tuning run, or of an adapter's folder, as a folder of published weights.
+
+    One weight of the base is in memory at a time. base: its path if not the one that was trained on, with the same
+    digest. dtype: of the weights, as the base's are if None. The target appears when all of it is there. Raises
+    CheckpointError for a base of another digest, ConfigError for what was not fine-tuned and for a target that holds
+    anything.
+    """
+    wanted = floating_dtype(dtype)
+    if is_adapter(source):
+        adapter = open_adapter(source)
+        name = base or adapter.base
+        if not name:
+            raise ConfigError(f"{source}: does not say what it was trained on; give --base")
+        check_base(adapter, base_digest(name), name)
+        weights, tokenizer_of = _open(name), resolve(name)
+        change = _Change({}, products_by_name(adapter, weights.model), adapter.weight_dtype)
+        if (source / TOKENIZER).is_file():  # with the template that it was trained by
+            tokenizer_of = source
+    else:
+        name, change = _of_run(source, base)
+        weights, tokenizer_of = _open(name), source
+    changed = [*change.trained, *(f"{product}.weight" for product in change.products)]
+    lost = {*changed} - named_tensors(weights.model).keys()
+    if lost:
+        raise CheckpointError(f"{source}: {name} has no {min(lost)}; give the weights that it was trained on")
+    with new_folder(target) as partial:
+        write_folder(
+            partial,
+            weights.published,
+            weights.model,
+            change.of(weights),
+            max_shard_size=max_shard_size,
+            dtype=wanted,
+            more=weights.more,
+        )
+        if is_run(tokenizer_of):
+            load_tokenizer(tokenizer_of).save_pretrained(partial)
+        else:
+            copy_beside(tokenizer_of, partial, say)
+    counts = f"{len(change.trained)} weights trained, {len(change.products)} merged"
+    say(f"{target}: {weights.published.architecture}, {counts}")
+
+
+def _of_run(folder: Path, base: str | None) -> tuple[str, _Change]:
+    """(the name of the base, what the newest checkpoint changes of it)."""
+    with CheckpointStore(checkpoints_of(folder), read_only=True) as store:
+        arrays, meta = store.restore()
+    config = run_config(meta)
+    if not isinstance(config, FinetuneConfig):
+        raise ConfigError(f"{folder}: a pretraining run, which has nothing to merge; polyreme export writes its model")
+    if config.record.build is not None:
+        raise ConfigError(
+            f"{folder}: stage {config.stage} trained what published weights have no place for; load_trained reads it"
+        )
+    name = base or config.model
+    check_base_digest(name, meta["host"]["base_digest"], str(folder))
+    saved = {key.removeprefix(_MODEL): np.asarray(a) for key, a in arrays.items() if key.startswith(_MODEL)}
+    if config.fine_tuning != "lora":
+        return name, _Change({key: array.astype(np.float32) for key, array in saved.items()}, {})
+    lora, parts = lora_of(config), {}
+    for key, array in saved.items():
+        module, _, part = key.rpartition(".")
+        parts.setdefault(module, {})[part] = array.astype(np.float32)
+    return name, _Change({}, {module: joined(lora, arrays) for module, arrays in parts.items()}, config.weight_dtype)
+
+
+def _open(name: str) -> _Weights:
+    """The weights of a name, and a model of their shapes. Raises ConfigError for those in few bits."""
+    path = resolve(name)
+    if is_run(path):
+        model = load_base(name)
+        tensors = named_tensors(model)
+        return _Weights(model.family.published.load(), model, lambda key: tensors[key].numpy(), {})
+    matched = open_matched(path)
+    if matched.opened.layout is not None:
+        raise ConfigError(f"{name}: its weights are of few bits, into which no adapter can be merged; merge it first")
+    return _Weights(matched.opened.published, matched.model, matched.read, kept_keys(matched.opened.config))

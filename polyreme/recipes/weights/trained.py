@@ -1,0 +1,105 @@
+"""The model of a run's newest checkpoint, and any decoder on disk with its tokenizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from polyreme.distributed.placement import apply_plan
+from polyreme.errors import CheckpointError, ConfigError
+from polyreme.generation.speculation import Speculation
+from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.mesh import Plan
+from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
+from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.models.decoder import Decoder
+from polyreme.models.gguf_file import is_gguf
+from polyreme.nn.layers.quantized import QuantizedLinear
+from polyreme.recipes.corpus import TOKENIZER
+from polyreme.recipes.weights.base import base_digest, is_run, load_tokenizer, load_trained
+from polyreme.recipes.weights.published import resolve
+
+ONE_DEVICE = "one device"
+"""The plan of a model that load_writer gives, as results name it."""
+
+
+def dtype_of(model: Any) -> str:
+    """The dtype that most of a model's values are stored in; of quantized weights int8, int4, nf4 or fp8."""
+    sizes: Counter[str] = Counter()
+    quantized = {id(layer.weight): layer for layer in model.sublayers() if isinstance(layer, QuantizedLinear)}
+    for parameter in model.parameters():
+        layer = quantized.get(id(parameter))
+        if layer is None:
+            sizes[parameter.dtype.name] += parameter.size
+        else:  # a byte of codes may hold two
+            sizes[layer.weight_dtype] += layer.in_features * layer.out_features
+    return sizes.most_common(1)[0][0]
+
+
+def load_writer(
+    path: Path, dtype: str | None = None, adapter: Path | None = None, plan: Plan | None = None
+) -> tuple[Any, TextTokenizer]:
+    """A decoder and its tokenizer: of a run's folder, of a folder of published weights, or of a GGUF file.
+
+    dtype: of published weights, float32 if None. adapter: the folder of one that was trained on these weights, which is
+    merged into them, as those of a fine-tuning run are. plan: how the model lies on devices, on one if None. Raises
+    CheckpointError for what is none of them, for a run or folder without a tokenizer and for an adapter of other
+    weights, ConfigError for a model that writes no tokens and for the dtype of a run.
+    """
+    model, tokenizer = _load_writer(path, dtype, plan)
+    merge_adapters(model)
+    if adapter is not None:
+        opened = open_adapter(adapter)
+        check_base(opened, base_digest(str(path)), path)
+        apply_adapter(model, opened)
+        if (adapter / TOKENIZER).is_file():  # with the template that it was trained by
+            tokenizer = load_tokenizer(adapter)
+        merge_adapters(model)
+    return model, tokenizer
+
+
+def _load_writer(path: Path, dtype: str | None, plan: Plan | None) -> tuple[Any, TextTokenizer]:
+    if not is_run(path):
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise CheckpointError(
+                f"{path}: neither checkpoints/ nor config.json in it; give the output folder of a run, such as "
+                "runs/gpt_kjv, a folder of published weights, or a GGUF file"
+            )
+        if not path.is_dir() and not is_gguf(path):
+            raise CheckpointError(
+                f"{path}: neither a folder nor a GGUF file; give a run, published weights or a GGUF file"
+            )
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, plan=plan), load_tokenizer(path)
+    if dtype is not None:
+        raise ConfigError(f"{path}: a run is read as it was trained, without --dtype; polyreme convert rounds weights")
+    tokenizer = load_tokenizer(path)
+    model, _ = load_decoder(path)
+    if plan is not None:
+        apply_plan(plan, model)
+    return model, tokenizer
+
+
+def drafting(
+    speculative: str | None, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: str | None = None
+) -> Speculation | None:
+    """How tokens are drafted, for texts of a tokenizer: not if None, by "ngram", or by the decoder at a path as of
+    load_writer. Raises ConfigError for one whose tokens are others."""
+    if speculative is None:
+        return None
+    if speculative == "ngram":
+        return Speculation("ngram", num_draft_tokens)
+    path = resolve(speculative)
+    model, theirs = load_writer(path, None if is_run(path) else dtype)
+    theirs.check_same_tokens(tokenizer, speculative)
+    return Speculation(model, num_draft_tokens)
+
+
+def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:
+    """load_trained, for what reads and writes tokens. Raises ConfigError for a model of a family that does not."""
+    model, meta = load_trained(folder)
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            f"{folder}: {model.family.name} takes {model.family.samples}, not tokens; give a decoder's run"
+        )
+    return model, meta
