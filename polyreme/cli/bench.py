@@ -75,11 +75,11 @@ def latency(
 
     Example: polyreme bench latency smollm2-135m --batch-size 1 --output-len 32
     """
+    from polyreme.models import packages
     from polyreme.recipes.inference import writing_speed
-    from polyreme.recipes.weights import published
 
     load = writing_speed.WritingLoad(input_len, output_len, seed)
-    path = published.resolve(weights)
+    path = packages.resolve(weights)
     _tell(writing_speed.latency(path, load, batch_size=batch_size, num_iters=num_iters, dtype=dtype), as_json)
 
 
@@ -98,11 +98,11 @@ def throughput(
 
     Example: polyreme bench throughput smollm2-135m --num-prompts 16
     """
+    from polyreme.models import packages
     from polyreme.recipes.inference import writing_speed
-    from polyreme.recipes.weights import published
 
     load = writing_speed.WritingLoad(input_len, output_len, seed)
-    path = published.resolve(weights)
+    path = packages.resolve(weights)
     _tell(
         writing_speed.throughput(path, load, num_prompts=num_prompts, max_num_seqs=max_num_seqs, dtype=dtype), as_json
     )

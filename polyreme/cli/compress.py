@@ -44,14 +44,14 @@ def quantize(
     Example: polyreme quantize smollm2 smollm2-w4 --method gptq --type wint4 --group-size 64 --data text.txt
     """
     from polyreme.compression import QUANTIZATION_METHODS, QuantizationOptions
+    from polyreme.models import packages
     from polyreme.recipes.inference import compress
-    from polyreme.recipes.weights import published
 
     # what a method makes if not told otherwise: the first of its types
     type_ = type_ or QUANTIZATION_METHODS.get(method, ("wint8",))[0]
     options = QuantizationOptions(method, type_, group_size, act_order, smooth_strength, tuple(skip or ()))
     result = compress.quantize(
-        published.resolve(source),
+        packages.resolve(source),
         target,
         options,
         compress.DataOptions(tuple(data), samples, length),
@@ -80,11 +80,11 @@ def prune(
     Example: polyreme prune smollm2 smollm2-sparse --method sparsegpt --sparsity 2:4 --data text.txt
     """
     from polyreme.compression import Sparsity
+    from polyreme.models import packages
     from polyreme.recipes.inference import compress
-    from polyreme.recipes.weights import published
 
     result = compress.prune(
-        published.resolve(source),
+        packages.resolve(source),
         target,
         method,
         Sparsity.parse(sparsity),

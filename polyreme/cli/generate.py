@@ -47,8 +47,8 @@ def generate(
     if temperature is not None and not math.isfinite(temperature):
         raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
     from polyreme.generation import BeamSearchParams, SamplingParams
+    from polyreme.models import packages
     from polyreme.recipes.inference import generate as recipe
-    from polyreme.recipes.weights import published
 
     def say(piece: str) -> None:
         sys.stdout.write(piece)
@@ -69,13 +69,13 @@ def generate(
             num_beams=num_beams, n=n, length_penalty=length_penalty, max_tokens=max_new_tokens,
             repetition_penalty=repetition_penalty,
         )  # fmt: skip
-        recipe.search(published.resolve(weights), prompt=prompt, params=beams, chat=chat, dtype=dtype, say=say)
+        recipe.search(packages.resolve(weights), prompt=prompt, params=beams, chat=chat, dtype=dtype, say=say)
         return
     params = SamplingParams(
         n=n, temperature=0.8 if temperature is None else temperature, top_p=top_p, top_k=top_k, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed, max_tokens=max_new_tokens, stop=tuple(stop or ()),
     )  # fmt: skip
     recipe.run(
-        published.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, speculative=speculative,
+        packages.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, speculative=speculative,
         num_draft_tokens=num_draft_tokens, say=say,
     )  # fmt: skip

@@ -47,9 +47,10 @@ def show(
 def check(weights: Weights, ignore: Ignored = None) -> None:
     """Read every weight: names and shapes as config.json says, values finite, digests where there are some."""
     _prepare()
+    from polyreme.models import packages
     from polyreme.recipes.weights import published
 
-    for line in published.check_lines(published.resolve(weights), ignore or []):
+    for line in published.check_lines(packages.resolve(weights), ignore or []):
         typer.echo(line)
 
 
@@ -93,10 +94,11 @@ def convert(
     Example: polyreme convert model.gguf model --dtype bfloat16 --verify
     """
     _prepare()
+    from polyreme.models import packages
     from polyreme.recipes.weights import published
 
     published.convert(
-        published.resolve(source),
+        packages.resolve(source),
         target,
         dtype=dtype,
         max_shard_size=max_shard_size,

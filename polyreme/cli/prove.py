@@ -61,10 +61,10 @@ def prove(
 
 def _prove_served(weights: str) -> None:
     from polyreme.generation.company import check_company
-    from polyreme.recipes.weights import published
+    from polyreme.models import packages
     from polyreme.recipes.weights.trained import load_writer
 
-    model, tokenizer = load_writer(published.resolve(weights))
+    model, tokenizer = load_writer(packages.resolve(weights))
     differences = []
     for check in check_company(model, tokenizer.end, tokenizer.vocab_size):
         typer.echo(str(check))

@@ -1,10 +1,13 @@
 """`polyreme serve`: a decoder over HTTP, as OpenAI's clients ask for it."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from polyreme.errors import ConfigError
 
 
 def serve(
@@ -45,8 +48,12 @@ def serve(
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text that are drafted at a time.")] = 5,
     adapter: Annotated[
-        str | None,
-        typer.Option(metavar="[NAME=]FOLDER", help="An adapter of these weights; the model has its name."),
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FOLDER",
+            help="An adapter of these weights, which requests ask for by name; several times for several. Without a "
+            "name the only one, merged into the weights.",
+        ),
     ] = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Texts that may wait for a place.")] = 128,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 600.0,
@@ -59,20 +66,22 @@ def serve(
     """
     if plan is not None:
         os.environ.setdefault("CPU_NUM", plan.rpartition("=")[2])  # of no effect on accelerators
-    from polyreme.recipes.weights import published
+    from polyreme.models import packages
     from polyreme.serving import loading
     from polyreme.serving.guard import Access
     from polyreme.serving.server import ServerOptions, names_of
     from polyreme.serving.server import serve as run
     from polyreme.serving.service import ServiceLimits
 
-    path = published.resolve(weights)
+    path = packages.resolve(weights)
+    merged, named = _adapters(adapter or ())
     engine = loading.EngineOptions(
         dtype, max_num_seqs, max_model_len, block_size, num_blocks, prefill_chunk, enable_prefix_caching,
-        speculative, num_draft_tokens, None if adapter is None else Path(adapter.rpartition("=")[2]), plan,
+        speculative, num_draft_tokens, merged, named, plan,
     )  # fmt: skip
     options = ServerOptions(
-        names=names_of(weights, served_model_name or _named(adapter)),
+        names=names_of(weights, served_model_name or ()),
+        adapters=tuple(named),
         host=host,
         port=port,
         drain_seconds=drain_timeout,
@@ -86,7 +95,15 @@ def serve(
     run(options, lambda: loading.load_served(path, engine, say), say)
 
 
-def _named(adapter: str | None) -> list[str]:
-    """The name that an adapter is served under, if it has one."""
-    name = "" if adapter is None else adapter.rpartition("=")[0]
-    return [name] if name else []
+def _adapters(options: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
+    """The adapter that has no name, and the folders of the others by name. Raises ConfigError for two of a name."""
+    merged, named = None, {}
+    for option in options:
+        name, sign, folder = option.rpartition("=")
+        if not folder or (sign and not name.strip()) or name in named or (not sign and merged is not None):
+            raise ConfigError(f"--adapter {option}: give each adapter a name of its own, as NAME=FOLDER")
+        if sign:
+            named[name] = Path(folder)
+        else:
+            merged = Path(folder)
+    return merged, named

@@ -48,8 +48,8 @@ def chat(
     Example: polyreme chat runs/smollm2_lora
     """
     from polyreme.generation import SamplingParams
+    from polyreme.models import packages
     from polyreme.recipes.inference import chat as recipe
-    from polyreme.recipes.weights import published
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed,
@@ -66,4 +66,4 @@ def chat(
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    recipe.run(published.resolve(weights), params=params, system=system, dtype=dtype, adapter=adapter, ask=ask, say=say)
+    recipe.run(packages.resolve(weights), params=params, system=system, dtype=dtype, adapter=adapter, ask=ask, say=say)

@@ -86,13 +86,16 @@ class BlockPool:
                 self._free.append(block)
 
 
-def block_keys(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """A key of each full block of tokens, by its tokens and by all before them.
+def block_keys(tokens: Sequence[int], block_size: int, writer: str = "") -> list[bytes]:
+    """A key of each full block of tokens, by its tokens, by all before them, and by who computes what they hold.
 
     >>> block_keys([1, 2, 3, 4], 2)[0] == block_keys([1, 2, 5], 2)[0], len(block_keys([1, 2, 5], 2))
     (True, 1)
+    >>> block_keys([1, 2], 2) == block_keys([1, 2], 2, "an adapter")
+    False
     """
-    ids, key, keys = np.asarray(tokens, np.int64), b"", []
+    ids, keys = np.asarray(tokens, np.int64), []
+    key = hashlib.blake2b(writer.encode(), digest_size=16).digest()
     for start in range(0, len(ids) - block_size + 1, block_size):
         # 128 bits, and not Python's hash: nobody can make a prompt whose key is another's
         key = hashlib.blake2b(key + ids[start : start + block_size].tobytes(), digest_size=16).digest()

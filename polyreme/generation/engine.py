@@ -21,6 +21,7 @@ from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, DraftGate, Speculation
 from polyreme.jit import to_static
 from polyreme.models.cache import PagedCache, PagedRows
+from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.ops import creation
 
 _ROOM_A_SEQUENCE = 2048
@@ -69,7 +70,8 @@ class EngineStatistics:
 @dataclass
 class _Sequence:
     """A request on its way. keys: of its prompt's full blocks. num_in: its tokens that are in the cache. num_scored: so
-    many of the likeliest tokens are told of at each place of the prompt."""
+    many of the likeliest tokens are told of at each place of the prompt. adapter: that writes it, None for the model
+    itself."""
 
     request_id: str
     prompt: list[int]
@@ -79,6 +81,7 @@ class _Sequence:
     keys: list[bytes]
     num_scored: int | None = None
     grammar: TokenGrammar | None = None
+    adapter: str | None = None
     completion: Completion = field(default_factory=Completion)
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -155,6 +158,9 @@ class TextEngine:
     them one after another, so that the bits are the same with and without; where all rows are in use nothing is
     drafted. drafter: what proposes them, which may be taken away and given back between steps.
 
+    adapters: what models.adapters.place_adapters returned of the model, so that requests may name one; those of several
+    are written in the same steps.
+
     max_model_len: tokens of a prompt and its text at most, the model's positions if None. num_blocks: if None, enough
     for 2,048 tokens of each row and for one text of max_model_len. end, num_known: as of TextGenerator. One thread at a
     time. Raises ConfigError for sizes that do not fit.
@@ -173,6 +179,7 @@ class TextEngine:
         prefill_chunk: int = 64,
         enable_prefix_caching: bool = True,
         speculation: Speculation | None = None,
+        adapters: AdapterRows | None = None,
     ) -> None:
         positions = model.config.seq_len
         self.max_model_len = positions if max_model_len is None else max_model_len
@@ -205,6 +212,7 @@ class TextEngine:
         self.prompt_sizes = sorted({max(1, prefill_chunk // 4), max(1, prefill_chunk // 2), prefill_chunk})
         num_choices = vocab if num_known is None else min(num_known, vocab)
         self._chooser = TokenChooser(max_num_seqs, vocab, num_choices, self._end)
+        self._adapters = AdapterRows([]) if adapters is None else adapters
         self._speculation = speculation
         self.drafter: Drafter | None = None
         if speculation is not None:
@@ -228,14 +236,16 @@ class TextEngine:
         params: SamplingParams,
         prompt_logprobs: int | None = None,
         grammar: TokenGrammar | None = None,
+        adapter: str | None = None,
     ) -> None:
         """Write after a prompt, token ids, from the next step on; n and stop strings are not read.
 
         prompt_logprobs: tell the log-probabilities of the prompt's tokens, and of so many likeliest ones; the whole
         prompt is then computed. grammar: says which tokens may come, and when the text is whole; it is this request's
-        own. Raises ConfigError for an id in use, and for a prompt that is empty, too long, or not
-        of the vocabulary.
+        own. adapter: that writes, by name; the model itself if None. Raises ConfigError for an id in use, for the name
+        of no adapter, and for a prompt that is empty, too long, or not of the vocabulary.
         """
+        self._adapters.check(adapter)
         try:
             tokens = [index(token) for token in prompt]
         except TypeError as error:
@@ -263,8 +273,8 @@ class TextEngine:
                 f"request {request_id!r}: {len(tokens)} tokens and {limit} new ones need {num_blocks} blocks of "
                 f"{self.block_size}, and there are {self._pool.num_blocks}; ask for fewer, or give more num_blocks"
             )
-        keys = block_keys(tokens, self.block_size) if self.enable_prefix_caching else []
-        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs, grammar)
+        keys = block_keys(tokens, self.block_size, adapter or "") if self.enable_prefix_caching else []
+        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs, grammar, adapter)
         self._arrivals += 1
         self._counts["prompt_tokens"] += len(tokens)
         self._sequences[request_id] = sequence
@@ -516,9 +526,13 @@ class TextEngine:
         blocks, so that nothing is written."""
         lengths = np.zeros(rows.lengths.shape, np.int32)
         tables = np.full(rows.block_tables.shape, -1, np.int32)
+        adapters: list[str | None] = [None] * len(lengths)
         for row, sequence, offset in sequences:
             lengths[row] = sequence.num_in + offset
             tables[row, : len(sequence.blocks)] = sequence.blocks
+            adapters[row] = sequence.adapter
+        if self._adapters.numbers:
+            self._adapters.choose(adapters)
         rows.lengths.set_value(lengths)
         rows.block_tables.set_value(tables)
 

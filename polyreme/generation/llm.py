@@ -20,6 +20,7 @@ from polyreme.mesh import Plan
 from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.folder import weights_digest
+from polyreme.models.packages import resolve
 
 
 def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: Any = None) -> Speculation:
@@ -51,11 +52,11 @@ class RequestOutput:
 class LLM:
     """A model and its tokenizer.
 
-    model: a folder of published weights, a GGUF file, or a Decoder, which needs a tokenizer. tokenizer: that of
-    the path if None. dtype, plan, ...: as of AutoModelForCausalLM.from_pretrained. speculative: "ngram", or a smaller
-    model with the same tokens, likewise: drafts num_draft_tokens at a time for a prompt that is alone, the same text
-    sooner (Speculation). adapter: the folder of one that was trained on the weights of the path, which is merged into
-    them.
+    model: a folder of published weights, a GGUF file, the name of weights that `polyreme models fetch` brought, or a
+    Decoder, which needs a tokenizer. tokenizer: that of the adapter, or of the path, if None. dtype, plan, ...: as of
+    AutoModelForCausalLM.from_pretrained. speculative: "ngram", or a smaller model with the same tokens, likewise:
+    drafts num_draft_tokens at a time for a prompt that is alone, the same text sooner (Speculation). adapter: the
+    folder of one that was trained on the weights of the path, which is merged into them.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class LLM:
         **options: Any,
     ) -> None:
         is_path = isinstance(model, (str, Path))
+        model = resolve(model) if is_path else model
         if tokenizer is None and not is_path:
             raise ConfigError("LLM: a model without a path needs a tokenizer; give tokenizer=")
-        named = model if tokenizer is None else tokenizer
+        has_tokenizer = adapter is not None and (Path(adapter) / "tokenizer.json").is_file()
+        named = (adapter if has_tokenizer else model) if tokenizer is None else tokenizer
         self.tokenizer = named if isinstance(named, TextTokenizer) else AutoTokenizer.from_pretrained(named)
         if not is_path and (dtype is not None or plan is not None or options):
             raise ConfigError("LLM: dtype, plan and options are for weights that are read; the model is there already")
@@ -84,7 +87,7 @@ class LLM:
             if not is_path:
                 raise ConfigError("LLM: adapter is for weights that are read; put it on the model by models.adapters")
             opened = open_adapter(adapter)
-            check_base(opened, weights_digest(Path(model)), model)
+            check_base(opened, weights_digest(model), model)
             apply_adapter(self.model, opened)
             merge_adapters(self.model)
         speculation = None if speculative is None else speculation_of(speculative, num_draft_tokens, self.tokenizer)

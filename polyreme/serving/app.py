@@ -12,6 +12,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.grammar import without_words
+from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer
 from polyreme.serving.metrics import CONTENT_TYPE
 from polyreme.serving.page_files import page_file
@@ -89,22 +90,23 @@ class Endpoints:
         return Response(self.service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def models(self, request: Request) -> Response:
-        """The names that this model is served under."""
-        return _json({"object": "list", "data": [self._described(name) for name in self.service.names]})
+        """The names that this model is served under, and those of its adapters."""
+        names = [*self.service.names, *self.service.adapters]
+        return _json({"object": "list", "data": [self._described(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """One of them."""
         name = request.path_params["name"]
-        self.service.check_name(name)
+        self.service.name_of(name)
         return _json(self._described(name))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = read_body(CompletionBody, await request.body())
-        self.service.check_name(body.model)
-        tokenizer = self.service.model.tokenizer
+        name = self.service.name_of(body.model)
+        tokenizer = self.service.writing_tokenizer(name)
         prompts = [
-            await self._encoded(prompt, body.add_special_tokens)
+            await _encoded(tokenizer, prompt, body.add_special_tokens)
             if isinstance(prompt, str)
             else self._ids(prompt, "prompt")
             for prompt in body.prompt
@@ -117,60 +119,62 @@ class Endpoints:
             prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
             for prompt in body.prompt
         ]
-        answer = CompletionAnswer(body, self.service.names[0], self._token_texts(), prompts, echoes)
+        answer = CompletionAnswer(body, name, self._token_texts(), prompts, echoes)
         if not least:
             # nothing is written after what is echoed, and nothing asked of it
             pieces = [TextPiece(index, finish_reason="length") for index in range(len(prompts) * answer.copies)]
             return _json(answer.whole([answer.whole_choice(piece) for piece in pieces]))
         params = [body.sampling(limit, body.logprobs) for limit in limits]
         grammar = await self._grammar(body)
-        writing = functools.partial(self.service.writing, prompts, params, scored, grammar)
+        writing = functools.partial(self.service.writing, prompts, params, scored, grammar, name)
         return await self._answer(request, body, answer, writing, drops_text=not wanted)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = read_body(ChatBody, await request.body())
-        self.service.check_name(body.model)
-        template = self.service.model.tokenizer.template
+        name = self.service.name_of(body.model)
+        tokenizer = self.service.writing_tokenizer(name)
+        template = tokenizer.template
         if body.called and (template is None or "tools" not in template):
             message = "the model's chat template has no place for tools; take a model that was trained to call them"
             raise HttpRefusal(400, f"tools: {message}", param="tools", code="unsupported")
         if body.called and not body.is_call_forced and form_of(template) is None:
             message = "how this model writes calls is not known here; force one by tool_choice 'required' or by name"
             raise HttpRefusal(400, f"tools: {message}", param="tools", code="unsupported")
-        prompt = await self._rendered(body.conversation(), body.variables())
+        prompt = await _rendered(tokenizer, body.conversation(), body.variables())
         limit = self.service.room_after(prompt, "messages", body.limit)
-        answer = ChatAnswer(body, self.service.names[0], self._token_texts(), [prompt], form_of(template))
+        answer = ChatAnswer(body, name, self._token_texts(), [prompt], form_of(template))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = [body.sampling(limit, logprobs)]
         grammar = await self._grammar(body)
-        writing = functools.partial(self.service.writing, [prompt], params, None, grammar)
+        writing = functools.partial(self.service.writing, [prompt], params, None, grammar, name)
         return await self._answer(request, body, answer, writing)
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings."""
         body = read_body(EmbeddingBody, await request.body())
-        self.service.check_name(body.model)
+        name = self.service.name_of(body.model)
         width = self.service.embedder.width
         if body.dimensions not in (None, width):
             raise HttpRefusal(
                 400, f"dimensions: vectors have {width}; leave it out", param="dimensions", code="unsupported"
             )
+        tokenizer = self.service.tokenizer_of(name)
         texts = [
-            await self._encoded(text, True) if isinstance(text, str) else self._ids(text, "input")
+            await _encoded(tokenizer, text, True) if isinstance(text, str) else self._ids(text, "input")
             for text in body.input
         ]
         vectors = await unless_gone(request.receive, self.service.embed(texts))
-        return _json(embedding_answer(self.service.names[0], vectors, sum(map(len, texts)), body.encoding_format))
+        return _json(embedding_answer(name, vectors, sum(map(len, texts)), body.encoding_format))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a text or of a conversation as the chat template writes it."""
         body = read_body(TokenizeBody, await request.body())
-        self.service.check_name(body.model)
+        tokenizer = self.service.tokenizer_of(self.service.name_of(body.model))
         if body.prompt is not None:
-            ids = await self._encoded(body.prompt, body.add_special_tokens)
+            ids = await _encoded(tokenizer, body.prompt, body.add_special_tokens)
         else:
-            ids = await self._rendered([m.as_template_reads() for m in body.messages or ()], {})
+            ids = await _rendered(tokenizer, [m.as_template_reads() for m in body.messages or ()], {})
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": self.service.max_model_len, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = self._token_texts().texts_of(ids)
@@ -178,7 +182,7 @@ class Endpoints:
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What a client needs to write prompts itself: special tokens and the chat template."""
-        tokenizer = self.service.tokenizer
+        tokenizer = self.service.tokenizer_of(None)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         known = tokenizer.special_tokens
         answer: dict[str, Any] = {name: known.get(name) for name in names}
@@ -189,8 +193,8 @@ class Endpoints:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of ids, special tokens included."""
         body = read_body(DetokenizeBody, await request.body())
-        self.service.check_name(body.model)
-        text = self.service.tokenizer.decode(self._ids(body.tokens, "tokens"), skip_special_tokens=False)
+        tokenizer = self.service.tokenizer_of(self.service.name_of(body.model))
+        text = tokenizer.decode(self._ids(body.tokens, "tokens"), skip_special_tokens=False)
         return _json({"prompt": text})
 
     # parts
@@ -257,24 +261,12 @@ class Endpoints:
             except ConfigError as error:
                 raise HttpRefusal(400, str(error), param=form.param, code="invalid_schema") from None
         try:
-            return without_words(body.bad_words, self.service.tokenizer, grammars.vocab_size, grammar)
+            return without_words(body.bad_words, self.service.tokenizer_of(body.model), grammars.vocab_size, grammar)
         except ConfigError as error:
             raise HttpRefusal(400, str(error), param="bad_words", code="invalid_value") from None
 
-    async def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
-        encode = self.service.tokenizer.encode
-        if len(text) <= _MOST_CHARS_AT_ONCE:
-            return encode(text, add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens)
-
-    async def _rendered(self, messages: Sequence[dict[str, str]], variables: dict[str, Any]) -> list[int]:
-        try:
-            return await asyncio.to_thread(self.service.tokenizer.encode_chat, messages, **variables)
-        except ConfigError as error:
-            raise HttpRefusal(400, str(error), param="messages", code="chat_template") from None
-
     def _ids(self, ids: list[int], param: str) -> list[int]:
-        known = self.service.tokenizer.vocab_size
+        known = self.service.tokenizer_of(None).vocab_size
         wrong = next((i for i in ids if not 0 <= i < known), None)
         if wrong is not None:
             told = str(wrong) if abs(wrong) < 2**63 else "a number"
@@ -285,7 +277,7 @@ class Endpoints:
 
     def _token_texts(self) -> TokenTexts:
         if self._texts is None:
-            self._texts = TokenTexts(self.service.tokenizer)
+            self._texts = TokenTexts(self.service.tokenizer_of(None))
         return self._texts
 
     def _described(self, name: str) -> dict[str, Any]:
@@ -295,12 +287,28 @@ class Endpoints:
             "object": "model",
             "created": self.service.created,
             "owned_by": "polyreme",
-            "root": self.service.names[0],
+            "root": name if name in self.service.adapters else self.service.names[0],
+            "parent": self.service.names[0] if name in self.service.adapters else None,
             "max_model_len": self.service.max_model_len if is_ready else None,
             "dtype": self.service.dtype if is_ready else None,
             "plan": self.service.plan if is_ready else None,
-            "has_chat_template": self.service.tokenizer.template is not None if is_ready else None,
+            "has_chat_template": self.service.tokenizer_of(name).template is not None if is_ready else None,
         }
+
+
+async def _encoded(tokenizer: TextTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    if len(text) <= _MOST_CHARS_AT_ONCE:
+        return tokenizer.encode(text, add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+
+async def _rendered(
+    tokenizer: TextTokenizer, messages: Sequence[dict[str, str]], variables: dict[str, Any]
+) -> list[int]:
+    try:
+        return await asyncio.to_thread(tokenizer.encode_chat, messages, **variables)
+    except ConfigError as error:
+        raise HttpRefusal(400, str(error), param="messages", code="chat_template") from None
 
 
 def _form_of_calls(body: ChatBody) -> WantedForm:

@@ -16,13 +16,14 @@ Deliver = Callable[[Any], None]
 
 class EngineRequest(NamedTuple):
     """One text that the engine is to write. prompt_logprobs: so many of the likeliest tokens are told of at each place
-    of the prompt, with its own; None for nothing of it. grammar: of the text."""
+    of the prompt, with its own; None for nothing of it. grammar: of the text. adapter: that writes it, if any."""
 
     request_id: str
     prompt: Sequence[int]
     params: SamplingParams
     prompt_logprobs: int | None = None
     grammar: TokenGrammar | None = None
+    adapter: str | None = None
 
 
 class EngineThread:

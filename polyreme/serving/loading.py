@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyreme.errors import ConfigError, did_you_mean
@@ -14,7 +14,7 @@ from polyreme.mesh import Plan
 from polyreme.models.bert import BertConfig
 from polyreme.models.pretrained import open_published
 from polyreme.recipes.weights.base import is_run
-from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_writer
+from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_adapters, load_writer
 from polyreme.serving.service import ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -24,10 +24,11 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 @dataclass(frozen=True)
 class EngineOptions:
     """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None. speculative,
-    num_draft_tokens, adapter: as of drafting and load_writer of recipes.weights.trained. plan: "mp=N" for
-    weights, heads and their cache split over N devices, or None for one.
+    num_draft_tokens, adapter: as of drafting and load_writer of recipes.weights.trained. adapters: folders of others by
+    name, which stand beside the weights and are written by in the same steps. plan: "mp=N" for weights, heads and their
+    cache split over N devices, or None for one.
 
-    Raises ConfigError for another dtype.
+    Raises ConfigError for another dtype, and for what does not go together.
     """
 
     dtype: str | None = None
@@ -40,13 +41,20 @@ class EngineOptions:
     speculative: str | None = None
     num_draft_tokens: int = 5
     adapter: Path | None = None
+    adapters: Mapping[str, Path] = field(default_factory=dict)
     plan: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype}: not one that is served in{did_you_mean(self.dtype, DTYPES)}")
-        if self.degree > 1 and self.adapter is not None:
-            raise ConfigError(f"--adapter {self.adapter}: is served on one device; merge it, or leave out --plan")
+        folders = [*self.adapters.values()] if self.adapter is None else [self.adapter, *self.adapters.values()]
+        if self.degree > 1 and folders:
+            raise ConfigError(f"--adapter {folders[0]}: is served on one device; merge it, or leave out --plan")
+        if self.adapter is not None and self.adapters:
+            raise ConfigError(
+                f"--adapter {self.adapter}: without a name it becomes one with the weights, which others were not "
+                "trained on; give each its name, as NAME=FOLDER"
+            )
         if self.degree > 1 and self.speculative not in (None, "ngram"):
             raise ConfigError(f"--speculative {self.speculative}: under --plan drafts come from the text; give ngram")
 
@@ -69,7 +77,7 @@ def load_served(
     CheckpointError for a model without a tokenizer.
     """
     if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
-        if options.adapter is not None:
+        if options.adapter is not None or options.adapters:
             raise ConfigError(f"{path}: makes vectors, and adapters are of decoders; leave out --adapter")
         if options.speculative is not None:
             raise ConfigError(f"{path}: makes vectors and writes no text; leave out --speculative")
@@ -78,6 +86,7 @@ def load_served(
         return TextEmbedder.from_pretrained(path, dtype=options.dtype)
     plan = None if options.plan is None else Plan.from_degrees(mp=options.degree)
     model, tokenizer = load_writer(path, options.dtype, options.adapter, plan)
+    rows, tokenizers = load_adapters(path, model, tokenizer, options.adapters)
     engine = TextEngine(
         model,
         tokenizer.end,
@@ -89,11 +98,13 @@ def load_served(
         prefill_chunk=options.prefill_chunk,
         enable_prefix_caching=options.enable_prefix_caching,
         speculation=drafting(options.speculative, options.num_draft_tokens, tokenizer, options.dtype),
+        adapters=rows,
     )
     say("compiling")
     warm(engine)
     grammars = TextGrammars(tokenizer, model.config.vocab_size)
-    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype_of(model), options.plan or ONE_DEVICE)
+    dtype, plan_name = dtype_of(model), options.plan or ONE_DEVICE
+    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers)
 
 
 def warm(engine: TextEngine) -> None:

@@ -28,7 +28,7 @@ _log = logging.getLogger("polyreme.serving")
 @dataclass(frozen=True)
 class ServerOptions:
     """names: of the model. host, port: where to listen, port 0 for a free one. drain_seconds: that requests under way
-    have to end after SIGTERM."""
+    have to end after SIGTERM. adapters: names of those beside the model."""
 
     names: tuple[str, ...]
     host: str = "127.0.0.1"
@@ -36,6 +36,7 @@ class ServerOptions:
     drain_seconds: float = 30.0
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     access: Access = field(default_factory=lambda: Access.of("127.0.0.1"))
+    adapters: tuple[str, ...] = ()
 
 
 def serve(options: ServerOptions, load: Callable[[], ServedModel | TextEmbedder], say: Callable[[str], None]) -> None:
@@ -44,8 +45,8 @@ def serve(options: ServerOptions, load: Callable[[], ServedModel | TextEmbedder]
     load: makes the model, while /health says 503. Raises ConfigError for an address that cannot be had, and whatever
     load raises.
     """
+    service = TextService(options.names, options.limits, options.adapters)
     listener = listen(options.host, options.port)
-    service = TextService(options.names, options.limits)
     server = Server(service, options)
     failures: list[BaseException] = []
 
@@ -61,7 +62,8 @@ def serve(options: ServerOptions, load: Callable[[], ServedModel | TextEmbedder]
                 failures.append(error)
                 server.should_exit = True
             elif not task.cancelled():
-                say(f"serving {options.names[0]} on {url}")
+                beside = f" and adapters {', '.join(options.adapters)}" if options.adapters else ""
+                say(f"serving {options.names[0]}{beside} on {url}")
 
         loading.add_done_callback(ended)
         await server.serve(sockets=[listener])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,9 @@ State = Literal["loading", "ready", "draining"]
 @dataclass(frozen=True)
 class ServedModel:
     """What the endpoints need of a model: its engine, its tokenizer, the tokens that a text may have, prompt included,
-    and grammars of JSON over its tokens. dtype and plan: of its parameters, for those who compare results."""
+    and grammars of JSON over its tokens. dtype and plan: of its parameters, for those who compare results. adapters:
+    the tokenizer of each adapter that the engine knows, by name, of the model's tokens, with its own template and ends.
+    """
 
     engine: Any
     tokenizer: TextTokenizer
@@ -39,6 +42,7 @@ class ServedModel:
     grammars: TextGrammars
     dtype: str | None = None
     plan: str | None = None
+    adapters: Mapping[str, TextTokenizer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,16 @@ class TextPiece:
 class TextService:
     """Texts of one model. It is loading until `start`; then requests are taken.
 
-    names: of the model, the first of which answers carry.
+    names: of the model, the first of which answers carry. adapters: names of adapters of it, which requests say too.
+    Raises ConfigError for a name that comes twice.
     """
 
-    def __init__(self, names: Sequence[str], limits: ServiceLimits | None = None) -> None:
+    def __init__(self, names: Sequence[str], limits: ServiceLimits | None = None, adapters: Sequence[str] = ()) -> None:
         self.names, self.limits, self.created = tuple(names), limits or ServiceLimits(), int(time.time())
+        self.adapters = tuple(adapters)
+        twice = next((name for name, count in Counter([*names, *adapters]).items() if count > 1), None)
+        if twice is not None:
+            raise ConfigError(f"two models are to be served as {twice}; give each adapter a name of its own")
         self.state: State = "loading"
         self.num_texts = 0
         self.metrics = ServerMetrics(self.names[0])
@@ -146,10 +155,17 @@ class TextService:
             raise HttpRefusal(400, message, code="task")
         return model
 
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        """Of the model. Raises HttpRefusal 503 while there is none."""
-        return self._any_model().tokenizer
+    def writing_tokenizer(self, name: str) -> TextTokenizer:
+        """tokenizer_of, of a model that writes. Raises as `model` does."""
+        model = self.model
+        return model.adapters.get(name, model.tokenizer)
+
+    def tokenizer_of(self, name: str | None) -> TextTokenizer:
+        """Of the model, or of the adapter of this name. Raises HttpRefusal 503 while there is none."""
+        model = self._any_model()
+        if isinstance(model, ServedModel) and name in model.adapters:
+            return model.adapters[name]
+        return model.tokenizer
 
     @property
     def max_model_len(self) -> int:
@@ -173,15 +189,19 @@ class TextService:
             raise HttpRefusal(503, message, code=self.state, headers={"Retry-After": "1"})
         return self._model
 
-    def check_name(self, name: str | None) -> None:
-        """Raises HttpRefusal 404 for a model that is not this one."""
-        if name is not None and name not in self.names:
+    def name_of(self, asked: str | None) -> str:
+        """The name that answers to a request for `asked` carry: the model's, or the adapter's. Raises HttpRefusal 404
+        for what is neither."""
+        if asked in self.adapters:
+            return asked
+        if asked is not None and asked not in self.names:
             raise HttpRefusal(
                 404,
-                f"no model {name[:200]!r} here; there is {', '.join(self.names)}",
+                f"no model {asked[:200]!r} here; there is {', '.join([*self.names, *self.adapters])}",
                 param="model",
                 code="model_not_found",
             )
+        return self.names[0]
 
     def room_after(self, prompt: Sequence[int], param: str, max_tokens: int | None) -> int:
         """Tokens that may be written after a prompt: max_tokens, or all that fit. Raises HttpRefusal 400."""
@@ -222,23 +242,27 @@ class TextService:
         params: Sequence[SamplingParams],
         prompt_logprobs: int | None = None,
         grammar: TokenGrammar | None = None,
+        name: str | None = None,
     ) -> AsyncIterator[AsyncIterator[TextPiece]]:
         """The pieces of the texts after the prompts, as they come, n of each by its params; leaving ends them.
 
-        A piece's index is prompt number times n plus the text's. Raises HttpRefusal: 429 where too much is asked,
-        400 for what the engine does not take, 504 after request_seconds.
+        name: of the adapter that writes; the model itself if it is none. A piece's index is prompt number times n plus
+        the text's. Raises HttpRefusal: 429 where too much is asked, 400 for what the engine does not take, 504 after
+        request_seconds.
         """
-        model, thread = self.model, self._thread
+        model, thread, tokenizer = self.model, self._thread, self.writing_tokenizer(name or self.names[0])
         assert thread is not None
+        adapter = name if name in self.adapters else None
+        ends = set(tokenizer.end) - set(model.tokenizer.end)  # those that the engine does not know
         rows = [
-            (prompt, replace(own, n=1, seed=own.seed + copy))
+            (prompt, replace(own, n=1, seed=own.seed + copy, stop_token_ids=_ends_of(own, ends)))
             for prompt, own in zip(prompts, params, strict=True)
             for copy in range(own.n)
         ]
         self._admit(len(rows))
         request_id = uuid.uuid4().hex
         requests = [
-            EngineRequest(f"{request_id}-{number}", *row, prompt_logprobs, None if grammar is None else grammar.copy())
+            EngineRequest(f"{request_id}-{number}", *row, prompt_logprobs, grammar and grammar.copy(), adapter)
             for number, row in enumerate(rows)
         ]
         outputs: asyncio.Queue[Any] = asyncio.Queue()
@@ -254,7 +278,7 @@ class TextService:
                 for request in requests:  # whose names no client knows
                     message = message.removeprefix(f"request {request.request_id!r}: ")
                 raise HttpRefusal(400, message, code="invalid_value") from None
-            yield self._pieces(model.tokenizer, thread, requests, outputs, clocks)
+            yield self._pieces(tokenizer, thread, requests, outputs, clocks)
         finally:
             deadline.cancel()
             self.num_texts -= len(rows)
@@ -329,6 +353,11 @@ class TextService:
                 headers={"Retry-After": "1"},
             )
         self.num_texts += count
+
+
+def _ends_of(params: SamplingParams, ends: Collection[int]) -> Sequence[int]:
+    """The tokens that end a text, with those of its tokenizer."""
+    return params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *sorted(ends)]
 
 
 def _as_refusal(error: Exception) -> HttpRefusal:

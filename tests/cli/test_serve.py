@@ -23,6 +23,10 @@ from polyreme.serving import loading, server
         ([".", "--plan", "dp=2"], "--plan dp=2: a model is served split by tensors alone; give mp=N"),
         ([".", "--plan", "mp=2", "--speculative", "."], "--speculative .: under --plan drafts come from the text"),
         ([".", "--served-model-name", ""], "--served-model-name is empty"),
+        ([".", "--adapter", "a=x", "--adapter", "a=y"], "--adapter a=y: give each adapter a name of its own"),
+        ([".", "--adapter", "a=x", "--adapter", "y"], "--adapter y: without a name it becomes one with the weights"),
+        ([".", "--adapter", "a=x", "--plan", "mp=2"], "--adapter x: is served on one device"),
+        ([".", "--served-model-name", "a", "--adapter", "a=x"], "two models are to be served as a"),
     ],
 )
 def test_options_that_cannot_be_are_refused(words, message, capsys):
@@ -43,6 +47,8 @@ def test_options_reach_the_server_and_the_engine(tmp_path, monkeypatch, capsys):
     assert (options.names, options.port, options.drain_seconds) == (("a", "b"), 0, 4)
     limits = options.limits
     assert (limits.max_num_seqs, limits.max_waiting, limits.request_seconds, limits.body_bytes) == (3, 5, 7, 9)
-    assert main(["serve", str(tmp_path), "--adapter=kjv=runs/lora/adapter"]) == 0
-    assert calls[1][0].names == ("kjv",)
-    assert calls[1][1][1] == loading.EngineOptions(adapter=Path("runs/lora/adapter"))
+    assert main(["serve", str(tmp_path), "--adapter=kjv=runs/lora/adapter", "--adapter=b=c=d"]) == 0
+    assert (calls[1][0].names, calls[1][0].adapters) == ((tmp_path.name,), ("kjv", "b=c"))
+    assert calls[1][1][1] == loading.EngineOptions(adapters={"kjv": Path("runs/lora/adapter"), "b=c": Path("d")})
+    assert main(["serve", str(tmp_path), "--adapter=runs/lora/adapter"]) == 0
+    assert calls[2][1][1] == loading.EngineOptions(adapter=Path("runs/lora/adapter"))

@@ -15,8 +15,9 @@ from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, Speculation, TextEngine, TextGenerator
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.mesh import Plan
-from polyreme.models import AutoModelForCausalLM
+from polyreme.models import AutoModelForCausalLM, adapters
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.nn.layers.lora import LoRA
 from polyreme.ops.caches import attend_blocks
 from tests.models.parity import FIXTURES
 
@@ -416,3 +417,51 @@ def test_an_id_is_of_one_request(engine):
 def test_sizes_that_do_not_fit_are_refused(model, changes, message):
     with pytest.raises(ConfigError, match=message):
         TextEngine(model, **{**SIZES, **changes})
+
+
+def adapted(kind, folder, name="gpt2"):
+    """The folder of an adapter of a published model, and the model merged with it."""
+    rng.seed(len(kind))
+    model = AutoModelForCausalLM.from_pretrained(FIXTURES / "folders" / name)
+    targets = ["c_attn", "mlp.c_fc"] if kind == "lora" else "all"
+    adapters.add_adapters(model, LoRA(rank=2 if kind == "lora" else 3, use_dora=kind == "dora"), targets)
+    values = np.random.default_rng(len(kind))
+    for p in model.parameters():
+        if p.trainable:
+            p.set_value(p.numpy() + 0.2 * values.standard_normal(p.shape).astype(np.float32))
+    adapters.write_adapter(model, folder)
+    adapters.merge_adapters(model)
+    return model
+
+
+def test_adapters_share_the_steps_of_an_engine(tmp_path):
+    """Each request writes what its merged model writes, the same bits alone and in company, after prefixes that others
+    wrote and with drafts; without an adapter the bits of the model. The maps have biases, one adapter is DoRA."""
+    kinds = {"lora": tmp_path / "lora", "dora": tmp_path / "dora"}
+    merged = {kind: adapted(kind, folder) for kind, folder in kinds.items()}
+    merged[None] = AutoModelForCausalLM.from_pretrained(FIXTURES / "folders" / "gpt2")
+    model = AutoModelForCausalLM.from_pretrained(FIXTURES / "folders" / "gpt2")
+    rows = adapters.place_adapters(model, {kind: adapters.open_adapter(folder) for kind, folder in kinds.items()})
+    prompts = [SHARED, [*SHARED[:9], 33], [9] * 5]
+    requests = [
+        (prompt, SamplingParams(temperature=number % 2, seed=number, max_tokens=6, logprobs=1), None, None, kind)
+        for kind in merged
+        for number, prompt in enumerate(prompts)
+    ]
+    engine = TextEngine(model, speculation=Speculation(max_loss=np.inf), adapters=rows, **SIZES)
+    together = write(engine, *requests)
+    assert engine.statistics.prefix_tokens_hit > 0
+    plain = TextEngine(merged[None], enable_prefix_caching=False, **SIZES)
+    for (prompt, params, _, _, kind), text in zip(requests, together, strict=True):
+        engine.forget_prefixes()
+        assert write(engine, (prompt, params, None, None, kind)) == [text]
+        if kind is None:
+            assert write(plain, (prompt, params)) == [text]
+        (want,) = TextGenerator(merged[kind]).generate([prompt], params)
+        assert text[0] == want.token_ids
+        # float32 sums of at most 4 width terms in 3 blocks, merged and beside
+        np.testing.assert_allclose(text[1], want.logprobs, rtol=0, atol=1e-4)
+    assert len({tuple(text[0]) for text in together}) > len(prompts)
+    assert engine.statistics.accepted_tokens > 0
+    with pytest.raises(ConfigError, match=r"no adapter 'lara'; did you mean 'lora'\?"):
+        engine.add("x", [1], SamplingParams(), adapter="lara")

@@ -156,7 +156,7 @@ def test_files_nobody_vouches_for(copied):
     (copied / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="holds no JSON object"):
         AutoModelForCausalLM.from_pretrained(copied)
-    with pytest.raises(CheckpointError, match="no folder of published weights"):
+    with pytest.raises(ConfigError, match="nowhere: no such folder or file; give"):
         AutoModelForCausalLM.from_pretrained(copied / "nowhere")
 
 

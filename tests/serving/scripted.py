@@ -91,7 +91,7 @@ class ScriptedEngine:
         running = min(len(self.live), self.max_num_seqs)
         return ScriptedStatistics(running, len(self.live) - running)
 
-    def add(self, request_id, prompt, params, prompt_logprobs=None, grammar=None):
+    def add(self, request_id, prompt, params, prompt_logprobs=None, grammar=None, adapter=None):
         if REFUSED in self.tokenizer.decode(prompt):
             raise ConfigError("the engine takes no such prompt")
         told = [] if prompt_logprobs is None else [-float(i) for i in range(1, len(prompt))]
@@ -157,7 +157,7 @@ class ServedThread:
         self.is_up = threading.Event()
 
     async def _run(self):
-        self.service = TextService(self.options.names, self.options.limits)
+        self.service = TextService(self.options.names, self.options.limits, self.options.adapters)
         self.server = Server(self.service, self.options)
         self.endpoints = self.server.endpoints
         if self.model is not None:

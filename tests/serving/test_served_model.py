@@ -1,6 +1,7 @@
 """A model from disk behind the server: texts are what the LLM writes, alone and beside others; runs and folders."""
 
 import asyncio
+import dataclasses
 import json
 import random
 
@@ -13,7 +14,11 @@ from polyreme.core import rng  # noqa: E402
 from polyreme.distributed.placement import clear_plan  # noqa: E402
 from polyreme.errors import CheckpointError, ConfigError  # noqa: E402
 from polyreme.generation import LLM, SamplingParams  # noqa: E402
+from polyreme.models import AutoModelForCausalLM, adapters  # noqa: E402
 from polyreme.models.llama import Llama, LlamaConfig  # noqa: E402
+from polyreme.nn.layers.lora import LoRA  # noqa: E402
+from polyreme.ops.random import standard_normal as normal  # noqa: E402
+from polyreme.recipes.weights.base import base_digest  # noqa: E402
 from polyreme.serving import loading  # noqa: E402
 from polyreme.serving.service import ServiceLimits  # noqa: E402
 from tests.recipes.tiny_run import train  # noqa: E402
@@ -90,6 +95,67 @@ def test_an_answer_follows_a_schema(served):
     assert all(value["age"] in range(10) and value["pet"] in ("né", "cat") for value in values)
     assert len({json.dumps(value) for value in values}) > 1
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
+
+
+@pytest.fixture(scope="module")
+def adapter_folders(folder, tmp_path_factory):
+    """Of two adapters, one of which has its own template and end."""
+    folders = {}
+    for number, name in enumerate(("loud", "quiet")):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        rng.seed(number)
+        adapters.add_adapters(model, LoRA(rank=2 + number), "all")
+        for p in model.parameters():
+            if p.trainable:
+                p.set_value(normal(p.shape) * 0.3)
+        folders[name] = tmp_path_factory.mktemp(name)
+        adapters.write_adapter(model, folders[name], digest=base_digest(str(folder)))
+    tokenizer = tokenizer_of().with_template("{% for m in messages %}{{ m['content'] }}t{% endfor %}", "t")
+    tokenizer.save_pretrained(folders["loud"])
+    return folders
+
+
+def test_requests_name_adapters_of_one_server(folder, adapter_folders, llm):
+    model = loading.load_served(folder, dataclasses.replace(OPTIONS, adapters=adapter_folders))
+    writers = {name: LLM(folder, adapter=path) for name, path in adapter_folders.items()} | {"nano": llm}
+
+    async def ask_all(url, bodies):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+            return [answer.json() for answer in answers]
+
+    with ServedThread(model, names=("nano",), adapters=tuple(adapter_folders)) as served:
+        listed = httpx.get(f"{served.url}/v1/models").json()["data"]
+        assert [(m["id"], m["parent"]) for m in listed] == [("nano", None), ("loud", "nano"), ("quiet", "nano")]
+        base = {"prompt": "to be or not", "temperature": 0, "max_tokens": 12, "logprobs": 0, "return_token_ids": True}
+        bodies = [base | {"model": name, "n": 2} for name in writers]
+        together = asyncio.run(ask_all(served.url, bodies))
+        for body, answer in zip(bodies, together, strict=True):
+            (alone,) = asyncio.run(ask_all(served.url, [body]))
+            assert answer["model"] == body["model"]
+            assert answer["choices"] == alone["choices"]
+            (want,) = writers[body["model"]].generate("to be or not", SamplingParams(temperature=0, max_tokens=12))
+            assert answer["choices"][0]["token_ids"] == want.outputs[0].token_ids
+            assert answer["choices"][0]["finish_reason"] == want.outputs[0].finish_reason
+        assert len({answer["choices"][0]["text"] for answer in together}) == 3
+        messages = [{"role": "user", "content": "be"}]
+        tokens = {
+            name: httpx.post(f"{served.url}/tokenize", json={"model": name, "messages": messages}).json()["tokens"]
+            for name in writers
+        }
+        assert tokens["loud"] == tokenizer_of().encode("bet")
+        assert tokens["quiet"] == tokens["nano"] != tokens["loud"]
+        refused = httpx.post(f"{served.url}/v1/completions", json={"model": "laud", "prompt": "a"})
+        assert refused.status_code == 404
+        assert "there is nano, loud, quiet" in refused.json()["error"]["message"]
+
+
+def test_an_adapter_of_other_weights_is_not_served(folder, adapter_folders, tmp_path):
+    rng.seed(4)
+    Llama(LlamaConfig.nano(vocab_size=tokenizer_of().vocab_size + 2, seq_len=64)).save_pretrained(tmp_path)
+    tokenizer_of().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="give the weights that it was trained on"):
+        loading.load_served(tmp_path, dataclasses.replace(OPTIONS, adapters={"a": adapter_folders["quiet"]}))
 
 
 def bodies(count, seed=0):

@@ -15,10 +15,10 @@ from polyreme.data.packing import PackedDataset
 from polyreme.data.text_files import BadLines
 from polyreme.errors import ConfigError
 from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.models import packages
 from polyreme.recipes.data.chat_samples import chat_encoder, chat_tokenizer
 from polyreme.recipes.data.paths import resolve
 from polyreme.recipes.finetune_config import FinetuneConfig
-from polyreme.recipes.weights import published
 from polyreme.recipes.weights.base import load_tokenizer
 
 
@@ -82,7 +82,7 @@ def open_rows(
     template: by name or a .jinja file; None for the tokenizer's own. Raises what reading them raises, ConfigError for a
     tokenizer without a template.
     """
-    text = load_tokenizer(published.resolve(tokenizer))
+    text = load_tokenizer(packages.resolve(tokenizer))
     if template is not None:
         named = load_template(template)
         text = text.with_template(named.text, named.end)

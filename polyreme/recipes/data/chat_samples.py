@@ -21,9 +21,9 @@ from polyreme.data.packing import PackedDataset
 from polyreme.data.text_files import BadLines
 from polyreme.errors import DataError
 from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.models import packages
 from polyreme.recipes.data.paths import resolve
 from polyreme.recipes.finetune_config import ConversationSource, FinetuneConfig
-from polyreme.recipes.weights import published
 from polyreme.recipes.weights.base import load_tokenizer
 
 _FORMAT = 1  # raised when the same files give other samples, so that no run is resumed on them
@@ -80,7 +80,7 @@ class Chats(TuningData):
 
 def chat_tokenizer(config: FinetuneConfig, base: Path | None = None) -> TextTokenizer:
     """The tokenizer of the model that is fine-tuned, with the template that the configuration names."""
-    writer = load_tokenizer(published.resolve(config.model))
+    writer = load_tokenizer(packages.resolve(config.model))
     if config.template is None:
         return writer
     named = load_template(config.template, base)

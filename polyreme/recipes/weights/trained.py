@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.mesh import Plan
-from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
+from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter, place_adapters
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
 from polyreme.models.gguf_file import is_gguf
+from polyreme.models.packages import resolve
+from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.nn.layers.quantized import QuantizedLinear
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.weights.base import base_digest, is_run, load_tokenizer, load_trained
-from polyreme.recipes.weights.published import resolve
 
 ONE_DEVICE = "one device"
 """The plan of a model that load_writer gives, as results name it."""
@@ -78,6 +80,28 @@ def _load_writer(path: Path, dtype: str | None, plan: Plan | None) -> tuple[Any,
     if plan is not None:
         apply_plan(plan, model)
     return model, tokenizer
+
+
+def load_adapters(
+    path: Path, model: Any, tokenizer: TextTokenizer, folders: Mapping[str, Path]
+) -> tuple[AdapterRows, dict[str, TextTokenizer]]:
+    """Put the adapters of folders, by name, beside the maps of a model that load_writer read -> which of them a row
+    takes, and the tokenizer of each: its own where the folder has one, with the template that it was trained by.
+
+    Raises CheckpointError for an adapter of other weights, ConfigError for one whose tokens are others.
+    """
+    opened = {name: open_adapter(folder) for name, folder in folders.items()}
+    if any(adapter.digest is not None for adapter in opened.values()):
+        digest = base_digest(str(path))
+        for adapter in opened.values():
+            check_base(adapter, digest, path)
+    tokenizers = {
+        name: load_tokenizer(folder) if (folder / TOKENIZER).is_file() else tokenizer
+        for name, folder in folders.items()
+    }
+    for name, theirs in tokenizers.items():
+        theirs.check_same_tokens(tokenizer, folders[name])
+    return place_adapters(model, opened), tokenizers
 
 
 def drafting(
