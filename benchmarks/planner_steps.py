@@ -29,8 +29,8 @@ from polyreme.mesh import Plan  # noqa: E402
 from polyreme.planner.calibration import calibration_file, to_yaml  # noqa: E402
 from polyreme.planner.cluster import Cluster  # noqa: E402
 from polyreme.planner.cluster_file import of_devices  # noqa: E402
-from polyreme.recipes.planning import calibrate  # noqa: E402
 from polyreme.recipes.config import PretrainConfig  # noqa: E402
+from polyreme.recipes.planning import calibrate  # noqa: E402
 from polyreme.recipes.planning.plan import plan_words, with_plan  # noqa: E402
 from polyreme.recipes.training.trainer import Trainer  # noqa: E402
 
