@@ -7,6 +7,7 @@ function writes is donated. A function whose result wants gradients is one tape 
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +49,9 @@ from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.region import name_of
 from polyreme.jit.structure import LEAF, flatten, rebuild, tensors_in
-from polyreme.jit.surroundings import Guards, with_sublayers
+from polyreme.jit.surroundings import Guards, NumbersDrawn, with_sublayers
+
+_log = logging.getLogger("polyreme.jit")
 
 
 def is_tensor(x: Any) -> bool:
@@ -544,8 +547,15 @@ class CapturedProgram:
                 tensor._array = array
             wrapped = self._wrap(iter(arguments))
             guards = self.guards
-            before = guards.forms()
+            before, drawn = guards.forms(), NumbersDrawn()
             outs = self.call(wrapped)
+            if generators := drawn.since():
+                _log.warning(
+                    "%s draws numbers of %s, which the program keeps: they are the same at each call; draw with "
+                    "paddle.rand, or pass the numbers in as Tensors",
+                    where_defined(self.fn),
+                    " and ".join(generators),
+                )
             try:
                 guards.leave_out_changed(before, where_defined(self.fn))
             except CaptureError:

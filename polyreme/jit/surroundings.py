@@ -11,6 +11,7 @@ import argparse
 import dis
 import enum
 import functools
+import random
 import sys
 import types
 import weakref
@@ -123,7 +124,7 @@ def freeze(value: Any, budget: list[int] | None = None) -> Any:
 def _difference(what: str, old: Any, new: Any) -> str:
     """The first part of a value that is another one, in words."""
     if isinstance(old, tuple) and isinstance(new, tuple) and old[0] is new[0]:
-        if len(old) == 4 and old[1:3] == new[1:3]:
+        if _is_array(old) and old[1:3] == new[1:3]:
             return f"{what}: its values changed"
         if isinstance(old[-1], tuple) and len(old[-1]) == len(new[-1]):
             pairs = list(zip(old[-1], new[-1], strict=True))
@@ -144,7 +145,7 @@ def _shown(form: Any) -> str:
     if not isinstance(form, tuple):
         return "nothing" if form is None else str(form)
     value = form[-1]
-    if len(form) == 4:
+    if _is_array(form):
         return f"an array {list(form[1])} of {np.dtype(form[2]).name}"
     if isinstance(value, (tuple, frozenset)):
         return f"a {form[0].__name__} of {len(value)}"
@@ -184,25 +185,56 @@ class Guards:
 
     def leave_out_changed(self, before: list[Any], where: str) -> None:
         """Stop guarding what a run of the code changed itself, a list that it appends to, say; raise CaptureError for a
-        number, which counts. before: forms() at the run's start. where: the captured function.
+        number, alone or in a list, dict or array: it counts. before: forms() at the run's start. where: the captured
+        function.
         """
         changed = set()
         for guarded, old in zip((*self.always, *self.after_assignments), before, strict=True):
             new = freeze(guarded.read())
             if old != new:
                 changed.add(id(guarded))
-                if _is_number(old) and _is_number(new):
+                if (count := next(_counts(guarded.what, old, new), None)) is not None:
                     raise CaptureError(
-                        f"{where}: {guarded.what} goes from {_shown(old)} to {_shown(new)} each time the function "
-                        "runs, but Python in a captured function runs only when a program is made, so it would not "
-                        "count calls; count outside, or keep the number in a Tensor (register_buffer) and change that"
+                        f"{where}: {count} each time the function runs, but Python in a captured function runs only "
+                        "when a program is made, so it would not count calls; count outside, or keep the number in a "
+                        "Tensor (register_buffer) and change that"
                     )
         self.always = [g for g in self.always if id(g) not in changed]
         self.after_assignments = [g for g in self.after_assignments if id(g) not in changed]
 
 
-def _is_number(form: Any) -> bool:
-    return isinstance(form, tuple) and form[0] in _NUMBERS
+def _counts(what: str, old: Any, new: Any) -> Iterator[str]:
+    """What became of each number in a value that a run changed, in words: at the same place of a container too."""
+    if not isinstance(old, tuple) or not isinstance(new, tuple) or old == new:
+        return
+    if _is_array(old) and old[:3] == new[:3]:
+        yield f"{what} changes its values"
+    elif old[0] in _NUMBERS and new[0] in _NUMBERS:
+        yield f"{what} goes from {_shown(old)} to {_shown(new)}"
+    elif old[0] is new[0] and isinstance(old[1], tuple) and len(old[1]) == len(new[1]):
+        for at, (before, after) in enumerate(zip(old[1], new[1], strict=True)):
+            if not issubclass(old[0], dict):
+                yield from _counts(f"{what}[{at}]", before, after)
+            elif before[1][0] == after[1][0]:
+                yield from _counts(f"{what}[{_shown(before[1][0])}]", before[1][1], after[1][1])
+
+
+def _is_array(form: tuple) -> bool:
+    return len(form) == 4
+
+
+class NumbersDrawn:
+    """Whether code draws from the generators of `random` and of NumPy, whose numbers a program would keep."""
+
+    def __init__(self) -> None:
+        self._before = self._states()
+
+    def since(self) -> list[str]:
+        """The generators that moved since this object was made."""
+        return [name for name, state in self._states().items() if state != self._before[name]]
+
+    def _states(self) -> dict[str, Any]:
+        return {"random": random.getstate(), "numpy.random": freeze(np.random.get_state())}
 
 
 class Surroundings:
@@ -262,6 +294,8 @@ class Surroundings:
         if isinstance(value, types.ModuleType):
             if _is_users_module(value):
                 _add_names(places, value.__name__, vars(value), attributes)
+        elif isinstance(value, type):
+            _add_class(places, value, {}, attributes)
         elif not _is_code(value):
             _add(places, name, space, name)
             self._add_object(places, name, value, attributes, _DEEPEST)
@@ -271,6 +305,8 @@ class Surroundings:
         if value is _ABSENT or isinstance(value, types.ModuleType) or _is_made_inside(value):
             return
         places[id(cell)] = GuardedValue.of(name, functools.partial(_content, cell))
+        if isinstance(value, type):
+            _add_class(places, value, {}, attributes)
         self._add_object(places, name, value, attributes, _DEEPEST)
 
     def _add_object(self, places: dict, what: str, value: Any, attributes: frozenset[str], deepest: int) -> None:
@@ -314,7 +350,7 @@ def _add_names(places: dict, what: str, space: dict, names: frozenset[str]) -> N
 
 
 def _add_class(places: dict, cls: type, space: dict, names: frozenset[str]) -> None:
-    """Attributes that an object has from its class."""
+    """Attributes that an object has from its class; of the class itself where space is empty."""
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] not in _LIBRARIES and base is not object:
             values = vars(base)

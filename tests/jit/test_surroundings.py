@@ -1,6 +1,7 @@
 """Python values that captured code reads from around it: captured equals eager after each of them has changed."""
 
 import argparse
+import random
 import sys
 import types
 
@@ -93,6 +94,16 @@ def attribute_of_a_class():
     return lambda x: x * settings.scale, change, "Settings.scale: 2.0 -> 3.0"
 
 
+def attribute_of_a_class_by_its_name():
+    class Config:
+        scale = 2.0
+
+    def change():
+        Config.scale = 3.0
+
+    return lambda x: x * Config.scale, change, "Config.scale: 2.0 -> 3.0"
+
+
 def module_constant():
     module = types.ModuleType("settings_of_a_test")
     module.SCALE = 2.0
@@ -138,7 +149,7 @@ CASES = {
     case.__name__: case
     for case in (
         global_number, dict_in_list, grown_list, closure_cell, small_array, another_tensor, namespace_of_settings,
-        attribute_of_a_class, module_constant,
+        attribute_of_a_class, attribute_of_a_class_by_its_name, module_constant,
     )
 } | {
     "attribute_of_a_layer": net(set_to("scale", -2.0), "Net.scale: 2.0 -> -2.0"),
@@ -222,3 +233,50 @@ def test_a_number_that_counts_calls_is_refused_and_put_back():
     with pytest.raises(CaptureError, match=r"Counting.calls goes from 5 to 6 each time .* keep the number in a Tensor"):
         to_static(model)(x())
     assert model.calls == 4
+
+
+class Counts:
+    calls = 0
+
+
+def of_a_list(held):
+    held[0] += 1
+    return held[0]
+
+
+def of_a_dict(held):
+    held["calls"]["n"] += 1
+    return held["calls"]["n"]
+
+
+def of_an_array(held):
+    held[0] += 1
+    return float(held[0])
+
+
+def of_a_class(held):
+    Counts.calls += 1
+    return Counts.calls
+
+
+@pytest.mark.parametrize(
+    ("count", "held", "says"),
+    [
+        (of_a_list, [4, "a"], r"held\[0\] goes from 5 to 6"),
+        (of_a_dict, {"calls": {"n": 4}}, r"held\['calls'\]\['n'\] goes from 5 to 6"),
+        (of_an_array, np.zeros(2), "held changes its values"),
+        (of_a_class, None, "Counts.calls goes from 1 to 2"),
+    ],
+)
+def test_counters_in_containers_and_classes_are_refused(count, held, says):
+    with pytest.raises(CaptureError, match=says + " each time"):
+        to_static(lambda x: x * count(held))(x())
+
+
+@pytest.mark.parametrize(("draw", "module"), [(random.random, "random"), (np.random.rand, "numpy.random")])
+def test_numbers_drawn_on_the_host_are_kept_with_a_warning(draw, module, caplog):
+    step = to_static(lambda x: x * draw())
+    assert step(x()).item() == step(x()).item()
+    assert caplog.text.count(f"draws numbers of {module}, which the program keeps") == 1
+    to_static(lambda x: x * 2)(x())
+    assert caplog.text.count("draws numbers") == 1
