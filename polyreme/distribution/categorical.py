@@ -9,7 +9,7 @@ import numpy as np
 from polyreme.distribution.distribution import Distribution
 from polyreme.distribution.gamma import masked
 from polyreme.distribution.kl import register_kl
-from polyreme.distribution.parameters import as_tensors, as_value, check, non_negative, repeated
+from polyreme.distribution.parameters import as_tensors, as_value, below_infinity, check, non_negative, repeated
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.functional import log_softmax
@@ -51,6 +51,7 @@ class Categorical(Distribution):
         super().__init__(shape[:-1])
 
     def _sample(self, shape: tuple[int, ...]) -> Tensor:
+        check("Categorical.sample", "logits", self._given, below_infinity)
         logits = repeated(self.logits, shape)
         return argmax(logits + gumbel_like(logits), -1)
 

@@ -73,13 +73,25 @@ def randn_like(x: Array, dtype: Any = None, key: Key = DRAWN) -> Array:
     return _normal(key, x.shape, x.dtype if dtype is None else dtype, "randn_like")
 
 
+def _ordered(what: str, min: Any, max: Any) -> None:
+    """Raise ConfigError where min, if both are at hand, is above max."""
+    low, high = at_hand(min), at_hand(max)
+    if low is not None and high is not None and np.any(low > high):
+        raise ConfigError(f"{what}: {min=}, {max=}; numbers are drawn from min up to max, give min <= max")
+
+
+@preceded(lambda shape, dtype=None, min=0, max=1.0, *_, **__: _ordered("uniform", min, max))
 @creator
 def uniform(
     shape: Any, dtype: Any = None, min: Array | float = 0, max: Array | float = 1.0, seed: int = 0, key: Key = DRAWN
 ) -> Array:
     """Uniform in [min, max)."""
-    to = _floating(dtype, "uniform")
-    return jax.random.uniform(_key(key, seed), as_shape(shape, "uniform"), to, jnp.astype(min, to), jnp.astype(max, to))
+    return _between(_key(key, seed), as_shape(shape, "uniform"), _floating(dtype, "uniform"), min, max)
+
+
+def _between(key: Array, shape: tuple, dtype: Any, min: Any, max: Any) -> Array:
+    low, high = jnp.astype(min, dtype), jnp.astype(max, dtype)
+    return _drawn(jax.random.uniform(key, shape, dtype, low, high), low <= high)
 
 
 def _checks_std(what: str, at: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -89,8 +101,9 @@ def _checks_std(what: str, at: int) -> Callable[[Callable[..., Any]], Callable[.
         given = args[at] if len(args) > at else std
         if isinstance(given, complex) or dtypes.is_complex(getattr(given, "dtype", dtypes.bool_)):
             raise DTypeError(f"{what}: std is complex; a standard deviation is real, of complex numbers too")
-        if isinstance(given, (int, float)) and given < 0:
-            raise ConfigError(f"{what}: std={given}; a standard deviation is at least 0")
+        seen = given if isinstance(given, (int, float)) else at_hand(given)
+        if seen is not None and np.any(np.less(seen, 0)):
+            raise ConfigError(f"{what}: std={seen}; a standard deviation is at least 0")
 
     return preceded(check)
 
@@ -262,6 +275,7 @@ def poisson(x: Array, key: Key = DRAWN) -> Array:
     return _drawn(jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype), x >= 0)
 
 
+@preceded(lambda x, **_: _within("standard_gamma", x))
 @op(method=False, rule=elementwise)
 def standard_gamma(x: Array, key: Key = DRAWN) -> Array:
     """Gamma numbers with shape parameters x and scale 1, in x's shape; gradients flow to x (arXiv:1805.08498)."""
@@ -293,11 +307,11 @@ def _filling(fn: Callable[..., Any]) -> Callable[..., Any]:
     return republish(declared, public)
 
 
+@preceded(lambda x, min=0, max=1.0, *_, **__: _ordered("uniform_", min, max))
 @_filling
 def uniform_(x: Array, min: Array | float = 0, max: Array | float = 1.0, seed: int = 0, key: Key = DRAWN) -> Array:
     """Fill x with uniform numbers in [min, max)."""
-    to = _floating(x.dtype, "uniform_")
-    return jax.random.uniform(_key(key, seed), x.shape, to, jnp.astype(min, to), jnp.astype(max, to))
+    return _between(_key(key, seed), x.shape, _floating(x.dtype, "uniform_"), min, max)
 
 
 @_filling
@@ -343,7 +357,8 @@ def log_normal_(x: Array, mean: Array | float = 1.0, std: Array | float = 2.0, k
 @_filling
 def exponential_(x: Array, lam: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with exponential numbers of rate lam (mean 1 / lam)."""
-    return jax.random.exponential(key, x.shape, _floating(x.dtype, "exponential_")) / jnp.astype(lam, x.dtype)
+    drawn = jax.random.exponential(key, x.shape, _floating(x.dtype, "exponential_")) / jnp.astype(lam, x.dtype)
+    return _drawn(drawn, jnp.astype(lam, x.dtype) >= 0)
 
 
 @preceded(lambda x, p=0.5, *_, **__: _within("bernoulli_", p, 1))
@@ -354,11 +369,12 @@ def bernoulli_(x: Array, p: Array | float = 0.5, key: Key = DRAWN) -> Array:
     return _drawn(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
 
 
+@preceded(lambda x, loc=0, scale=1, *_, **__: _within("cauchy_: scale", scale))
 @_filling
 def cauchy_(x: Array, loc: Array | float = 0, scale: Array | float = 1, key: Key = DRAWN) -> Array:
     """Fill x with Cauchy numbers: loc + scale * tan(pi * (u - 1/2)), u uniform."""
-    drawn = jax.random.cauchy(key, x.shape, _floating(x.dtype, "cauchy_"))
-    return jnp.astype(loc, x.dtype) + jnp.astype(scale, x.dtype) * drawn
+    drawn, spread = jax.random.cauchy(key, x.shape, _floating(x.dtype, "cauchy_")), jnp.astype(scale, x.dtype)
+    return _drawn(jnp.astype(loc, x.dtype) + spread * drawn, spread >= 0)
 
 
 @preceded(lambda x, probs, *_, **__: _within("geometric_", probs, 1))

@@ -7,6 +7,7 @@ import scipy.stats as st
 import polyreme as paddle
 import polyreme.distribution as D
 from polyreme import static
+from polyreme.errors import ConfigError
 from polyreme.jit import to_static
 from tests.distribution.families import FAMILIES, SIMPLEX
 from tests.program.conftest import static_mode  # noqa: F401  (a fixture)
@@ -251,6 +252,8 @@ def test_categorical_takes_logits_in_both_ways():
     np.testing.assert_allclose(batch.prob(0), [1 / 6, 1 / 2], rtol=1e-6)
     assert batch.sample([5, 4]).shape == [5, 4, 2]
     assert batch.sample([5]).dtype == "int64"
+    with pytest.raises(ConfigError, match=r"Categorical.sample: logits needs every value a number below infinity"):
+        D.Categorical([np.nan, 1.0]).sample([1])
 
 
 def test_multinomial():

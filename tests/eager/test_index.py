@@ -96,6 +96,7 @@ def test_seeds_and_spreads_out_of_range_are_refused():
         lambda: paddle.log_normal(0.0, -1.0, [2]),
         lambda: x.normal_(0.0, -1.0),
         lambda: x.log_normal_(std=-1.0),
+        lambda: paddle.normal(x, paddle.to_tensor(-1.0)),
         lambda: paddle.gaussian([2], 0.0, -1.0) if hasattr(paddle, "gaussian") else x.normal_(std=-1.0),
     ):
         with pytest.raises(ConfigError, match=r"std=-1\.0; a standard deviation is at least 0"):

@@ -186,6 +186,12 @@ DRAWN = {
     "binomial": (lambda p: paddle.binomial(to_tensor(3.0), p), [[np.nan], [1.5]]),
     "bernoulli_": (lambda p: paddle.zeros([1]).bernoulli_(p), [[np.nan], [2.0]]),
     "histogram": (lambda x: paddle.histogram(x, 2), [[np.inf]]),
+    "uniform": (lambda p: paddle.uniform([3], min=p, max=1.0), [2.0]),
+    "uniform_": (lambda p: paddle.zeros([1]).uniform_(p, 1.0), [2.0]),
+    "exponential_": (lambda p: paddle.zeros([1]).exponential_(p), [[np.nan], [-1.0]]),
+    "cauchy_": (lambda p: paddle.zeros([1]).cauchy_(0.0, p), [[np.nan], [-1.0]]),
+    "geometric_": (lambda p: paddle.zeros([1]).geometric_(p), [[np.nan], [1.5]]),
+    "standard_gamma": (paddle.standard_gamma, [[np.nan], [-1.0]]),
 }
 
 
