@@ -226,9 +226,7 @@ class Optimizer(OptimizerState):
         if self.rate_variable is None:
             # not the array's value: float64 parameters, which this optimizer may not know, take more of it
             with state.outside_capture():
-                now = self.get_lr()
-                is_rounded = self._rate_dtype.type(self._rate_number) == now
-                bound._set_rate(self._rate_number if is_rounded else now)
+                bound._set_rate(self.get_lr())
         self._bound = [*(b for b in self._bound if b() is not None), weakref.ref(bound)]
 
     def take_rate(self, value: Tensor) -> None:
@@ -239,12 +237,11 @@ class Optimizer(OptimizerState):
     # learning rate
 
     def get_lr(self) -> float:
-        """The learning rate in force."""
-        return (
-            float(self._scheduler())
-            if self._scheduler is not None
-            else float(np.asarray(self._shared.first.rate._array))
-        )
+        """The learning rate in force, as it was given: 0.1, not the nearest float32."""
+        if self._scheduler is not None:
+            return float(self._scheduler())
+        now = np.asarray(self._shared.first.rate._array)
+        return float(self._rate_number if self._rate_dtype.type(self._rate_number) == now else now)
 
     def set_lr(self, value: float) -> None:
         """Change the learning rate; ConfigError if a scheduler sets it or it is no number of at least 0."""

@@ -47,7 +47,7 @@ PATHS: dict[str, str] = {
     ),
     **_below(
         "nn.functional",
-        "activation common conv distance extension flash_attention input loss norm pooling vision",
+        "activation common conv distance extension flash_attention input loss norm pooling sdpa transformer vision",
         "nn.functional",
     ),
     **_below(
@@ -58,7 +58,9 @@ PATHS: dict[str, str] = {
     "nn.decode": "nn",
     # training
     **_below(
-        "optimizer", "adadelta adagrad adamax adamw lbfgs momentum nadam optimizer radam rmsprop rprop", "optimizer"
+        "optimizer",
+        "adadelta adagrad adamax adamw asgd lbfgs momentum nadam optimizer radam rmsprop rprop",
+        "optimizer",
     ),
     "amp.amp_lists": "amp",
     **_below("autograd", "autograd backward_mode ir_backward", "autograd"),
@@ -127,6 +129,8 @@ PATHS: dict[str, str] = {
         "multinomial multivariate_normal normal poisson student_t transform transformed_distribution uniform variable",
         "distribution",
     ),
+    "geometric.sampling.neighbors": "geometric",
+    "hapi.hub": "hub",
     "incubate.multiprocessing": "paddle_scripts.internals.multiprocessing",
     "incubate.nn.attn_bias": "paddle_scripts.internals.attention",
     "incubate.nn.layer": "incubate.nn",
@@ -134,10 +138,22 @@ PATHS: dict[str, str] = {
     "incubate.nn.memory_efficient_attention": "paddle_scripts.internals.attention",
     **_below(
         "incubate.nn.functional",
-        "fused_bias_act fused_dropout_add fused_layer_norm fused_matmul_bias fused_rms_norm "
-        "fused_rotary_position_embedding fused_transformer",
+        "blha_get_max_len block_multihead_attention fused_bias_act fused_dropout_add fused_layer_norm fused_matmul_bias "
+        "fused_rms_norm fused_rotary_position_embedding fused_transformer masked_multihead_attention moe_combine "
+        "moe_gate_dispatch variable_length_memory_efficient_attention",
         "incubate.nn.functional",
     ),
+    **_below("incubate.nn.layer", "fused_dropout_add fused_linear", "incubate.nn"),
+    "incubate.nn.loss": "incubate",
+    **_below(
+        "incubate.optimizer", "gradient_merge lbfgs lookahead modelaverage pipeline recompute", "incubate.optimizer"
+    ),
+    **_below("incubate.optimizer.functional", "bfgs lbfgs", "incubate.optimizer.functional"),
+    "sparse.multiary": "sparse",
+    **_below("sparse.nn.functional", "activation conv pooling transformer", "sparse.nn.functional"),
+    **_below("sparse.nn.layer", "activation norm pooling", "sparse.nn"),
+    "profiler.timer": "profiler",
+    "profiler.profiler_statistic": "profiler",
     "utils.layers_utils": "paddle_scripts.internals.structures",
     "utils.environments": "paddle_scripts.internals.structures",
 }

@@ -422,6 +422,30 @@ def test_layers_of_a_model_give_their_results_by_name_and_optimizers_take_groups
     optimizer = paddle.optimizer.SGD(0.1, parameters=[model.fc.weight])
     optimizer._add_param_group({"params": model.fc.bias, "learning_rate": 0.5})
     assert optimizer._param_groups == [{"params": [model.fc.weight]}, {"params": [model.fc.bias], "learning_rate": 0.5}]
+    assert (optimizer.get_lr(), optimizer._learning_rate) == (0.1, 0.1)  # not the nearest float32
+
+
+def test_numbers_that_an_optimizer_was_made_with():
+    import paddle
+
+    p = paddle.nn.Linear(1, 1).parameters()
+    adam, momentum = paddle.optimizer.AdamW(beta1=0.8, parameters=p), paddle.optimizer.Momentum(parameters=p)
+    assert (adam._beta1, adam._beta2, adam._epsilon) == (0.8, 0.999, 1e-8)
+    assert (momentum._momentum, momentum._use_nesterov, momentum._rescale_grad) == (0.9, False, 1.0)
+    with pytest.raises(AttributeError, match="'Momentum' object has no attribute '_beta1'"):
+        momentum._beta1
+    adam.load_state_dict(adam.state_dict())
+
+
+def test_modules_of_one_name_are_where_their_names_are():
+    import paddle
+    from paddle.incubate.nn.functional.masked_multihead_attention import masked_multihead_attention
+    from paddle.incubate.optimizer.lookahead import LookAhead
+    from paddle.sparse.nn.layer.norm import BatchNorm
+
+    assert paddle.incubate.nn.functional.masked_multihead_attention is masked_multihead_attention
+    assert paddle.incubate.optimizer.lookahead.LookAhead is paddle.incubate.LookAhead is LookAhead
+    assert paddle.sparse.nn.BatchNorm is BatchNorm
 
 
 def test_a_captured_function_is_rolled_back():

@@ -8,11 +8,25 @@ from polyreme.eager.tensor import Tensor
 from polyreme.optimizer.lr import LRScheduler
 
 
+def _setting(name: str) -> property:
+    """A number that an optimizer was made with; AttributeError for those that have no such number."""
+
+    def read(self: Any) -> Any:
+        if name not in self._settings:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute '_{name}'")
+        return self._settings[name]
+
+    return property(read)
+
+
 class OptimizerNames:
     """Attributes of Optimizer."""
 
     helper = None
     fused_buffer_version = 0
+    _beta1, _beta2, _epsilon, _momentum = map(_setting, ("beta1", "beta2", "epsilon", "momentum"))
+    _rho, _momentum_decay, _lamb_weight_decay = map(_setting, ("rho", "momentum_decay", "lamb_weight_decay"))
+    _use_nesterov, _rescale_grad = map(_setting, ("use_nesterov", "rescale_grad"))
 
     @property
     def type(self: Any) -> str:
@@ -95,6 +109,10 @@ class OptimizerNames:
     @property
     def _apply_decay_param_fun(self: Any) -> Any:
         return getattr(self, "_decays", None)
+
+    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        """Take what state_dict() gave."""
+        self.set_state_dict(state_dict)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         """Forget every parameter's gradient, or set it to zeros."""
