@@ -138,9 +138,9 @@ PATHS: dict[str, str] = {
     "incubate.nn.memory_efficient_attention": "paddle_scripts.internals.attention",
     **_below(
         "incubate.nn.functional",
-        "blha_get_max_len block_multihead_attention fused_bias_act fused_dropout_add fused_layer_norm fused_matmul_bias "
-        "fused_rms_norm fused_rotary_position_embedding fused_transformer masked_multihead_attention moe_combine "
-        "moe_gate_dispatch variable_length_memory_efficient_attention",
+        "blha_get_max_len block_multihead_attention fused_bias_act fused_dropout_add fused_layer_norm "
+        "fused_matmul_bias fused_rms_norm fused_rotary_position_embedding fused_transformer masked_multihead_attention "
+        "moe_combine moe_gate_dispatch variable_length_memory_efficient_attention",
         "incubate.nn.functional",
     ),
     **_below("incubate.nn.layer", "fused_dropout_add fused_linear", "incubate.nn"),

@@ -433,7 +433,7 @@ def test_numbers_that_an_optimizer_was_made_with():
     assert (adam._beta1, adam._beta2, adam._epsilon) == (0.8, 0.999, 1e-8)
     assert (momentum._momentum, momentum._use_nesterov, momentum._rescale_grad) == (0.9, False, 1.0)
     with pytest.raises(AttributeError, match="'Momentum' object has no attribute '_beta1'"):
-        momentum._beta1
+        _ = momentum._beta1
     adam.load_state_dict(adam.state_dict())
 
 
