@@ -165,7 +165,12 @@ _CHARS_A_TOKEN = 32
 
 def _perplexity(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> TaskOutcome:
     prefix = beginning(scorer, options.add_bos)
-    length = min(options.max_length or scorer.max_tokens, scorer.max_tokens)
+    length = options.max_length or scorer.max_tokens
+    if length > scorer.max_tokens:
+        raise ConfigError(
+            f"max_length={length}: the model scores windows of at most {scorer.max_tokens} tokens, its positions but "
+            "one; give at most so many"
+        )
     stride = options.stride or max(length // 2, 1)
     if stride >= length:
         raise ConfigError(f"stride={stride} in windows of {length} tokens leaves none that are known; give less")

@@ -161,11 +161,11 @@ class Slices:
     """The tensors of a file, read in parts when they are asked for; the header is checked as by `read`, the digest by
     `check_digest` alone.
 
-    entries: dtype and shape by name. Raises CheckpointError for a file that is none.
+    path: of the file. entries: dtype and shape by name. Raises CheckpointError for a file that is none.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         try:
             with open(path, "rb") as file:
                 what = foreign(file.read(512))
@@ -188,10 +188,10 @@ class Slices:
         row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         count = max(0, rows[1] - rows[0])
         data = np.empty(count * row, np.uint8)
-        with open(self._path, "rb") as file:
+        with open(self.path, "rb") as file:
             file.seek(self._base + entry.begin + rows[0] * row)
             if file.readinto(data.data) != len(data):
-                raise CheckpointError(f"{self._path}: tensor {name!r}: the file ended while it was read")
+                raise CheckpointError(f"{self.path}: tensor {name!r}: the file ended while it was read")
         array = data.view(entry.dtype).reshape((count, *entry.shape[1:]) if entry.shape else ())
         return array[(slice(None), *index[1:])] if entry.shape else array
 
@@ -204,11 +204,11 @@ class Slices:
             metadata = _metadata(self._header)
             if DIGEST not in metadata:
                 return False
-            with open(self._path, "rb") as file:
+            with open(self.path, "rb") as file:
                 file.seek(self._base)
                 _compare_digest(self._header, metadata, iter(functools.partial(file.read, _BLOCK_BYTES), b""))
         except CheckpointError as error:
-            raise CheckpointError(f"{self._path}: {error}") from None
+            raise CheckpointError(f"{self.path}: {error}") from None
         return True
 
 

@@ -40,6 +40,9 @@ class Stored:
         """Its dtype in the file."""
         return self.file.entries[self.name].dtype
 
+    def __str__(self) -> str:
+        return f"{self.file.path}: {self.name}"
+
     def read(self, index: Index) -> np.ndarray:
         """The part that the slices name."""
         return self.file.read(self.name, index)

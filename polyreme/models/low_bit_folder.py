@@ -137,6 +137,8 @@ class LowBitLayout:
         for part, (dims, sizes) in _FORMS.items():
             if part in parts:
                 _check_form(f"{module}.{part}", parts[part], dims, sizes)
+                if not sizes:
+                    parts[part] = _finite(parts[part])
         if self.method == "gptq":
             return self._open_gptq(module, parts)
         scales = parts["weight_scale"]
@@ -404,6 +406,21 @@ def _check_form(name: str, source: WeightSource, dims: int, sizes: Sequence[int]
     if not fits or len(source.shape) != dims:
         kind = " or ".join(f"int{8 * size}" for size in sizes) or "floating numbers"
         raise CheckpointError(f"{name}: {source.dtype} {list(source.shape)}; {kind} in {dims} dims are stored there")
+
+
+def _finite(source: WeightSource) -> WeightSource:
+    """Scales that are looked at as they are read."""
+
+    def read(index: Index) -> np.ndarray:
+        scales = source.read(index)
+        if not np.isfinite(scales.astype(np.float32)).all():
+            raise CheckpointError(
+                f"{source}: NaN or infinity among the scales; the file is damaged, or was quantized from weights that "
+                "were not finite: quantize it again"
+            )
+        return scales
+
+    return Changed(source.shape, source.dtype, read)
 
 
 def _read(source: WeightSource) -> np.ndarray:

@@ -209,6 +209,8 @@ def test_what_cannot_be_asked(here, data):
         TASKS["choice"](here, EvalOptions(num_fewshot=9), [data / "choices.jsonl"])
     with pytest.raises(ConfigError, match="stride=60 in windows of 60 tokens leaves none"):
         TASKS["ppl"](here, EvalOptions(max_length=60, stride=60), [data / "a.txt"])
+    with pytest.raises(ConfigError, match=f"max_length=9999: the model scores windows of at most {here.max_tokens}"):
+        TASKS["ppl"](here, EvalOptions(max_length=9999), [data / "a.txt"])
     with pytest.raises(ConfigError, match="limit=0; give at least 1"):
         EvalOptions(limit=0)
     with pytest.raises(ConfigError, match="seed=-1; give at least 0"):

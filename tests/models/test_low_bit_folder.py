@@ -192,6 +192,13 @@ def test_a_part_that_is_missing_is_named(tmp_path):
         ("gptq", "scales", lambda a: a[:0], "do not fit together"),
         ("gptq", "scales", lambda a: a.astype(np.int32), "floating numbers in 2 dims"),
         ("gptq", "g_idx", lambda a: a[:3], "do not fit together"),
+        ("gptq", "scales", lambda a: a * np.float16(np.nan), "scales: NaN or infinity among the scales"),
+        (
+            "compressed-tensors",
+            "weight_scale",
+            lambda a: a * np.float32(np.inf),
+            "weight_scale: NaN or infinity among the scales",
+        ),
         ("compressed-tensors", "weight_shape", lambda a: a[:0], "weight_shape says"),
         ("compressed-tensors", "weight_packed", lambda a: a[:3], "weight_shape says"),
         ("compressed-tensors", "weight_scale", lambda a: a[0], "floating numbers in 2 dims"),

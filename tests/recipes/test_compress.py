@@ -99,6 +99,7 @@ def test_structured_pruning_leaves_a_narrower_model(folder, capsys):
         ("quantize", ("--act-order",), 2, "--act-order is of gptq"),
         ("quantize", ("--skip", "blocks.7"), 2, "--skip blocks.7: no linear map is called so"),
         ("quantize", ("--length", "60", "--data", "MISSING.txt"), 3, "MISSING.txt: no such file"),
+        ("quantize", ("--length", "9999"), 2, "--length 9999: the model has positions for"),
         ("prune", ("--sparsity", "4:2"), 2, "--sparsity 4:2: give a share of zeros"),
         ("prune", ("--method", "structured", "--sparsity", "2:4"), 2, "structured takes channels of all blocks"),
     ],

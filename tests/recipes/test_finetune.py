@@ -1,12 +1,14 @@
 """Fine-tuning runs: the same on every plan, only what trains saved, resumed exactly, read back, refused by name."""
 
 import json
+import signal
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DataError
@@ -19,7 +21,7 @@ from polyreme.recipes.training.trainer import Trainer
 from polyreme.recipes.weights.base import load_base, load_trained
 from polyreme.recipes.weights.merge import merge
 from polyreme.recipes.weights.trained import load_writer
-from tests.recipes.tiny_run import ONE_DEVICE, history, saved
+from tests.recipes.tiny_run import ONE_DEVICE, finish, history, saved, start_command
 from tests.recipes.tiny_tune import load, train, write_base
 
 # float32 sums of up to 512 terms taken in another order, over three steps
@@ -132,6 +134,30 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path, run, base):
         train(folder, base, *settings, "lora_rank=2")
     with pytest.raises(CheckpointError, match="put those weights back"):
         train(folder, write_other_base(tmp_path / "other"), *settings)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_or_finds_the_disk_full_goes_on_to_the_same_bits(tmp_path, run, base):
+    settings = ("loraplus_lr_ratio=2", "neftune_noise_alpha=1", "checkpoint.async_save=false")
+    loaded = load(tmp_path / "again", base, *settings)
+    command = ["polyreme", "finetune", str(loaded.path), *loaded.overrides]
+    _, err = finish(start_command(command, FAULTS="ckpt.write:raise=ENOSPC@1"), code=4)
+    assert "make room, or keep fewer steps" in err
+    assert not saved_steps(tmp_path / "again")
+    finish(start_command(command, FAULTS="train.step:kill@5"), code=-signal.SIGKILL)
+    assert saved_steps(tmp_path / "again") == [3]
+    out, _ = finish(start_command(command))
+    assert "resumed after step 3" in out
+    assert history(tmp_path / "again") == history(run)
+    assert_same_state_of_adapters(tmp_path / "again", run)
+    assert (tmp_path / "again/adapter/adapter_model.safetensors").read_bytes() == (
+        run / "adapter/adapter_model.safetensors"
+    ).read_bytes()
+
+
+def saved_steps(folder):
+    with CheckpointStore(folder / "checkpoints", read_only=True) as store:
+        return list(store.steps())
 
 
 def write_other_base(folder):

@@ -249,8 +249,14 @@ class _Job:
 
 
 def token_rows(model: Any, tokenizer: TextTokenizer, data: DataOptions) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Rows [_ROWS, length] to calibrate on and to measure on."""
-    length = min(data.length or 512, model.config.seq_len)
+    """Rows [_ROWS, length] to calibrate on and to measure on. Raises ConfigError for more tokens than the model has
+    positions for, DataError for too little text."""
+    positions = model.config.seq_len
+    if data.length > positions:
+        raise ConfigError(
+            f"--length {data.length}: the model has positions for {positions} tokens; give at most so many"
+        )
+    length = data.length or min(512, positions)
     wanted = (data.samples + min(data.samples, 16)) * length
     ids: list[int] = []
     for path in data.files:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -163,6 +164,23 @@ class ProgressDisplay:
         parts.append(f"mem {bytes_text(reading.memory_bytes)}")
         parts.append("ETA -" if reading.eta_seconds is None else f"ETA {duration_text(reading.eta_seconds)}")
         return parts
+
+
+@contextmanager
+def told_if_slow(text: str, say: Callable[[str], None], seconds: float = 3.0) -> Iterator[None]:
+    """Say what goes on inside the block, once, if that takes longer than so many seconds.
+
+    >>> with told_if_slow("waiting", print, seconds=0.0):
+    ...     time.sleep(0.1)
+    waiting
+    """
+    timer = threading.Timer(seconds, say, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def duration_text(seconds: float) -> str:

@@ -30,11 +30,14 @@ from polyreme.recipes.training import resume
 from polyreme.recipes.training.logs import RunLog
 from polyreme.recipes.training.output_folder import claim, set_aside
 from polyreme.recipes.training.peak import Peak, bytes_in_use, find_peak
-from polyreme.recipes.training.progress import Meter, ProgressDisplay
+from polyreme.recipes.training.progress import Meter, ProgressDisplay, told_if_slow
 from polyreme.recipes.training.replica_check import check_replicas
 from polyreme.recipes.training.signals import StopRequest
 from polyreme.recipes.training.trainer import StepResult, Trainer, learning_rate_schedule, told
 from polyreme.recipes.weights.base import base_digest, check_base_digest, keep_config
+
+_DATA_IS_READ = "preparing the data; a text's tokenizer is trained and its tokens are kept for later runs"
+_IS_COMPILED = "compiling the first step"
 
 
 def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> None:
@@ -53,12 +56,15 @@ def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> 
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
     config.check_platform(config.device or select.backend())
+    say = ProgressDisplay(config.train.steps, is_silent=not _is_first()).note
     with _claim(Path(config.output)) as folder, StopRequest() as stop:
-        corpus = _load_data(config, overrides_source["folder"])
+        with told_if_slow(_DATA_IS_READ, say):
+            corpus = _load_data(config, overrides_source["folder"])
         is_anew = resume == "never" and _is_first()
         renamed = set_aside(folder, ("checkpoints", "tensorboard")) if is_anew else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
-            job = _TrainingRun(config, folder, corpus, store)
+            with told_if_slow("placing the model", say):
+                job = _TrainingRun(config, folder, corpus, store)
             job.notes += [f"{old}/ of an earlier run is kept as {new}/" for old, new in renamed.items()]
             first = job.restore(resume)
             job.train(first, stop, overrides_source["resume_command"])
@@ -229,7 +235,9 @@ class _TrainingRun:
             self.check(batch, config.dimensions, f"step {step}")
             if self.roll_out is not None:
                 batch = self.roll_out(batch, step)
-            with _disturbed(step, self.trainer):
+            is_anew = step == first + 1
+            slow = told_if_slow(_IS_COMPILED, progress.note) if is_anew else contextlib.nullcontext()
+            with slow, _disturbed(step, self.trainer):
                 result = self.trainer.step(batch.inputs, batch.labels)
             # one step behind, so that the host reads a result while the devices work on the next
             self._check_result(waiting, log, progress)
@@ -239,10 +247,10 @@ class _TrainingRun:
             is_logged = step % config.log.interval == 0 or step in (1, total)
             is_validated = config.log.validation_interval and step % config.log.validation_interval == 0
             is_saved = step == total or (config.checkpoint.interval and step % config.checkpoint.interval == 0)
-            if is_logged or is_validated or is_saved or is_stopping or step == first + 1:
+            if is_logged or is_validated or is_saved or is_stopping or is_anew:
                 self._check_result(waiting, log, progress)
                 waiting = None
-            if is_logged or step == first + 1:
+            if is_logged or is_anew:
                 assert result.grad_norm is not None  # this run halts, so its step looks at the norm
                 reading = meter.read(
                     step,

@@ -35,7 +35,7 @@ from polyreme.recipes.weights.base import (
     load_tokenizer,
     run_config,
 )
-from polyreme.recipes.weights.published import copy_beside, floating_dtype, new_folder, open_matched
+from polyreme.recipes.weights.published import check_new_folder, copy_beside, floating_dtype, new_folder, open_matched
 from polyreme.recipes.weights.tuning import lora_of
 
 _MODEL = "model/"
@@ -92,6 +92,7 @@ def merge(
     CheckpointError for a base of another digest, ConfigError for what was not fine-tuned and for a target that holds
     anything.
     """
+    check_new_folder(target)
     wanted = floating_dtype(dtype)
     if is_adapter(source):
         adapter = open_adapter(source)
