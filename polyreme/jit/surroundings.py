@@ -215,8 +215,9 @@ def _counts(what: str, old: Any, new: Any) -> Iterator[str]:
         for at, (before, after) in enumerate(zip(old[1], new[1], strict=True)):
             if not issubclass(old[0], dict):
                 yield from _counts(f"{what}[{at}]", before, after)
-            elif before[1][0] == after[1][0]:
-                yield from _counts(f"{what}[{_shown(before[1][0])}]", before[1][1], after[1][1])
+            elif isinstance(before, tuple) and isinstance(after, tuple):  # not one of too many parts to look at
+                (key, value), (new_key, new_value) = before[1], after[1]
+                yield from _counts(f"{what}[{_shown(key)}]", value, new_value) if key == new_key else ()
 
 
 def _is_array(form: tuple) -> bool:
