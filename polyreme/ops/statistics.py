@@ -14,6 +14,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.dtype import floating
 from polyreme.core.op import op
+from polyreme.core.symbol import DYNAMIC
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.bounds import at_hand, preceded
 from polyreme.ops.by_index import add, bounded
@@ -101,7 +102,14 @@ def histogramdd(
     lower edge, the last one its upper edge too. weights [*b] are summed instead of ones; density divides by their total
     and the volume of an interval.
     """
-    points = x.reshape(-1, x.shape[-1])
+    n = x.shape[-1]
+    if len(edges or bins) != n:
+        raise ShapeError(f"histogramdd: {len(edges or bins)} bins for points of {n} dims; give one each")
+    if ranges is not None and len(ranges) != 2 * n:
+        raise ShapeError(f"histogramdd: {len(ranges)} ranges for {n} dims; give the least and greatest edge of each")
+    if weights is not None and weights.shape != x.shape[:-1]:
+        raise ShapeError(f"histogramdd: weights has shape {list(weights.shape)}, x {list(x.shape)}; give one a point")
+    points = x.reshape(-1, n)
     edges = [e.astype(x.dtype) for e in edges] or _grid_edges(points, bins, ranges)
     sizes = tuple(e.shape[0] - 1 for e in edges)
     flat, inside = jnp.zeros(points.shape[0], dtypes.int64), jnp.ones(points.shape[0], bool)
@@ -141,15 +149,11 @@ def _over_dims(
     shape = list(x.shape)
     if len(shape) < 2 or not dtypes.is_floating(x.dtype):
         raise ShapeError(f"histogramdd takes floating points [..., n], got {x.dtype.name} of shape {shape}")
-    listed = [bins] * shape[-1] if isinstance(bins, int) else list(bins)
-    if len(listed) != shape[-1]:
-        raise ShapeError(f"histogramdd: {len(listed)} bins for points of {shape[-1]} dims; give one each")
-    if ranges is not None and len(ranges) != 2 * shape[-1]:
+    if isinstance(bins, int) and shape[-1] == DYNAMIC:
         raise ShapeError(
-            f"histogramdd: {len(ranges)} ranges for {shape[-1]} dims; give the least and greatest edge of each"
+            f"histogramdd: bins={bins} in every dim of points [..., n], and this Program does not say n; give a list"
         )
-    if weights is not None and list(weights.shape) != shape[:-1]:
-        raise ShapeError(f"histogramdd: weights has shape {list(weights.shape)}, x {shape}; give one a point")
+    listed = [bins] * shape[-1] if isinstance(bins, int) else list(bins)
     counts = [b for b in listed if isinstance(b, int)]
     if any(b < 1 for b in counts) or (counts and len(counts) < len(listed)):
         raise ShapeError(

@@ -29,7 +29,7 @@ from polyreme.program import values
 from polyreme.program.operation import Call, call, is_folded
 from polyreme.program.scope import Scope
 
-_MOST_FITTED = 64  # ways of giving dynamic dims a size, each a trace
+_MOST_FITTED = 128  # ways of giving dynamic dims a size, each a trace
 _STAND_INS = "|".join(rf"\b{probe}\b" for probe in PROBES)
 _OURS = (ShapeError, DTypeError, ConfigError, CaptureError, GradError, IndexError, TypeError, ValueError)
 
@@ -103,7 +103,7 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
     met = {int(d) for t in by_name.values() for d in t._array.shape}
     for listed in (*recorded.args, *recorded.kwargs.values()):
         if isinstance(listed, (list, tuple)) and listed and all(type(d) is int for d in listed):
-            met |= {*listed, math.prod(listed), sum(listed)}
+            met |= {*listed, math.prod(listed), sum(listed), len(listed)}
     sizes = sorted(d for d in met if d > 1 and d not in PROBES)
     pairs = list(itertools.product(dims, sizes))
     shapes = [t._array.shape for t in by_name.values()]
@@ -114,7 +114,9 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
         for (n, s), other in itertools.product(symbols.items(), shapes)
         if (way := _as_other(n, s.shape, other, left_out))
     ]
-    ways = itertools.chain(((p,) for p in pairs), alike, itertools.combinations(pairs, 2))
+    # two dims of one input first, such as those of a mask [-1, 1, -1, -1] whose other sizes stand in queries and keys
+    both = sorted(itertools.combinations(pairs, 2), key=lambda two: two[0][0][0] != two[1][0][0])
+    ways = itertools.chain(((p,) for p in pairs), alike, (two for two in both if two[0][0] != two[1][0]))
     for chosen in itertools.islice(filter(None, ways), _MOST_FITTED):
         try:
             return [_abstractly(by_name, run, starts, probe, dict(chosen)) for probe in PROBES]

@@ -50,7 +50,11 @@ FITTING = {
     "split": (lambda x, w: x.split([2, 3])[1], [3, -1], (5, 2)),
     "three dims": (lambda x, w: x.unsqueeze(2) * x[0] * w.unsqueeze(2).expand([3, 4, 4]), [3, 4, 4], (3, 4)),
     "in place": (lambda x, w: (x + 0).add_(w), [3, 4], (3, 4)),
-}
+    "mask": (lambda x, w: F.scaled_dot_product_attention(w.reshape([1, 3, 1, 4]), w[:2].reshape([1, 2, 1, 4]),
+                                                         w[:2].reshape([1, 2, 1, 4]), attn_mask=x[None, None]),
+             [1, 3, 1, 4], (3, 2)),
+    "as many as a list has": (lambda x, w: paddle.histogramdd(x, bins=[2, 3, 4])[0], [2, 3, 4], (5, 3)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -86,6 +90,8 @@ def test_a_size_not_known_that_nothing_fits_is_refused(static_mode):
     x = static.data("x", [None, 2])
     with pytest.raises(ShapeError, match=r"multiply\(x float32\[-1, 2\], y float32\[3, 4\]\)"):
         x * paddle.create_parameter([3, 4], "float32")
+    with pytest.raises(ShapeError, match=r"bins=2 in every dim .* does not say n; give a list"):
+        paddle.histogramdd(static.data("points", [4, None]), 2)
 
 
 def test_loop_variables_may_be_nested(static_mode):
