@@ -263,7 +263,7 @@ def of_a_class(held):
     ("count", "held", "says"),
     [
         (of_a_list, [4, "a"], r"held\[0\] goes from 5 to 6"),
-        (of_a_dict, {"calls": {"n": 4}, "rows": dict.fromkeys(range(1000))}, r"held\['calls'\]\['n'\] goes from 5 to 6"),
+        (of_a_dict, {"calls": {"n": 4}, "all": dict.fromkeys(range(999))}, r"held\['calls'\]\['n'\] goes from 5 to 6"),
         (of_an_array, np.zeros(2), "held changes its values"),
         (of_a_class, None, "Counts.calls goes from 1 to 2"),
     ],
