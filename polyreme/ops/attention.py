@@ -15,7 +15,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.by_index import bounded, read
 from polyreme.ops.ids import check_range
@@ -40,7 +40,10 @@ def _attend(
         q, k, v = q[None], k[None], v[None]
         mask = mask if mask is None or mask.ndim < 3 else mask[None]
     if mask is not None and dtypes.is_integer(mask.dtype):
-        mask = mask.astype(q.dtype)
+        raise DTypeError(
+            f"scaled_dot_product_attention: attn_mask is {mask.dtype.name}, whose 1 and 0 could mean either; "
+            "use astype('bool') to keep where True, or a floating dtype to add it to the scores"
+        )
     if causal and q.ndim == k.ndim == 4 and q.shape[1] != k.shape[1]:
         # the kernel lets the last query see every key, this API the first query see the first key only
         seen = lax.broadcasted_iota(jnp.int32, (q.shape[1], k.shape[1]), 1) <= jnp.arange(q.shape[1])[:, None]

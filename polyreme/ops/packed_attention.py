@@ -313,6 +313,10 @@ def _check_columns(bounds: Array, query: Array, key: Array, causal: bool) -> Non
 
 
 def _check_blocks(block_mask: Array, query: Array, key: Array) -> None:
+    if not dtypes.is_integer(block_mask.dtype) and block_mask.dtype != dtypes.bool_:
+        raise DTypeError(
+            f"flashmask_attention: block_mask is {block_mask.dtype.name}; needs integers, 0 for a block that is hidden"
+        )
     batch, queries, heads = query.shape[:3]
     keys, kv_heads = key.shape[1:3]
     want = (-(-queries // BLOCK), -(-keys // BLOCK))

@@ -359,7 +359,7 @@ def _open_folder(root: Path) -> tuple[Path, int]:
     """A new folder below root and the lock that says that its process lives; folders of dead processes are deleted."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / _LOCK):  # several processes begin at once
+        with _locked(root):  # several processes begin at once
             for old in root.glob(f"{_FOLDER}*"):
                 _sweep(old)
             number = 0
@@ -380,8 +380,8 @@ def _open_lock(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = _open_lock(path)
+def _locked(folder: Path) -> Iterator[None]:
+    fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

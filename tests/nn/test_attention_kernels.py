@@ -9,7 +9,7 @@ import pytest
 
 import polyreme.nn.attention
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.jit import to_static
 from polyreme.kernels import ring_attention, select
 from polyreme.kernels.ring_attention import Split
@@ -86,5 +86,9 @@ def test_seeds_and_half_masks_are_refused():
     with pytest.raises(ConfigError, match="block_mask without"):
         F.flashmask_attention(x, x, x, block_mask=to_tensor(np.ones((1, 1, 1, 1), "int32")))
     bounds = to_tensor(np.full((1, 1, 3, 2), [3, 0], "int32"))
+    with pytest.raises(DTypeError, match="block_mask is float32; needs integers, 0 for a block that is hidden"):
+        F.flashmask_attention(x, x, x, bounds, block_mask=to_tensor(np.zeros((1, 1, 1, 1), "float32")))
+    with pytest.raises(DTypeError, match=r"attn_mask is int64, .* astype\('bool'\) to keep where True"):
+        F.scaled_dot_product_attention(x, x, x, attn_mask=to_tensor(np.ones((x.shape[1], x.shape[1]), "int64")))
     with pytest.raises(ShapeError, match=r"block_mask \[1, 1, 2, 1\]; needs"):
         F.flashmask_attention(x, x, x, bounds, block_mask=to_tensor(np.ones((1, 1, 2, 1), "int32")))

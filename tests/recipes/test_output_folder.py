@@ -35,7 +35,9 @@ def test_second_run_names_the_first(tmp_path):
 def test_a_new_folder_stays_if_something_is_in_it(tmp_path):
     with pytest.raises(ConfigError, match="data"), claim(tmp_path / "run"):
         raise ConfigError("data")
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="data"), claim(tmp_path / "above" / "run"):
+        raise ConfigError("data")
+    assert not any(tmp_path.iterdir())
     with claim(tmp_path / "run") as folder:
         (folder / "metrics.jsonl").touch()
     assert (tmp_path / "run" / "metrics.jsonl").exists()

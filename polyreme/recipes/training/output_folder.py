@@ -10,7 +10,8 @@ from polyreme.distributed.checkpoint.lock import hold
 
 @contextmanager
 def claim(folder: Path) -> Iterator[Path]:
-    """Hold the folder while the context lasts; made if missing, and gone again if nothing was put into it.
+    """Hold the folder while the context lasts; made if missing, with those above it, and gone again if nothing was put
+    into it.
 
     Raises ConfigError, before any work is done, if it cannot be written or another run holds it (naming its pid). The
     lock of a process that died is taken over.
@@ -20,15 +21,15 @@ def claim(folder: Path) -> Iterator[Path]:
     ...     folder.is_dir()
     True
     """
-    is_new = not folder.exists()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     lock = hold(folder)
     try:
         yield folder
     finally:
         lock.release()
-        if is_new:
-            with suppress(OSError):  # something is in it
-                folder.rmdir()
+        with suppress(OSError):  # something is in it
+            for path in missing:
+                path.rmdir()
 
 
 def set_aside(folder: Path, names: Iterable[str]) -> dict[str, str]:
