@@ -153,6 +153,10 @@ class Coordinator:
     def _note_signal(self, number: int) -> None:
         if self._signal is None:
             self._signal = number
+            if self._options.signals_ranks:  # one more would be the second, which ends them at once
+                if self._monitor is not None:
+                    self._monitor.request_stop()
+                return
             for connection in self._members.values():
                 connection.send({"t": "signal", "number": number})
 

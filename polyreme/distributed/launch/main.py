@@ -11,6 +11,8 @@ from polyreme.distributed.job.rendezvous import Address, serve
 from polyreme.distributed.launch.coordinator import Coordinator
 from polyreme.distributed.launch.node import LaunchNode
 from polyreme.distributed.launch.options import Options, help_text, parse
+from polyreme.distributed.launch.schedulers import SCHEDULERS
+from polyreme.distributed.launch.schedulers.base import EXIT_CODE_FILE
 from polyreme.errors import ConfigError
 
 _log = logging.getLogger("polyreme.launch")
@@ -34,7 +36,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def launch(options: Options) -> int:
-    """Start the job's processes on this node and see them to their end; returns the exit code. Raises ConfigError."""
+    """Start the job's processes on this node and see them to their end, or hand the job to a scheduler.
+
+    Returns the exit code. Raises ConfigError.
+    """
+    if options.submission is not None:
+        return SCHEDULERS[options.scheduler].submit(options.submission)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("polyreme launch: %(message)s"))
     _log.handlers, _log.propagate = [handler], False
@@ -52,7 +59,10 @@ async def _launch(options: Options) -> int:
     name, port = server.sockets[0].getsockname()[:2]
     address = Address(options.master.host if options.master else name, port)
     try:
-        return await _run_both(coordinator, LaunchNode(options, address, is_first=True), address)
+        code = await _run_both(coordinator, LaunchNode(options, address, is_first=True), address)
+        if options.scheduler != "local":
+            (options.log_dir / EXIT_CODE_FILE).write_text(f"{code}\n")
+        return code
     finally:
         server.close()
 

@@ -156,7 +156,7 @@ class LaunchNode:
     def _note_signal(self, number: int) -> None:
         if self._signal is None:
             name = signal.Signals(number).name
-            _log.warning("%s: passing it on to all ranks, which may save; once more to kill them", name)
+            _log.warning("%s: all ranks are asked to stop, and may save; once more to kill them", name)
             self._signal = number
             self._client.send({"t": "signal", "number": number})
             return

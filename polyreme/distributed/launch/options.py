@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyreme import flags
 from polyreme.distributed.job.rendezvous import Address
+from polyreme.distributed.launch.schedulers import SCHEDULERS, NodePlace, Scheduler, Submission
+from polyreme.distributed.launch.schedulers.base import check_settings, read_settings
 from polyreme.errors import ConfigError, did_you_mean
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -24,6 +27,15 @@ class LauncherFlag(NamedTuple):
 
 
 FLAGS = (
+    LauncherFlag(
+        "on",
+        "POLYREME_SCHEDULER",
+        "auto",
+        f"who starts a launcher on each node: local (you do), {', '.join(SCHEDULERS)}; auto: the one whose job this is",
+    ),
+    LauncherFlag("job_options", "POLYREME_JOB_OPTIONS", "", 'settings of --on, "time=1:00:00 gres=gpu:8" of sbatch\'s'),
+    LauncherFlag("dry_run", "", "", "print what --on would submit, and submit nothing", is_switch=True),
+    LauncherFlag("wait", "", "", "with --on slurm: until the job has ended, whose exit code it is", is_switch=True),
     LauncherFlag(
         "master", "PADDLE_MASTER", "", "host:port where the launchers of several nodes meet; node 0 listens there"
     ),
@@ -53,6 +65,8 @@ FLAGS = (
 )
 COMMANDS = ("pretrain",)
 """Commands of polyreme itself that may stand in place of a script."""
+_SUBMITTING = ("on", "job_options", "dry_run", "wait")
+"""Flags that are for who submits a job, not for the launchers of its nodes."""
 _ALIASES = {"gpus": "devices", "npus": "devices", "xpus": "devices"}
 _SERVERS = ("servers", "trainers", "server_num", "trainer_num", "gloo_port", "with_gloo", "heter_workers")
 _REFUSED = {
@@ -91,6 +105,14 @@ class Options:
     start_port: int | None = None
     max_restart: int = 3
     elastic_timeout: float = 30.0
+    scheduler: str = "local"
+    submission: Submission | None = None
+    """With a scheduler: what it is to start; None in a launcher that it has started."""
+
+    @property
+    def signals_ranks(self) -> bool:
+        """Whether ranks get the signals that their launcher gets, so that it need not pass them on."""
+        return self.scheduler in SCHEDULERS and SCHEDULERS[self.scheduler].signals_ranks
 
     @property
     def is_single_node(self) -> bool:
@@ -103,18 +125,51 @@ def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
 
     Instead of a script, `-m module`, or a command of polyreme that trains (pretrain), which is looked for last.
 
-    A flag that is not given is read from its environment variable. Raises ConfigError.
+    A flag that is not given is read from its environment variable, and a node's place in a scheduler's job from those
+    that the scheduler sets. Raises ConfigError.
 
     >>> parse(["--nnodes", "2:4", "--master", "10.0.0.1:6070", __file__, "--lr", "1e-4"], {}).max_nodes
     4
     """
     environment = os.environ if environment is None else environment
-    texts = {flag.name: (environment.get(flag.env) or flag.default, flag.env) for flag in FLAGS}
-    given, rest = _split(list(words))
-    texts |= {name: (text, f"--{name}") for name, text in given.items()}
+    flag_texts, rest = _split(list(words))
     if not rest:
         raise ConfigError("launch: no script given; polyreme launch [flags] script.py [arguments of the script]")
-    return _OptionReader(texts).options(*_target(rest))
+    target = _target(rest)
+    told = {flag.name: (environment.get(flag.env, ""), flag.env) for flag in FLAGS if environment.get(flag.env)}
+    told |= {name: (text, f"--{name}") for name, text in flag_texts.items()}
+    scheduler, place = _scheduled({name: text for name, (text, _) in told.items()}, environment)
+    texts = {flag.name: (flag.default, flag.env) for flag in FLAGS}
+    if scheduler is not None and place is not None:
+        texts |= {name: (text, f"its place in {scheduler.name}'s job") for name, text in _place_texts(place).items()}
+    texts |= told
+    node_words = [f"--{name}={text}" for name, (text, _) in told.items() if name not in _SUBMITTING]
+    return _OptionReader(texts).options(*target, scheduler, place, (*node_words, "--", *rest))
+
+
+def _scheduled(told: Mapping[str, str], environment: Mapping[str, str]) -> tuple[Scheduler | None, NodePlace | None]:
+    """Who runs the job, and this launcher's place if it is in one.
+
+    Left to itself (auto), a scheduler whose job has several nodes, unless flags say where the nodes are.
+    """
+    wanted = {"kubernetes": "k8s"}.get(told.get("on", "auto"), told.get("on", "auto"))
+    if wanted not in ("auto", "local", *SCHEDULERS):
+        near = did_you_mean(wanted, ["local", *SCHEDULERS])
+        raise ConfigError(f"launch: --on {wanted}: give local, {', '.join(SCHEDULERS)} or auto{near}")
+    if wanted in SCHEDULERS:
+        return SCHEDULERS[wanted], SCHEDULERS[wanted].place(environment)
+    says_nodes = any(told.get(name) for name in ("master", "rank", "ips")) or told.get("nnodes") == "1"
+    for scheduler in SCHEDULERS.values() if wanted == "auto" and not says_nodes else ():
+        place = scheduler.place(environment)
+        if (place is not None and (place.nodes or 1) > 1) or scheduler.holds_nodes(environment):
+            return scheduler, place
+    return None, None
+
+
+def _place_texts(place: NodePlace) -> dict[str, str]:
+    """A place as the flags that would say the same."""
+    texts = {"rank": place.node, "nnodes": place.nodes, "host": place.host, "master": place.master}
+    return {name: str(value) for name, value in {**texts, "job_id": place.job_id}.items() if value is not None}
 
 
 def help_text() -> str:
@@ -122,8 +177,9 @@ def help_text() -> str:
     width = max(len(flag.name) for flag in FLAGS)
     lines = []
     for flag in FLAGS:
-        default = f"; default {flag.default}" if flag.default else ""
-        lines.append(f"  --{flag.name:{width}}  {flag.meaning} (or {flag.env}{default})")
+        twin = [f"or {flag.env}"] if flag.env else []
+        said = "; ".join(twin + ([f"default {flag.default}"] if flag.default else []))
+        lines.append(f"  --{flag.name:{width}}  {flag.meaning}{f' ({said})' if said else ''}")
     usage = "Usage: polyreme launch [flags] SCRIPT | -m MODULE | pretrain [arguments of the script]"
     return "\n".join([usage, "", "Start a script in several processes and watch over them.", "", *lines])
 
@@ -178,23 +234,40 @@ class _OptionReader:
     def __init__(self, texts: Mapping[str, tuple[str, str]]) -> None:
         self._texts = texts
 
-    def options(self, script: str, arguments: tuple[str, ...], is_module: bool) -> Options:
+    def options(
+        self,
+        script: str,
+        arguments: tuple[str, ...],
+        is_module: bool,
+        scheduler: Scheduler | None,
+        place: NodePlace | None,
+        words: tuple[str, ...],
+    ) -> Options:
         self._one_of("run_mode", ("collective",), "polyreme has no parameter servers and no rpc mode")
         log_level = self._one_of("log_level", LOG_LEVELS, "give one of these", fold=True)
-        overwrite = self._one_of("log_overwrite", ("", "0", "1", "false", "true"), "give 1 or 0", fold=True)
         restarts = self._whole("max_restart", 0)
         if self._one_of("elastic_level", ("-1", "0", "1"), "see --help") == "0":
             restarts = 0
+        is_submitted = scheduler is not None and place is None
+        for name in ("master", "rank", "ips", "host") if is_submitted else ():
+            if self._text(name) not in ("", "-1"):
+                raise self._refuse(name, f"is not for --on {scheduler.name}, which chooses the nodes; leave it out")
+        nodes = self._nodes(is_submitted)
+        submission = self._submission(scheduler, nodes, restarts, words) if is_submitted else None
+        if submission is None:
+            self._check_nothing_is_submitted(scheduler)
         return Options(
             script,
             arguments,
             is_module,
-            **self._nodes(),
+            **nodes,
+            scheduler="local" if scheduler is None else scheduler.name,
+            submission=submission,
             num_processes=self._whole("nproc_per_node", 1) if self._text("nproc_per_node") else 0,
             devices=self._devices(),
             log_dir=Path(self._text("log_dir")),
             log_level=log_level,
-            log_overwrite=overwrite in ("1", "TRUE"),
+            log_overwrite=self._is_on("log_overwrite"),
             job_id=self._text("job_id"),
             host=self._text("host") or None,
             start_port=self._whole("start_port", 1) if self._text("start_port") else None,
@@ -227,7 +300,34 @@ class _OptionReader:
             raise self._refuse("devices", "needs indexes of accelerators, each once, such as 0,1,2,3")
         return tuple(int(part) for part in parts)
 
-    def _nodes(self) -> dict[str, Any]:
+    def _is_on(self, name: str) -> bool:
+        return self._one_of(name, ("", "0", "1", "false", "true"), "give 1 or 0", fold=True) in ("1", "TRUE")
+
+    def _submission(
+        self, scheduler: Scheduler, nodes: Mapping[str, Any], restarts: int, words: tuple[str, ...]
+    ) -> Submission:
+        settings = read_settings(*self._texts["job_options"])
+        check_settings(scheduler, settings)
+        return Submission(
+            words,
+            nodes["min_nodes"],
+            nodes["max_nodes"],
+            self._text("job_id"),
+            Path(self._text("log_dir")),
+            restarts,
+            flags.stop_grace(),
+            settings,
+            self._is_on("dry_run"),
+            self._is_on("wait"),
+        )
+
+    def _check_nothing_is_submitted(self, scheduler: Scheduler | None) -> None:
+        where = "--on local submits nothing" if scheduler is None else f"this launcher is in {scheduler.name}'s job"
+        for name in ("dry_run", "wait") if scheduler is not None else ("dry_run", "wait", "job_options"):
+            if self._text(name):
+                raise self._refuse(name, f"is for a job that is submitted, and {where}; leave it out")
+
+    def _nodes(self, is_submitted: bool = False) -> dict[str, Any]:
         low, _, high = self._text("nnodes").partition(":")
         if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
             raise self._refuse("nnodes", 'needs a number of nodes, such as 2, or a range, such as "2:4"')
@@ -238,7 +338,7 @@ class _OptionReader:
             return self._listed_nodes(node, address)
         if node >= most:
             raise self._refuse("rank", f"this job has {most} nodes, so ranks are 0 to {most - 1}; see --nnodes")
-        if most > 1 and address is None:
+        if most > 1 and address is None and not is_submitted:
             raise ConfigError(
                 f"launch: {most} nodes, but no --master: give every node the same host:port, of the node with --rank 0"
             )
