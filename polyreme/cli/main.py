@@ -167,7 +167,12 @@ def _train(
         "origin": loaded.origin,
         "resume_command": [_command(), command, str(loaded.path), *loaded.overrides, "--resume", "auto"],
     }
-    recipe.run(loaded.config, resume=resume, overrides_source=source)
+    config = loaded.config
+    if config.plan.elastic:
+        from polyreme.recipes.planning import elastic
+
+        config = elastic.fitted(config, typer.echo)
+    recipe.run(config, resume=resume, overrides_source=source)
 
 
 @app.command()

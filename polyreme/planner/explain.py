@@ -109,7 +109,8 @@ def _allowed(space: Space) -> Iterator[tuple[str, Space]]:
     """What the space leaves out, and the space with it."""
     whole = Space()
     for field in fields(Space):
-        if field.name != "axes" and getattr(space, field.name) != getattr(whole, field.name):
+        # the other fields say what the devices cannot do, which no change brings
+        if field.name in _WORDS and getattr(space, field.name) != getattr(whole, field.name):
             yield _WORDS[field.name], replace(space, **{field.name: getattr(whole, field.name)})
     for axis in ("pp", "mp", "sharding", "sep"):
         if axis not in space.axes:

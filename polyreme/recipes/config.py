@@ -393,6 +393,7 @@ class PlanConfig(Section):
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
     branch_axis: mp, whose devices then run the branches of a block and split nothing.
     offload: [state, act], or {state: disk} with offload_path, a folder that is as relative as output.
+    elastic: where there are more or fewer devices than that, follow the planner's best plan for those there (pretrain).
     """
 
     dp: Count = 1
@@ -418,6 +419,7 @@ class PlanConfig(Section):
     offload_path: Text | None = None
     offload_ratio: Annotated[Positive, Field(le=1)] = 1.0
     offload_buffers: Count = BUFFERS
+    elastic: bool = False
 
     @property
     def num_devices(self) -> int:

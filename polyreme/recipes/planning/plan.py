@@ -185,6 +185,7 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "offload_path": plan.offload_path,
         "offload_ratio": plan.offload_ratio,
         "offload_buffers": plan.offload_buffers,
+        "elastic": config.plan.elastic,
     }
     values = config.model_dump()
     values["plan"] = PlanConfig(**section).model_dump()

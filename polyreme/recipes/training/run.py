@@ -52,7 +52,7 @@ def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> 
     same data and gives its devices their part of every batch; the first writes and prints all that is not a shard of a
     checkpoint. A signal to one stops all after the same step. The output folder is on a disk that all of them share.
     """
-    _join_processes()
+    join_processes()
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
     config.check_platform(config.device or select.backend())
@@ -75,7 +75,8 @@ def _is_first() -> bool:
     return jax.process_index() == 0
 
 
-def _join_processes() -> None:
+def join_processes() -> None:
+    """Join the other processes of the job, if there are any; once more does nothing."""
     if flags.trainers_num() > 1 or (not flags.trainers_given() and flags.cluster() is not None):
         init_parallel_env()
     elif flags.store() is not None:  # alone under a launcher, which asks where a run was when it failed
