@@ -179,13 +179,41 @@ def _train(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the devices.")] = 60.0,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Measure the links and ranks of a launched job instead.")
+    ] = False,
+    sheet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --cluster: YAML of the cluster, what it should reach.")
+    ] = None,
+    least: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --cluster: share of those rates that is enough.")
+    ] = 0.5,
 ) -> None:
-    """Check this machine and say how to mend what is wrong; exits 1 if something is."""
+    """Check this machine and say how to mend what is wrong; exits 1 if something is.
+
+    Of a cluster: polyreme launch --on slurm --nnodes 4 doctor --cluster --sheet cluster.yaml
+    """
+    if sheet is not None and not cluster:
+        raise ConfigError(f"--sheet {sheet}: is what links are held against; add --cluster")
+    if cluster:
+        _examine_cluster(sheet, least, as_json)
+        return
     from polyreme.recipes import doctor as recipe
 
     checks = recipe.examine(timeout)
     typer.echo(recipe.as_json(checks) if as_json else recipe.as_text(checks))
     if any(check.is_failure for check in checks):
+        raise typer.Exit(1)
+
+
+def _examine_cluster(sheet: Path | None, least: float, as_json: bool) -> None:
+    from polyreme.planner import cluster_file
+    from polyreme.recipes.planning import links
+
+    report = links.examine(None if sheet is None else cluster_file.read(sheet), least)
+    if flags.trainer_id() == 0:
+        typer.echo(links.as_json(report) if as_json else links.as_text(report))
+    if not report.is_well:
         raise typer.Exit(1)
 
 

@@ -63,8 +63,9 @@ FLAGS = (
         "elastic_timeout", "PADDLE_ELASTIC_TIMEOUT", "30", "seconds to wait for more nodes once the least are there"
     ),
 )
-COMMANDS = ("pretrain",)
-"""Commands of polyreme itself that may stand in place of a script."""
+COMMANDS = {"pretrain": True, "doctor": False, "profile": False}
+"""Commands of polyreme itself that may stand in place of a script, and whether they start again after a failure."""
+_CLI = "polyreme.cli.main"
 _SUBMITTING = ("on", "job_options", "dry_run", "wait")
 """Flags that are for who submits a job, not for the launchers of its nodes."""
 _ALIASES = {"gpus": "devices", "npus": "devices", "xpus": "devices"}
@@ -180,7 +181,7 @@ def help_text() -> str:
         twin = [f"or {flag.env}"] if flag.env else []
         said = "; ".join(twin + ([f"default {flag.default}"] if flag.default else []))
         lines.append(f"  --{flag.name:{width}}  {flag.meaning}{f' ({said})' if said else ''}")
-    usage = "Usage: polyreme launch [flags] SCRIPT | -m MODULE | pretrain [arguments of the script]"
+    usage = f"Usage: polyreme launch [flags] SCRIPT | -m MODULE | {' | '.join(COMMANDS)} [arguments of the script]"
     return "\n".join([usage, "", "Start a script in several processes and watch over them.", "", *lines])
 
 
@@ -212,7 +213,7 @@ def _target(rest: list[str]) -> tuple[str, tuple[str, ...], bool]:
     if Path(rest[0]).is_file():
         return rest[0], tuple(rest[1:]), False
     if rest[0] in COMMANDS:
-        return "polyreme.cli.main", tuple(rest), True
+        return _CLI, tuple(rest), True
     raise ConfigError(
         f"launch: {rest[0]}: no such file; after the launcher's flags give a script, -m and a module, or "
         f"{' or '.join(COMMANDS)}"
@@ -246,7 +247,8 @@ class _OptionReader:
         self._one_of("run_mode", ("collective",), "polyreme has no parameter servers and no rpc mode")
         log_level = self._one_of("log_level", LOG_LEVELS, "give one of these", fold=True)
         restarts = self._whole("max_restart", 0)
-        if self._one_of("elastic_level", ("-1", "0", "1"), "see --help") == "0":
+        is_once = script == _CLI and not COMMANDS[arguments[0]]
+        if self._one_of("elastic_level", ("-1", "0", "1"), "see --help") == "0" or is_once:
             restarts = 0
         is_submitted = scheduler is not None and place is None
         for name in ("master", "rank", "ips", "host") if is_submitted else ():
