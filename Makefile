@@ -6,7 +6,9 @@ STAMP := $(VENV)/.installed
 
 PADDLE := .venv-paddle/bin/python
 
-.PHONY: setup train test test-fast test-all mutation oracle fuzz lint clean
+DOCS := .venv-docs
+
+.PHONY: setup docs train test test-fast test-all mutation oracle fuzz lint clean
 
 setup: $(STAMP)
 
@@ -17,6 +19,16 @@ $(STAMP): pyproject.toml
 
 train: setup
 	CPU_NUM=16 $(BIN)/polyreme pretrain configs/gpt_kjv.yaml
+
+# builds the site into build/docs/html: every snippet is run, every warning is an error, every link is checked
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/python -m sphinx -W --keep-going -b html docs build/docs/html
+	@echo "open build/docs/html/index.html"
+
+$(DOCS)/.installed: pyproject.toml
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --editable ".[docs,logs,vision,text,convert,data,serve,eval]"
+	touch $(DOCS)/.installed
 
 # two workers, each with half of the files, that take from each other at the end: neighbours share compiled programs
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -52,4 +64,4 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf $(VENV) .venv-paddle runs
+	rm -rf $(VENV) .venv-paddle $(DOCS) build runs

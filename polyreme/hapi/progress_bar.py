@@ -81,8 +81,10 @@ class ProgBarLogger(Callback):
         self._steps, self._samples, self._start = steps, 0, time.monotonic()
         if self.verbose != 1:
             return
-        console = Console(file=self._file or sys.stdout, highlight=False)
-        if console.is_terminal:
+        file = self._file or sys.stdout
+        console = Console(file=file, highlight=False)
+        # FORCE_COLOR, which notebooks set, asks for colours, not for a cursor that moves
+        if console.is_terminal and file.isatty():
             self._live = Live(console=console, refresh_per_second=8)
             self._live.start()
 

@@ -113,7 +113,8 @@ def lines(verbose, **fit):
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
-def test_plain_lines_where_there_is_no_terminal(verbose):
+def test_plain_lines_where_there_is_no_terminal(verbose, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook has it
     printed = lines(verbose, epochs=1)
     assert printed[0] == "Epoch 1/1"
     assert printed[1].startswith("step 2/3 - loss: ")

@@ -7,6 +7,7 @@ import pytest
 
 from polyreme.recipes import doctor
 from polyreme.recipes.doctor import Check, as_json, as_text, mask
+from polyreme.utils import check
 
 # the code under test starts them
 pytestmark = pytest.mark.process
@@ -35,6 +36,15 @@ def test_this_machine_is_ready(monkeypatch):
     assert "me:pass" not in text
     assert as_text(checks).endswith("ready")
     assert json.loads(as_json(checks))["ok"] is True
+
+
+def test_paddles_own_check_says_the_same(monkeypatch, quick_devices, capsys):
+    check.run_check()
+    assert capsys.readouterr().out.endswith("polyreme is installed and works.\n")
+    monkeypatch.setattr(doctor, "_ASK_DEVICES", "raise SystemExit(3)")
+    with pytest.raises(RuntimeError, match=r"run_check: devices.* failed; the lines above say how to mend it"):
+        check.run_check()
+    assert "devices" in capsys.readouterr().out
 
 
 def test_backend_that_hangs_is_given_up(monkeypatch):

@@ -82,7 +82,10 @@ def test_memory_is_the_callers_or_this_process(clock):
 READING = Reading(40, 3.25, 1e-3, 0.5, 12345.6, 0.41, 3 << 30, 75.0, 10.0)
 
 
-def test_plain_lines():
+@pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1", "TERM": "xterm"}], ids=["pipe", "notebook"])
+def test_plain_lines(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     out = io.StringIO()
     with ProgressDisplay(400, file=out) as progress:
         progress.show(READING)

@@ -111,9 +111,9 @@ class ProgressDisplay:
         self.total_steps, self.label = total_steps, label
         self._file = file or sys.stdout
         self._console = Console(file=self._file, highlight=False)
-        self._live = (
-            Live(console=self._console, refresh_per_second=8) if self._console.is_terminal and not is_silent else None
-        )
+        # FORCE_COLOR, which notebooks set, asks for colours, not for a cursor that moves
+        is_live = self._console.is_terminal and self._file.isatty() and not is_silent
+        self._live = Live(console=self._console, refresh_per_second=8) if is_live else None
         self._is_silent = is_silent
 
     def __enter__(self) -> Self:
