@@ -11,6 +11,7 @@ Source: arXiv:1604.06174. Two ways, by where the call is made (docs/decisions/00
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,16 +121,46 @@ def chosen(setting: str) -> tuple[str, Keep]:
     a plan that moves activations to the host while nothing is recomputed.
     """
     plan = layout.active.layout.plan if layout.active.layout is not None else None
-    what = setting or (plan.recompute if plan is not None else "none")
+    what = setting or (_of_plan(plan) if plan is not None else "none")
     if what not in RECOMPUTE:
         raise ConfigError(f"unknown recompute {what!r}{did_you_mean(what, RECOMPUTE)}")
     offload = plan is not None and "act" in plan.offload
-    if offload and what == "none":
+    if offload and (setting or plan.recompute) == "none":
         raise ConfigError(
             "plan: offload 'act' with recompute 'none': what goes to host memory is the inputs of recomputed parts; "
             "set recompute to full, full_attn or core_attn, or drop 'act'"
         )
     return what, Keep(offload=offload)
+
+
+class _Place(threading.local):
+    """Of the block that runs, among the model's blocks."""
+
+    block: int | None = None
+
+
+_place = _Place()
+
+
+@contextmanager
+def in_block(number: int) -> Iterator[None]:
+    """Inside the block of code the model's block of that place runs, which a plan's recompute_share chooses by."""
+    before, _place.block = _place.block, number
+    try:
+        yield
+    finally:
+        _place.block = before
+
+
+def _of_plan(plan: Any) -> str:
+    if plan.recompute_share == 1:
+        return plan.recompute
+    if _place.block is None:
+        raise ConfigError(
+            f"plan: recompute_share={plan.recompute_share:g}, but this model does not say which of its blocks runs (in "
+            "one loop over all of them they are alike); leave recompute_share out"
+        )
+    return plan.recompute if plan.recomputes(_place.block) else "none"
 
 
 def run_part(part: str, setting: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +169,16 @@ def run_part(part: str, setting: str, function: Callable[..., Any], *args: Any, 
     part: "full" for a whole block, "full_attn" for its attention, "core_attn" for softmax(q k) v.
     """
     what, keep = chosen(setting)
-    return run_again(function, args, kwargs, keep) if what == part else function(*args, **kwargs)
+    if what != part:
+        return function(*args, **kwargs)
+    if _place.block is not None:  # run again, it is still that block
+        function = functools.wraps(function)(functools.partial(_run_in_block, _place.block, function))
+    return run_again(function, args, kwargs, keep)
+
+
+def _run_in_block(number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with in_block(number):
+        return function(*args, **kwargs)
 
 
 # ---- in eager code ----

@@ -52,6 +52,9 @@ def plan(
     rows: Annotated[
         Path | None, typer.Option("--predict", metavar="FILE", help="Rows of runs to predict: CSV, YAML or JSON.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With --predict: fail if anything that a row says is not followed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Find the fastest parallel plans that fit, and say what binds them, what would not fit and why.
@@ -66,8 +69,10 @@ def plan(
         for name, value in (where | asked | {"--verify": verify or None}).items():
             if value is not None:
                 raise ConfigError(f"--predict {rows} with {name}: the rows say what is run where; leave {name} out")
-        _predict(rows, as_json)
+        _predict(rows, as_json, strict)
         return
+    if strict:
+        raise ConfigError("--strict is for --predict; a configuration or cluster file with an unknown word is refused")
     if config is None:
         raise ConfigError("polyreme plan needs a CONFIG, such as configs/gpt_kjv.yaml, or --predict FILE")
     from polyreme.recipes.planning import drawing
@@ -195,14 +200,20 @@ def _say(text: str, as_json: bool) -> None:
     typer.echo(text, err=as_json)
 
 
-def _predict(path: Path, as_json: bool) -> None:
+def _predict(path: Path, as_json: bool, strict: bool) -> None:
     answers = [answer(row) for row in read_rows(path)]
     for column in dict.fromkeys(column for each in answers for column in each["not_read"]):
         typer.echo(f"{path}: not read: column {column}", err=True)
     typer.echo(json.dumps(answers, indent=2) if as_json else "\n".join(map(_line, answers)))
+    lost = [f"{each.get('id', '')} {line}" for each in answers for line in each.get("not_understood", ())]
+    for line in lost:
+        typer.echo(f"{path}: not followed: {line}", err=True)
     failed = [each for each in answers if "error" in each]
     if failed:
         raise ConfigError(f"{len(failed)} of {len(answers)} rows describe no run; the first: {failed[0]['error']}")
+    lost += [f"column {column}" for each in answers for column in each["not_read"]]
+    if strict and lost:
+        raise ConfigError(f"--strict: {len(lost)} things that the rows say are not followed; the first: {lost[0]}")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -53,8 +53,10 @@ class Plan:
     schedule: one of SCHEDULES when mesh.pp > 1, else None.
     virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
-    recompute: one of RECOMPUTE. sep_attention: one of SEP_ATTENTION. sep_order: one of SEP_ORDER. ulysses_degree: of
-    "usp", the neighbours along sep that heads are dealt out to; the most that the heads allow unless given.
+    recompute: one of RECOMPUTE. recompute_share: the part of the model's blocks that recompute, spread evenly over them
+    (`recomputes`); the others keep what their backward reads. sep_attention: one of SEP_ATTENTION. sep_order: one of
+    SEP_ORDER. ulysses_degree: of "usp", the neighbours along sep that heads are dealt out to; the most that the heads
+    allow unless given.
     expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a
     mapping of its fields.
     offload: what goes to the host's memory, or a mapping of that to "host" or "disk" (Offload). offload_path: the
@@ -71,6 +73,7 @@ class Plan:
     virtual_stages: int = 1
     num_microbatches: int = 1
     recompute: str = "none"
+    recompute_share: float = 1.0
     offload: Offload = field(default_factory=Offload)
     offload_path: str | None = None
     offload_ratio: float = 1.0
@@ -94,6 +97,7 @@ class Plan:
                 "1, or leave 'param' out"
             )
         _check_choice("recompute", self.recompute, RECOMPUTE)
+        _check_share(self.recompute_share, self.recompute)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_choice("sep_order", self.sep_order, SEP_ORDER)
         _check_choice("expert_dispatch", self.expert_dispatch, EXPERT_DISPATCH)
@@ -119,6 +123,10 @@ class Plan:
                 "sums of the whole, not parts; set mp above 1 and sequence_parallel, or leave it out"
             )
         self._check_levels()
+        if self.recompute_share != 1 and "param" in self.offload:
+            raise ConfigError(
+                "recompute_share in plan with offload 'param', whose blocks share one program; leave one of them out"
+            )
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")
@@ -133,11 +141,14 @@ class Plan:
                 f"{'es' if self.num_microbatches > 1 else ''}"
                 f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
                 *(sequence if self.mesh.sep > 1 else []),
-                f"  recompute  {self.recompute}",
+                f"  recompute  {self.recompute}{self._share_text()}",
                 f"  offload    {self._offload_text()}",
                 *([f"  overlap    {self.overlap}"] if self.overlap != Overlap() else []),
             ]
         )
+
+    def _share_text(self) -> str:
+        return f", {self.recompute_share:g} of the blocks" if self.recompute_share != 1 else ""
 
     def _offload_text(self) -> str:
         disk = f" ({self.offload_path}, {self.offload_buffers} buffers)" if self.offload.on_disk else ""
@@ -154,6 +165,7 @@ class Plan:
         virtual_stages: int | None = None,
         num_microbatches: int = 1,
         recompute: str = "none",
+        recompute_share: float = 1.0,
         offload: Mapping[str, str] | Sequence[str] = (),
         offload_path: str | None = None,
         offload_ratio: float = 1.0,
@@ -206,6 +218,7 @@ class Plan:
             virtual_stages=virtual_stages,
             num_microbatches=num_microbatches,
             recompute=recompute,
+            recompute_share=recompute_share,
             offload=Offload(offload),
             offload_path=offload_path,
             offload_ratio=offload_ratio,
@@ -241,6 +254,18 @@ class Plan:
         if self.schedule is None:
             return (0,) * self.virtual_stages
         return stage_of_chunk(self.schedule, self.mesh.pp, self.virtual_stages)
+
+    def num_recomputed(self, blocks: int) -> int:
+        """How many of the model's first so many blocks recompute.
+
+        >>> [Plan(recompute="full", recompute_share=0.5).num_recomputed(n) for n in range(5)]
+        [0, 0, 1, 1, 2]
+        """
+        return math.floor(blocks * self.recompute_share + _ROUNDING) if self.recompute != "none" else 0
+
+    def recomputes(self, block: int) -> bool:
+        """Whether a block recomputes, by its place among the model's blocks, from 0."""
+        return self.num_recomputed(block + 1) > self.num_recomputed(block)
 
     def expert_dispatcher(self, ways: int, top_k: int, has_ragged: bool = False) -> str:
         """How tokens reach experts split over so many devices, of which top_k work on a token: expert_dispatch, "auto"
@@ -312,6 +337,7 @@ class Plan:
             "virtual_stages": self.virtual_stages,
             "num_microbatches": self.num_microbatches,
             "recompute": self.recompute,
+            "recompute_share": self.recompute_share,
             "offload": self.offload.plain(),
             "offload_path": self.offload_path,
             "offload_ratio": self.offload_ratio,
@@ -383,6 +409,19 @@ class Plan:
                 )
 
 
+_ROUNDING = 1e-9  # of shares such as 1/3, whose third multiple is 1
+
+
+def _check_share(share: object, recompute: str) -> None:
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise ConfigError(f"recompute_share={share!r} in plan; give the part of the blocks, above 0 and at most 1")
+    if share != 1 and recompute == "none":
+        raise ConfigError(
+            f"recompute_share={share} in plan, and recompute is none: no block recomputes; set recompute, or leave the "
+            "share out"
+        )
+
+
 class _OneOfEachKey(YamlLoader):
     """Refuses a mapping that has a key twice, of which YAML's own loader takes the last."""
 
@@ -404,6 +443,7 @@ _FROM_DEGREES = (
     "virtual_stages",
     "num_microbatches",
     "recompute",
+    "recompute_share",
     "offload",
     "offload_path",
     "offload_ratio",

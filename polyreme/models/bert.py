@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from polyreme.autograd.recompute import run_part
+from polyreme.autograd.recompute import in_block, run_part
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.mesh.axes import nearest_multiples
 from polyreme.models.decoder import Documents, check_dimensions, unpacked
@@ -178,8 +178,9 @@ class Bert(Pretrained, Layer):
             x_bse = x_bse + self.task_types(zeros_like(input_ids) if task_type_ids is None else task_type_ids)
         x_bse = constrain(self.drop(self.norm(x_bse)), "batch", "seq", "embed")
         mask = key_mask(owner, attention_mask, shape)
-        for block in self.blocks:
-            x_bse = block(x_bse, mask, documents)
+        for number, block in enumerate(self.blocks):
+            with in_block(number):
+                x_bse = block(x_bse, mask, documents)
         return x_bse
 
     def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyreme.autograd.recompute import run_part
+from polyreme.autograd.recompute import in_block, run_part
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
@@ -94,8 +94,9 @@ class Decoder(Pretrained, Layer):
         """The last block's normed output, [batch, seq, embed], or what a family's `normed` makes of it, the tokens in
         the order that the model keeps them in."""
         x_bse = self.embed(tokens)
-        for block in self.blocks:
-            x_bse = self.run_block(block, x_bse)
+        for number, block in enumerate(self.blocks):
+            with in_block(number):
+                x_bse = self.run_block(block, x_bse)
         return self.normed(x_bse)
 
     def hidden(self, tokens: Any) -> Any:
@@ -230,7 +231,9 @@ class Decoder(Pretrained, Layer):
         """
         embedding = Part(self._embed_rows, **self.embedding_layers())
         norm = Part(self._norm_rows, **self.output_layers())
-        blocks: list[Layer] = [BlockPart(self._run_block_on_rows, block) for block in self.blocks]
+        blocks: list[Layer] = [
+            BlockPart(self._run_block_on_rows, block, place) for place, block in enumerate(self.blocks)
+        ]
         if self.family.cut == "items":
             return [embedding, *blocks, norm]
         blocks[0] = Sequential(embedding, blocks[0])
@@ -351,15 +354,17 @@ class Part(Layer):
 class BlockPart(Part):
     """A block of a model as a Part: parts of blocks that are alike are alike (nn.alike).
 
-    run: a method of the model that takes a block and what it is run on.
+    run: a method of the model that takes a block and what it is run on. place: of the block among the model's.
 
     >>> from polyreme.nn import Linear
     >>> BlockPart(lambda block, x: block(x), Linear(2, 3)).parameters()[0].shape
     paddle.Size([2, 3])
     """
 
-    def __init__(self, run: Callable[[Layer, Any], Any], block: Layer) -> None:
+    def __init__(self, run: Callable[[Layer, Any], Any], block: Layer, place: int = 0) -> None:
         super().__init__(run, block=block)  # type: ignore[arg-type]  # called with the block
+        self.place = place
 
     def forward(self, x: Any) -> Any:
-        return self.call(self._sub_layers["block"], x)  # type: ignore[call-arg]
+        with in_block(self.place):
+            return self.call(self._sub_layers["block"], x)  # type: ignore[call-arg]

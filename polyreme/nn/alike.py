@@ -11,7 +11,7 @@ from polyreme.core.state import TensorState
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr
 
-_IDENTITY = frozenset({"_full_name", "_parameters", "_buffers", "_sub_layers", "_made"})
+_IDENTITY = frozenset({"_full_name", "_parameters", "_buffers", "_sub_layers", "_made", "place"})
 """Attributes of a Layer that say which one it is, or that are compared by themselves."""
 
 

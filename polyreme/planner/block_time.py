@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from polyreme.mesh import AXES, Plan
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.collectives import Collective, collectives
-from polyreme.planner.communication import group
+from polyreme.planner.communication import LinkGroup, group
 from polyreme.planner.compute import Arithmetic, Seconds, operation_seconds
 from polyreme.planner.graph import BlockCost, ModelGraph
 from polyreme.planner.prediction import Training
@@ -74,7 +74,10 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
     time, seconds_of = BlockTime(), {}
     is_again = _again(block, setting)
     for op in block.operations:
-        seconds = seconds_of[op.name] = operation_seconds(op, weights, cuts, setting.samples, setting.on)
+        seconds = operation_seconds(op, weights, cuts, setting.samples, setting.on)
+        if setting.training.trains == "adapters":
+            seconds = seconds._replace(weights=0.0)
+        seconds_of[op.name] = seconds
         time.forward += seconds.forward
         time.inputs += seconds.inputs
         time.weights += seconds.weights
@@ -87,6 +90,7 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
     time.exposed_backward = _exposed(found, seconds_of, setting, is_forward=False)
     repeats = _exposed([c for c in found if c.beside in is_again], seconds_of, setting, is_forward=True)
     time.exposed_backward = added(time.exposed_backward, repeats)
+    _hide_experts(time, setting)
     _gather_parameters(block, time, setting)
     return time
 
@@ -106,7 +110,14 @@ def _again(block: BlockCost, setting: Setting) -> set[str]:
     A compiler prunes those from which nothing that a gradient reads follows: a layer's last product, for one.
     """
     recompute = setting.plan.recompute
-    if block.part != "layer" or recompute == "none":
+    if setting.training.cheap and block.part == "layer" and (recompute != "full" or not block.recomputes):
+        return {op.name for op in block.operations if op.kind in ("norm", "elementwise")} | _parts_again(block, setting)
+    return _parts_again(block, setting)
+
+
+def _parts_again(block: BlockCost, setting: Setting) -> set[str]:
+    recompute = setting.plan.recompute
+    if block.part != "layer" or recompute == "none" or not block.recomputes:
         return set()
     parts = ("", "core_attn", "full_attn") if recompute == "full" else RECOMPUTED[recompute]
     rerun = [op for op in block.operations if op.part in parts]
@@ -129,14 +140,14 @@ def _exposed(
         if c.is_forward is not is_forward:
             continue
         among = group(setting.cluster, setting.plan.mesh, c.axes, c.among)
-        seconds = _seconds(c, among)
+        seconds = _seconds(c, among, setting)
         axis = next(axis for axis in reversed(AXES) if axis in c.axes)
         beside = seconds_of[c.beside]
         room = beside.forward if is_forward else beside.inputs + beside.weights
         is_ring = c.what == "send" or (
             axis == "mp" and setting.goes_round and c.what in ("all_gather", "reduce_scatter")
         )
-        if is_ring or setting.hides(axis):  # in as many parts as devices, of which one sticks out
+        if is_ring or (setting.hides(axis) and not c.choices):  # in as many parts as devices, of which one sticks out
             seconds = max(seconds / among.size, seconds - room)
         elif not is_forward and setting.hides(f"{axis}_grad"):
             seconds = max(0.0, seconds - beside.weights)
@@ -144,8 +155,28 @@ def _exposed(
     return exposed
 
 
-def _seconds(c: Collective, among: object) -> float:
+def _seconds(c: Collective, among: LinkGroup, setting: Setting) -> float:
+    if c.choices and setting.training.copies == "nodes":
+        return among.all_to_all(c.nbytes, c.choices)
     return getattr(among, c.what)(c.nbytes)
+
+
+def _hide_experts(time: BlockTime, setting: Setting) -> None:
+    """Rows for experts sent beside the arithmetic of another microbatch, as DualPipe does (arXiv:2412.19437, section
+    3.2.1): a tenth sticks out at each end of the block."""
+    if not setting.hides("ep"):
+        return
+    for name, room in (("exposed_forward", time.forward), ("exposed_backward", time.backward + time.again)):
+        exposed = dict(getattr(time, name))
+        for axis in setting.plan.expert_axes:
+            if axis in exposed and axis != "mp":
+                hidden = min(exposed[axis] * _BESIDE, room)
+                exposed[axis] -= hidden
+                room -= hidden
+        setattr(time, name, exposed)
+
+
+_BESIDE = 0.9
 
 
 def _gather_parameters(block: BlockCost, time: BlockTime, setting: Setting) -> None:

@@ -37,11 +37,12 @@ class DeviceKind:
     """One device.
 
     flops: FLOP/s by compute dtype ("bfloat16", "float16", "float32"), dense. memory: bytes, bandwidth: bytes a second.
-    matmul: share of flops that a matrix product reaches, by its FLOP; attention: likewise for fused attention.
+    matmul: share of flops that a matrix product reaches, by its FLOP; attention: likewise for fused attention, by
+    FlashAttention-2; own_attention: how many times that rate kernels written for this kind have.
     streaming: share of bandwidth that an operation limited by memory reaches, by its bytes. few: of devices that share
     their units, the share of attention's rate that so many of them reach, the others idle. launch: seconds from one
     operation to the next. host: bytes a second to and from host memory. usable: share of memory a job can use (the rest
-    is the runtime's). source: where the figures are from.
+    is the runtime's). borrowed: the kind whose curves these are, "" for its own. source: where the figures are from.
     """
 
     name: str
@@ -55,6 +56,8 @@ class DeviceKind:
     usable: float = 0.92
     launch: float = 5e-6
     host: float = 25e9
+    own_attention: float = 1.0
+    borrowed: str = ""
     source: str = ""
 
 

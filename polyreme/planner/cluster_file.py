@@ -173,7 +173,7 @@ def _links(values: Any, count: int, path: str) -> tuple[Link, ...]:
 
 _CURVES = ("efficiency", "matmul", "attention", "streaming", "few")
 _WHOLE = ("devices", "closes")
-_TEXT = ("name", "source")
+_TEXT = ("name", "source", "borrowed")
 
 
 def _section(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Collective(NamedTuple):
 
     nbytes: as Group's methods take them: the whole of what a gather makes or a scatter cuts; what each device holds of
     a reduce or an all-to-all. beside: name of the operation that it runs next to. among: those of the axis's devices
-    that take part; None for all of them.
+    that take part; None for all of them. choices: of rows for experts, how many a token has; else 0.
     """
 
     what: What
@@ -32,6 +32,7 @@ class Collective(NamedTuple):
     part: Part
     beside: str
     among: Neighbours | None = None
+    choices: float = 0.0
 
 
 def collectives(
@@ -149,7 +150,8 @@ class Maker(NamedTuple):
         if plan.expert_all_to_all == "two_level":
             levels = [frozenset(plan.expert_axes[1:]), frozenset(plan.expert_axes[:1])]
         for level in levels * (2 if how == "balanced" else 1):
-            yield from self.both("all_to_all", "all_to_all", level, nbytes)
+            for each in self.both("all_to_all", "all_to_all", level, nbytes):
+                yield each._replace(choices=k)
         if how == "balanced" and is_there:
             hot = sum(w.size / self.cuts.ways("use", w) for w in weights.values() if "expert" in w.dims) * self.itemsize
             yield from self.both("all_reduce", "all_reduce", axes, hot)

@@ -61,16 +61,22 @@ class LinkGroup(NamedTuple):
         hops = sum(2 * min(t.parties - 1, 2 * math.log2(t.parties)) * t.link.latency for t in self.tiers)
         return 2 * max(self._moved(nbytes, t) for t in self.tiers) + hops
 
-    def all_to_all(self, nbytes: float) -> float:
-        """Seconds until every device has sent an equal part of its nbytes to every other."""
+    def all_to_all(self, nbytes: float, choices: float = 0.0) -> float:
+        """Seconds until every device has sent an equal part of its nbytes to every other.
+
+        choices: copies of each row among these bytes, which a dispatcher that passes rows on inside a node sends to
+        each node once (arXiv:2412.19437, section 3.2.2); 0: it does not.
+        """
         if self.size == 1 or nbytes <= 0:
             return 0.0
         seconds = 0.0
-        for t in self.tiers:
+        for place, t in enumerate(self.tiers):
+            part = _distinct(t.parties, choices) / choices if choices > 1 and place else 1.0
             if t.link.torus:  # a message crosses a quarter of each ring on average: side / 8 of the bytes each way
                 crossing = nbytes * t.side / 8 / (t.link.bandwidth / (2 * len(t.link.torus)))
             else:  # what goes to the other parties behind this link, of all the group's devices
                 crossing = nbytes * (t.parties - 1) * t.inside / self.size / t.link.bandwidth
+            crossing *= part
             seconds += crossing / at(t.link.efficiency, nbytes) + t.link.latency
         return seconds
 
@@ -87,6 +93,15 @@ class LinkGroup(NamedTuple):
         """As many rings as a party has devices, each over another's way out, carry a part each."""
         sent = nbytes * (1 if self.on_processor else (self.size - 1) / self.size) / tier.inside
         return sent / (tier.link.bandwidth * tier.share * at(tier.link.efficiency, nbytes))
+
+
+def _distinct(parties: int, choices: float) -> float:
+    """Of so many parties, those that a row with so many choices among them goes to, on the mean.
+
+    >>> _distinct(8, 1), round(_distinct(8, 8), 2)
+    (1.0, 5.25)
+    """
+    return parties * (1 - (1 - 1 / parties) ** choices)
 
 
 class Neighbours(NamedTuple):

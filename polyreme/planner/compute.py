@@ -21,9 +21,11 @@ _BACKWARD_OF_ATTENTION = 2.5
 _SLOWER_BACKWARD = 0.85
 """Rate of the attention's backward over its forward's. Source: arXiv:2307.08691, figures 4 and 5: 0.75 to 0.9."""
 
-_SHARE_OF_8_BITS = 0.7
-"""Share of the peak that a product in 8 bits reaches, over that of one in 16: the same power and operands for twice the
-FLOP. Source: arXiv:2209.05433 and NVIDIA's Transformer Engine documentation: 1.3 to 1.5 times 16 bits, of 2."""
+_SHARE_OF_8_BITS = 0.9
+"""Share of the peak that a product in 8 bits reaches, over that of one in 16: twice the FLOP at the same power."""
+
+_FIRST_FLASH = 0.5
+"""Rate of the first fused attention over the second's. Source: arXiv:2307.08691, section 4: about twice as fast."""
 
 
 class Seconds(NamedTuple):
@@ -51,8 +53,11 @@ class Arithmetic(NamedTuple):
     def product(self, flops: float, moved: float, share: float) -> float:
         """Seconds of arithmetic that also moves bytes: the slower of the two, of a processor one after the other, and
         no less than a launch."""
-        device = self.device
-        arithmetic = flops / (device.flops[self.training.products or self.training.dtype] * share)
+        return self.arithmetic(flops, moved, self.device.flops[self.training.dtype] * share)
+
+    def arithmetic(self, flops: float, moved: float, rate: float) -> float:
+        """The same at so many FLOP a second."""
+        device, arithmetic = self.device, flops / rate
         both = sum if self.is_shared else max
         return max(self.crowd * both((arithmetic, self.stream(moved))), device.launch)
 
@@ -94,20 +99,35 @@ def _product(
     flops = local_flops(op, weights, cuts, samples) * op.executed
     x = sum(_bytes(value, cuts, samples, arithmetic.itemsize) for value in op.inputs)
     y = _bytes(op.output, cuts, samples, arithmetic.itemsize)
-    w = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights) * arithmetic.itemsize
+    weight_elements = sum(weights[name].size / cuts.ways("use", weights[name]) for name in op.weights)
+    w = weight_elements * arithmetic.itemsize
     share = at(arithmetic.device.matmul, flops / _matrices(op, weights, cuts))
-    if arithmetic.training.products:  # operands are read in 16 bits and written in 8 first
-        share *= _SHARE_OF_8_BITS
-        cast = arithmetic.itemsize + ITEMSIZE[arithmetic.training.products]
-        x, w, y = (nbytes * (1 + cast / arithmetic.itemsize) for nbytes in (x, w, y))
-    forward = arithmetic.product(flops, x + y + w, share)
+    device, training = arithmetic.device, arithmetic.training
+    rate, casts = device.flops[training.dtype] * share, (0.0, 0.0)
+    if training.products and _in_8_bits(op, weights):
+        rate = device.flops[training.products] * share * _SHARE_OF_8_BITS
+        # operands are read in 16 bits and written in 8, in both layouts, by a kernel of their own
+        low = 2 * ITEMSIZE[training.products] / arithmetic.itemsize
+        casts = (arithmetic.copy(x * (1 + low)), arithmetic.copy(y * (1 + low)))
+        x, w = x * low / 2, w * low / 2
+    forward = arithmetic.arithmetic(flops, x + y + w, rate) + casts[0]
     if not op.weights:  # a product of activations: one backward product for each input
-        return Seconds(forward, 2 * arithmetic.product(flops, x + y, share), 0.0)
+        return Seconds(forward, 2 * arithmetic.arithmetic(flops, x + y, rate), 0.0)
     # the gradient of a weight is added to what earlier microbatches left
-    grown = w / arithmetic.itemsize * 2 * arithmetic.training.gradients
+    grown = weight_elements * 2 * training.gradients
     return Seconds(
-        forward, arithmetic.product(flops, x + y + w, share), arithmetic.product(flops, x + y + grown, share)
+        forward,
+        arithmetic.arithmetic(flops, x + y + w, rate) + casts[1],
+        arithmetic.arithmetic(flops, x + y + grown, rate),
     )
+
+
+def _in_8_bits(op: OperationCost, weights: Mapping[str, Value]) -> bool:
+    """Whether a product is one of those that low-precision training casts: of layers' weights, not of the output
+    projection over the vocabulary, nor a router's, whose output is kept wide."""
+    if not op.weights or op.output.itemsize:
+        return False
+    return op.kind == "product" and "vocab" not in weights[op.weights[0]].dims
 
 
 def _matrices(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts) -> float:
@@ -124,6 +144,7 @@ def _attention(op: OperationCost, cuts: Cuts, samples: float, arithmetic: Arithm
     flops = local_flops(op, {}, cuts, samples) * op.executed
     moved = sum(_bytes(value, cuts, samples, arithmetic.itemsize) for value in (*op.inputs, op.output))
     share = at(arithmetic.device.attention, flops) * at(arithmetic.device.few, arithmetic.crowd)
+    share *= {1: _FIRST_FLASH, 2: 1.0, 3: arithmetic.device.own_attention}[arithmetic.training.flash]
     backward = arithmetic.product(_BACKWARD_OF_ATTENTION * flops, 3 * moved, share * _SLOWER_BACKWARD)
     return Seconds(arithmetic.product(flops, moved, share), backward, 0.0)
 
@@ -146,4 +167,5 @@ def _copies(
     again = sum(n for name, n in read.items() if name in op.saved) + (written if op.output.name in op.saved else 0)
     gradients = sum(_bytes(value, cuts, samples, arithmetic.itemsize) for value in op.inputs if not value.itemsize)
     forward, backward = sum(read.values()) + written + table, written + gradients + again
-    return Seconds(arithmetic.copy(more * forward), arithmetic.copy(more * backward), 0.0)
+    least = arithmetic.training.sync if op.kind == "route" else 0.0
+    return Seconds(max(least, arithmetic.copy(more * forward)), max(least, arithmetic.copy(more * backward)), 0.0)

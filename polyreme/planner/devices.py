@@ -91,6 +91,7 @@ def unknown_kind(name: str, num_devices: int, flops: float, memory: float) -> Cl
         flops={dtype: rate * ratio for dtype, rate in basis.device.flops.items()},
         memory=memory,
         bandwidth=basis.device.bandwidth * ratio**0.5,
+        borrowed="a100",
     )
     return replace(basis, device=device)
 

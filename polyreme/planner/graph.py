@@ -16,9 +16,10 @@ Kind = Literal["product", "attention", "convolution", "norm", "elementwise", "lo
 
 Part = Literal["", "core_attn", "full_attn"]
 
-PipelineCut = Literal["items", "layers"]
+PipelineCut = Literal["items", "layers", "balanced"]
 """How a pipeline cuts a model: "items" counts the embedding and the head as a layer each (PipelineLayer's uniform),
-"layers" gives every chunk as many layers, the first the embedding besides, the last the head."""
+"layers" gives every chunk as many layers, the first the embedding besides, the last the head; "balanced" gives every
+chunk as much arithmetic as layers allow, the last fewer of them by what the head takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class BlockCost:
     """Operations in order, the parameters they use, and how often the block stands in the model.
 
     part: what recompute and pipelines cut by: "embed", "layer" or "head". What goes from a block to the next is the
-    output of its last operation.
+    output of its last operation. recomputes: whether a plan's recompute is for this block; not for those that its
+    recompute_share leaves out.
     """
 
     name: str
@@ -89,6 +91,7 @@ class BlockCost:
     operations: tuple[OperationCost, ...]
     parameters: tuple[Value, ...]
     repeats: int = 1
+    recomputes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,11 +151,14 @@ def _made_of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
     for at, chunk in enumerate(stage.chunks):
         is_last = at == len(stage.chunks) - 1
         loss = stage.loss() if is_last else None
-        leaves.append(_left(stage, chunk) + (loss.weight + loss.hidden if loss else 0.0))
+        # a loss made by chunks has made its gradients too; one made whole is gone when its backward is
+        made = loss.weight + loss.hidden if loss and not stage.training.keeps.logits else 0.0
+        leaves.append(_left(stage, chunk) + made)
         stash.append(_put_off(stage, chunk))
         scratch.append(processor.scratch(chunk) if processor else _scratch(stage, chunk))
     beside = stage.foreign(stage.kept_itemsize) + _gather(stage)
-    forward = 2 * stage.loss().logits + (stage.transient() if processor else 0.0)
+    copies = 1 if stage.training.keeps.logits else 2
+    forward = copies * stage.loss().logits + (stage.transient() if processor else 0.0)
     return _Chunks(leaves, stash, scratch, beside, forward)
 
 
@@ -187,7 +190,8 @@ def _left(stage: Stage, chunk: Piece) -> float:
             block.part == "head"
         ):  # the loss makes its gradients at once, and the normed hidden values are not read again
             saved = {name: held for name, held in saved.items() if not name.endswith("norm_out")}
-        nbytes += count * (total(saved.values()) + _twice(block, saved))
+        twice = _twice(block, saved) if stage.training.keeps.shapes else 0.0
+        nbytes += count * (total(saved.values()) + twice)
     return nbytes
 
 

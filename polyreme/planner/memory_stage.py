@@ -11,7 +11,7 @@ from polyreme.mesh import Plan
 from polyreme.planner.compute import ITEMSIZE
 from polyreme.planner.graph import BlockCost, ModelGraph, OperationCost, Value
 from polyreme.planner.prediction import Training
-from polyreme.planner.sharding import Cuts, Piece, buffers_of
+from polyreme.planner.sharding import Cuts, Piece, buffers_of, cuts_of
 
 WIDE = 4
 """Bytes of an element of what is kept in float32."""
@@ -60,7 +60,8 @@ class Stage:
         self.graph, self.plan, self.training, self.chunks = graph, plan, training, chunks
         # what memory.py finds of the chunks, once for all the stages that have such chunks
         self.of_chunks: Any = None
-        self.cuts: Cuts = buffers_of(plan)
+        # rows for experts lie in buffers of fixed sizes, or in just as much as comes
+        self.cuts: Cuts = buffers_of(plan) if training.keeps.rows == "room" else cuts_of(plan)
         self.samples = batch / plan.num_microbatches
         self.itemsize = ITEMSIZE[training.dtype]
         self.blocks = [pair for chunk in chunks for pair in chunk]
@@ -89,6 +90,8 @@ class Stage:
 
         Between microbatches that do not sum them over devices they are as whole as their parameters.
         """
+        if self.training.trains == "adapters":
+            return 0.0
         is_unreduced = self.training.sums == "program" and self.plan.schedule and self.plan.num_microbatches > 1
         kind = "param" if is_unreduced else "grad"
         return self.bytes_of(kind, self.training.gradients) + self.foreign(self.training.gradients)
@@ -97,6 +100,8 @@ class Stage:
     def slots(self) -> list[Held]:
         """The optimizer's buffers: its moments and, beside parameters of fewer bits, float32 masters."""
         arrays = MOMENTS + self.training.master
+        if self.training.trains == "adapters":
+            return []
         return [Held(v.size / self.cuts.ways("state", v) * WIDE, arrays * count) for v, count in self.weights]
 
     @cached_property
@@ -134,13 +139,13 @@ class Stage:
 
     def mode(self, block: BlockCost) -> str:
         """How a block is computed again."""
-        return self.plan.recompute if block.part == "layer" else "none"
+        return self.plan.recompute if block.part == "layer" and block.recomputes else "none"
 
     def kept(self, block: BlockCost) -> dict[str, Held]:
         """What one microbatch leaves of a block under the plan's recompute mode, by name."""
         mode = self.mode(block)
         if mode == "full":
-            return {"x": Held(self.local(block.operations[0].inputs[0], WIDE))}
+            return {"x": Held(self.local(block.operations[0].inputs[0], self.training.keeps.stream))}
         return self.read_later(block, PARTS.get(mode, frozenset()))
 
     def read_later(self, block: BlockCost, again: frozenset[str] = frozenset()) -> dict[str, Held]:
@@ -152,6 +157,7 @@ class Stage:
 
     def _reads(self, block: BlockCost, again: frozenset[str]) -> dict[str, Held]:
         inputs: dict[str, Held] = {}
+        cheap = self._cheap(block)
         made = {op.output.name for op in block.operations if op.part in again}
         for op in block.operations:
             values = {v.name: v for v in (*op.inputs, op.output)}
@@ -160,10 +166,32 @@ class Stage:
             else:
                 names = () if op.kind == "loss" else op.saved
             for name in names:
-                # the residual stream, which norms read, is added up in float32
-                width = WIDE if op.kind == "norm" else values[name].itemsize or self.itemsize
+                if name in cheap:
+                    for value in cheap[name]:
+                        inputs[value.name] = Held(self.local(value, value.itemsize or self.itemsize))
+                    continue
+                is_norm = op.kind == "norm"
+                width = max(self.itemsize, self.training.keeps.stream) if is_norm else values[name].itemsize
+                width = width or self.itemsize
                 inputs[name] = max(inputs.get(name, Held(0.0)), Held(self.local(values[name], width)))
+            if (
+                op.kind == "norm" and self.training.keeps.norms and op.unfused > 4 and not cheap
+            ):  # RMSNorm of elementary kernels
+                more = self.local(op.inputs[0], self.training.keeps.norms)
+                inputs[f"{op.name} inside"] = Held(more)
         return inputs | {v.name: Held(n * self.itemsize) for v in block.parameters if (n := self.cuts.joined(v))}
+
+    def _cheap(self, block: BlockCost) -> dict[str, tuple[Value, ...]]:
+        """Values of a layer that norms and elementwise operations make, with what they are made from, if they are
+        computed again."""
+        if not self.training.cheap or block.part != "layer":
+            return {}
+        origins: dict[str, tuple[Value, ...]] = {}
+        for op in block.operations:
+            if op.kind in ("norm", "elementwise"):
+                read = (origins.get(value.name, (value,)) for value in op.inputs if value.itemsize != 1)
+                origins[op.output.name] = tuple(value for values in read for value in values)
+        return origins
 
     def again(self, block: BlockCost) -> float:
         """Bytes of a block that was left out and is there again while its backward runs."""
@@ -174,7 +202,7 @@ class Stage:
         """Bytes of the largest gradient inside a block: that of what an activation function gave comes when all that
         the block kept is still there; those of attention come when the feed-forward's share is gone."""
         bent = (op.output for op in self.operations() if op.kind == "elementwise" and op.saved)
-        return max((self.local(value, WIDE) for value in bent), default=0.0)
+        return max((self.local(value, self.training.keeps.stream) for value in bent), default=0.0)
 
     # the loss
 
@@ -184,6 +212,7 @@ class Stage:
             if op.kind == "loss":
                 heads = [self.graph.parameter(name) for name in before.weights]
                 weight = sum(w.size / self.cuts.ways("use", w) for w in heads) * WIDE
+                weight *= self.training.trains == "all"
                 return Loss(self._logits(op.inputs[0]), weight, self.local(before.inputs[0], WIDE))
         return Loss()
 
@@ -192,6 +221,8 @@ class Stage:
         local = self.local(value, WIDE)
         if "vocab" not in value.dims:
             return local
+        if self.training.keeps.logits:
+            return self.local(value, self.training.keeps.logits)
         axes = self.cuts.axes("act", value.dims[:-1], value.shape[:-1])
         vocab = value.shape[-1]
         chunks = chunks_of_tokens(int(value.size / vocab * self.samples / self.cuts.degree(axes)), vocab)

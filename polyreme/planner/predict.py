@@ -22,7 +22,7 @@ from polyreme.planner.memory import memory
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.pipeline import pipeline_seconds
 from polyreme.planner.prediction import Prediction, Times, Training
-from polyreme.planner.sharding import Piece, cuts_of, pieces
+from polyreme.planner.sharding import Piece, cuts_of, pieces, variants
 
 
 def predict(
@@ -45,7 +45,7 @@ def predict(
     """
     setting = _setting(model, plan, cluster, batch, training)
     graph = setting.graph
-    blocks = {block.name: block_time(block, setting) for block in graph.blocks}
+    blocks = {block.name: block_time(block, setting) for block in variants(graph, plan)}
     times = _times(setting, blocks)
     stages = memory(graph, plan, batch, training, "cpu" if cluster.shared > 1 else "accelerator")
     fullest = max(stages, key=lambda each: each.total)
@@ -72,7 +72,7 @@ def times_of(
 ) -> Times:
     """The seconds alone, for a search that looks at the memory of the fastest plans only; raises as predict."""
     setting = _setting(model, plan, cluster, batch, training)
-    return _times(setting, {block.name: block_time(block, setting) for block in setting.graph.blocks})
+    return _times(setting, {block.name: block_time(block, setting) for block in variants(setting.graph, plan)})
 
 
 def least_seconds(
@@ -86,7 +86,7 @@ def least_seconds(
     arithmetic and what its layers exchange, shared evenly by the stages. Schedule, sums over replicas, update,
     recompute and offload, which only add to that, are left out; raises as predict."""
     setting = _setting(model, plan, cluster, batch, training)
-    least = replace(setting, plan=replace(plan, recompute="none"))
+    least = replace(setting, plan=replace(plan, recompute="none", recompute_share=1.0))
     whole = _chunk(
         [(block, block.repeats) for block in setting.graph.blocks],
         {block.name: block_time(block, least) for block in setting.graph.blocks},
@@ -100,7 +100,7 @@ def chunk_durations(
 ) -> tuple[Durations, ...]:
     """Seconds that each chunk of the model takes on one microbatch, in the order that data flows; raises as predict."""
     setting = _setting(model, plan, cluster, batch, training)
-    blocks = {block.name: block_time(block, setting) for block in setting.graph.blocks}
+    blocks = {block.name: block_time(block, setting) for block in variants(setting.graph, plan)}
     send = _send(setting)
     return tuple(_chunk(piece, blocks).durations(send) for piece in pieces(setting.graph, plan, training.cut))
 
@@ -240,6 +240,8 @@ def _reduction(
     stage 2), a gather beside the first forward; one block's part sticks out, and sums over several groups share the
     room. Source: arXiv:1910.02054, section 7."""
     plan, cluster = setting.plan, setting.cluster
+    if setting.training.trains == "adapters":
+        return {}
     sums, gathers, blocks = _sum(setting, pieces)
     # a chunk's sum begins when its last microbatch is done: where chunks take turns, p microbatches of the others
     # come after
@@ -310,18 +312,21 @@ def _sum(setting: Setting, pieces: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
 def _on_stages(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]], kind: str) -> list[float]:
     """Elements of parameters on one device of each stage, as tensors of the kind are cut."""
     cuts = cuts_of(setting.plan)
-    of = {b.name: sum(value.size / cuts.ways(kind, value) for value in b.parameters) for b in setting.graph.blocks}
+    blocks = variants(setting.graph, setting.plan)
+    of = {b.name: sum(value.size / cuts.ways(kind, value) for value in b.parameters) for b in blocks}
     return [sum(of[block.name] * count for at in stage for block, count in cut[at]) for stage in stages]
 
 
 def _update(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]]) -> float:
     """Seconds of AdamW: parameter, two moments and gradient read, the first three written (and the copy in the compute
     dtype), 4 bytes each; the gradient is read once more for its norm."""
-    training, on = setting.training, setting.on
-    each = 4 * 6 + training.gradients + (on.itemsize if training.master else 0)
+    training = setting.training
+    if training.trains == "adapters":
+        return 0.0
+    each = 4 * 6 + training.gradients + (setting.on.itemsize if training.master else 0)
     states = _on_stages(setting, cut, stages, "state")
     gradients = _on_stages(setting, cut, stages, "grad")
-    seconds = [on.copy(s * each + g * training.gradients) for s, g in zip(states, gradients, strict=True)]
+    seconds = [setting.on.copy(s * each + g * training.gradients) for s, g in zip(states, gradients, strict=True)]
     return sum(seconds) if setting.cluster.shared > 1 else max(seconds)
 
 
@@ -345,7 +350,8 @@ def _save(setting: Setting, block: BlockCost) -> float:
     """Bytes that one run of a layer keeps for its backward; its input alone where it is computed again."""
     if block.part != "layer":
         return 0.0
-    cuts, itemsize, recompute = cuts_of(setting.plan), setting.on.itemsize, setting.plan.recompute
+    cuts, itemsize = cuts_of(setting.plan), setting.on.itemsize
+    recompute = setting.plan.recompute if block.recomputes else "none"
     values = {value.name: value for op in block.operations for value in (*op.inputs, op.output)}
     first = block.operations[0].inputs[0]
     kept = {first.name} if recompute == "full" else {name for op in block.operations for name in op.saved}

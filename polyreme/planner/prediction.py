@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from polyreme.planner.frameworks import POLYREME, Fusion, MemoryHabits
 from polyreme.planner.graph import PipelineCut
 
 
@@ -22,7 +23,13 @@ class Training:
     for a layer's parts, not for the loss), "none". sums: how often gradients are summed over replicas: "once" a step,
     under ZeRO 2 once a microbatch; "program": as polyreme's programs do: under a pipeline once a step, ZeRO 2 included,
     which then keeps whole gradients between microbatches; in one program once a microbatch on a processor, whose
-    compiler does not put sums off. overhead: seconds a step that no device works (input, logging, the host).
+    compiler does not put sums off. overhead: seconds a step that no device works (input, logging, the host). keeps:
+    what the framework's programs keep. flash: generation of the kernels of fused attention: 1 (arXiv:2205.14135), 2
+    (arXiv:2307.08691), 3: written for the device kind (arXiv:2407.08608, cuDNN 9). trains: "all" weights, or "adapters"
+    beside frozen ones, so small that they count for nothing (arXiv:2106.09685). copies: of rows for experts: each is
+    sent, or one to a node, which passes it on. sync: seconds that a dispatch or combine takes at least, where the host
+    must know how many rows come. cheap: whether what norms and elementwise operations of a layer make is computed again
+    from what products and attention made, whatever the plan's recompute (jax's checkpoint policy of dots).
     """
 
     dtype: str = "bfloat16"
@@ -33,9 +40,15 @@ class Training:
     products: str = ""
     overlap: tuple[str, ...] = ("dp", "sharding")
     prunes: bool = True
-    fusion: Literal["all", "layers", "none"] = "all"
+    fusion: Fusion = "all"
     sums: Literal["once", "program"] = "once"
     overhead: float = 0.0
+    keeps: MemoryHabits = POLYREME
+    flash: Literal[1, 2, 3] = 2
+    trains: Literal["all", "adapters"] = "all"
+    copies: Literal["rows", "nodes"] = "rows"
+    sync: float = 0.0
+    cheap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

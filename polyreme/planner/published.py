@@ -11,25 +11,29 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyreme.errors import ConfigError
-from polyreme.mesh import Plan, default_schedule, nearest_divisor
+from polyreme.mesh import ANY, Plan, Strategy, default_schedule, nearest_divisor
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, unknown_kind
+from polyreme.planner.frameworks import FRAMEWORKS, Framework, framework
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.predict import predict, times_of
 from polyreme.planner.prediction import Prediction, Training
 from polyreme.planner.published_cells import Cells
+from polyreme.planner.published_models import of_name
+from polyreme.planner.published_words import not_modelled
 
 COLUMNS = (
     *("id", "system", "date", "source", "model", "params_b", "h", "layers", "heads", "kv_heads", "head_dim", "ffn"),
     *("gated_mlp", "vocab", "seq", "experts", "topk", "moe_ffn", "hardware", "peak_bf16_tflops", "hbm_gb", "n_dev"),
     *("dp", "zero_or_fsdp", "tp", "sp", "pp", "vpp", "cp", "ep", "mbs", "gbs", "recompute", "dtype", "tokens_s_dev"),
     *("tflops_dev", "flops_convention", "mfu_pct", "mem_gib", "mem_metric", "step_s", "evidence", "notes", "quality"),
+    "framework",
 )
-"""Columns that a row may have. Those after dtype are what was measured: of them only the notes, and which formula the
-table counts FLOP by, are looked at to predict."""
+"""Columns that a row may have. Those after dtype are what was measured: of them only the notes, which formula the table
+counts FLOP by, and the framework (one of FRAMEWORKS, where the system does not name it) are looked at to predict."""
 
 _ORDER = ("pp", "dp", "sharding", "ep", "sep", "mp")
 """Devices of published runs: tensor parallelism inside a node, pipelines outermost (Megatron-LM's order)."""
@@ -37,7 +41,10 @@ _ORDER = ("pp", "dp", "sharding", "ep", "sep", "mp")
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """What a row says, as predict takes it; assumed: what the row left open, and what was taken."""
+    """What a row says, as predict takes it.
+
+    assumed: what the row left open, and what was taken. not_understood: what it says that no prediction follows.
+    """
 
     model: ModelShape
     plan: Plan
@@ -45,6 +52,7 @@ class PublishedRun:
     batch: int
     training: Training
     assumed: Mapping[str, object]
+    not_understood: tuple[str, ...] = ()
 
     def seconds(self) -> float:
         """Of a step."""
@@ -64,13 +72,25 @@ def run_of(row: Mapping[str, Any]) -> PublishedRun:
     """
     cells = Cells({key: "" if value is None else str(value).strip() for key, value in row.items()})
     model = _model(cells)
-    degrees, cluster = _degrees(cells, model.hidden)
+    degrees, folded, cluster = _degrees(cells, model.hidden)
+    # what is described did run: all of the memory but the runtime's counts
+    cluster = replace(cluster, device=replace(cluster.device, usable=max(cluster.device.usable, _USABLE)))
     training = _training(cells, cluster.device.flops)
+    told = _recompute(cells)
+    training = replace(training, cheap=told is not None and told.cheap)
     runs = [
-        PublishedRun(model, plan, cluster, batch, training, {}) for plan, batch in _candidates(cells, model, degrees)
+        PublishedRun(model, plan, cluster, batch, training, {})
+        for plan, batch in _candidates(cells, model, degrees, folded)
     ]
     best = runs[0] if len(runs) == 1 else _fastest_that_fits(runs)
-    return replace(best, assumed=_choices(cells, best) | cells.assumed)
+    if best.model.layers % len(best.plan.stage_of_chunk):  # then a framework's user says which stage has how many
+        best = replace(best, training=replace(training, cut="balanced"))
+    lost = tuple(dict.fromkeys((*cells.not_understood, *not_modelled(cells))))
+    return replace(best, assumed=_choices(cells, best) | cells.assumed, not_understood=lost)
+
+
+_USABLE = 0.97
+"""Share of a device's memory that a run which is tuned to it fills: 77 of 80 GB are seen in published tables."""
 
 
 def columns_not_read(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -109,7 +129,8 @@ def _choices(cells: Cells, run: PublishedRun) -> dict[str, object]:
         "gbs": run.batch,
         "mbs": plan.rows_per_device(run.batch),
         "vpp": plan.virtual_stages,
-        "recompute": plan.recompute,
+        "recompute": plan.recompute
+        + (f" of {plan.recompute_share:g} of the layers" if plan.recompute_share != 1 else ""),
     }
     known = {"gbs": cells.number("gbs"), "mbs": cells.number("mbs"), "vpp": cells.number("vpp") or plan.mesh.pp == 1}
     known["recompute"] = _recompute(cells)
@@ -135,26 +156,51 @@ def _model(cells: Cells) -> ModelShape:
     heads = cells.number("heads")
     if heads is None:
         heads = cells.take("heads", nearest_divisor(h, max(1, h // 128)))
-    return ModelShape(
-        name=cells.text("model") or "transformer",
-        hidden=h,
-        layers=layers,
-        heads=heads,
-        seq=cells.take("seq", 2048),
-        vocab=cells.take("vocab", 32000 if is_gated else 51200),
-        ffn=wide,
-        kv_heads=cells.number("kv_heads") or heads,
-        head_dim=cells.number("head_dim") or 0,
-        gated=is_gated,
-        experts=experts,
-        experts_per_token=cells.take("topk", 2) if experts else 0,
-        expert_ffn=(cells.number("moe_ffn") or wide) if experts else 0,
-        biases=not is_gated,
-        learned_positions=not is_gated,
-        tied=not is_gated,
-        rms_norm=is_gated,
-        dropout=not is_gated and cells.year < _FUSED,
-    )
+    sparse = {"expert_ffn": cells.number("moe_ffn") or wide}
+    if experts:
+        sparse["experts_per_token"] = cells.take("topk", 2)
+    fields: dict[str, Any] = {
+        "name": cells.text("model") or "transformer",
+        "hidden": h,
+        "layers": layers,
+        "heads": heads,
+        "seq": cells.take("seq", 2048),
+        "vocab": cells.take("vocab", 32000 if is_gated else 51200),
+        "ffn": wide,
+        "kv_heads": cells.number("kv_heads") or heads,
+        "head_dim": cells.number("head_dim") or 0,
+        "gated": is_gated,
+        "experts": experts,
+        **(sparse if experts else {}),
+        "rms_norm": is_gated,
+        "biases": not is_gated,
+        "learned_positions": not is_gated,
+        "tied": not is_gated,
+        "dropout": not is_gated and cells.year < _FUSED,
+    }
+    return ModelShape(**fields | _of_name(cells, fields))
+
+
+def _of_name(cells: Cells, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's name tells beyond the columns, and the words of the notes; told as assumed."""
+    named, source = of_name(str(fields["name"]))
+    told = {"ffn": "ffn", "expert_ffn": "moe_ffn", "gated": "gated_mlp"}
+    named = {key: value for key, value in named.items() if not (key in told and cells.text(told[key]))}
+    if not fields["experts"]:
+        named = {key: value for key, value in named.items() if "expert" not in key and key != "dense_layers"}
+    if cells.has("mtp"):
+        named["ahead"] = 1
+    match = re.search(r"(\d+) shared expert", cells.words)
+    if match and fields["experts"]:
+        named["shared_experts"] = int(match[1])
+    match = re.search(r"(?:first )?(\d+) dense layer", cells.words)
+    if match and fields["experts"]:
+        named["dense_layers"] = int(match[1])
+    if named.get("kv_rank"):
+        named["kv_heads"] = fields["heads"]
+    if named:
+        cells.assumed["model"] = ", ".join(f"{key} {value}" for key, value in named.items()) + f" ({source or 'notes'})"
+    return named
 
 
 def _of_size(cells: Cells, layers: int, h: int) -> tuple[int, int]:
@@ -187,26 +233,64 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     if dtype not in flops:
         dtype = cells.assumed["dtype"] = "bfloat16" if not dtype and "bfloat16" in flops else next(iter(flops))
     is_new = cells.year >= _FUSED or cells.has("flash")
-    compiled, is_tpu = cells.has(*_COMPILED), cells.text("hardware").lower().startswith("tpu")
+    used, is_tpu = _framework(cells), cells.text("hardware").lower().startswith("tpu")
     overlap = ("dp", "sharding") if is_new and not cells.has("paddle") else ()
     if cells.year >= _ASYNCHRONOUS:
         overlap = (*overlap, "mp_grad")
     # XLA for TPUs runs collectives in pieces beside the products they feed; Megatron-LM does where it says so
-    if is_tpu or cells.has("tp-comm-overlap", "tp comm overlap", "userbuffer"):
+    if is_tpu or cells.has("tp-comm-overlap", "tp comm overlap", "userbuffer", "async tp", "asynctp"):
         overlap = (*overlap, "mp")
+    if cells.has("dualpipe", "a2a overlap", "ep overlap", "overlap-moe", "moe overlap", "all-to-all overlap"):
+        overlap = (*overlap, "ep")
     if is_tpu:  # the sum between slices runs after the backward
         overlap = tuple(axis for axis in overlap if axis != "dp")
+    # NeMo's and Megatron-Bridge's recipes send rows by DeepEP since 2025-06
+    is_flex = used.name == "nemo" and cells.year >= _DEEPEP
+    is_low = any(word in text for word in ("fp8", "float8", "int8", "fp4", "mxfp"))
     return Training(
         dtype=dtype,
-        products="float8" if ("fp8" in text or "int8" in text) and "float8" in flops else "",
+        products="float8" if is_low and "float8" in flops else "",
         attention="fused" if is_new else "plain",
         # XLA and float16 sum gradients as they are computed; bfloat16 elsewhere in float32
-        gradients=2 if dtype == "float16" or compiled or cells.has("paddle") else 4,
+        gradients=2 if dtype == "float16" else used.gradients,
         cut="layers",
         overlap=overlap,
-        prunes=compiled,
-        fusion="all" if compiled else "layers" if cells.has(*_LAYER_KERNELS) else "none",
+        prunes=used.prunes,
+        fusion=used.fusion,
+        keeps=used.memory,
+        flash=1 if cells.year < _SECOND_FLASH else 3 if cells.year >= used.own else 2,
+        trains="adapters" if cells.has("lora") else "all",
+        copies="nodes" if cells.has("deepep", "hybridep", "hai-llm", "dualpipe") or is_flex else "rows",
+        sync=used.sync,
     )
+
+
+_DEEPEP = 2025.4
+
+
+_SECOND_FLASH = 2023.55
+"""From when fused attention is taken to be FlashAttention-2 (arXiv:2307.08691, 2023-07)."""
+
+
+_OF_TORCH = ("compiled torch", "torch with kernels")
+
+
+def _framework(cells: Cells) -> Framework:
+    """That of the column framework, or that the row names, its system before its notes; one that is not known is taken
+    for PyTorch, which is told."""
+    if cells.text("framework"):
+        return framework(cells.text("framework"))
+    system = cells.text("system").lower()
+    by_system = (known for known in FRAMEWORKS if system and any(word in system for word in known.words))
+    named = next(by_system, None) or next((known for known in FRAMEWORKS if cells.has(*known.words)), None)
+    if named is not None and named.name == "torch":  # with what it was said to run
+        return next((framework(name) for name in _OF_TORCH if cells.has(*framework(name).words)), named)
+    if named is not None:
+        return named
+    cells.assumed["framework"] = "torch"
+    if system:
+        cells.not_understood.append(f"system {cells.text('system')!r}: no framework that is known; PyTorch is taken")
+    return framework("torch")
 
 
 def _dtype(text: str) -> str:
@@ -215,41 +299,65 @@ def _dtype(text: str) -> str:
         return "float16"
     if re.match(r"(fp|tf|float)32\b", text) and "16" not in text:
         return "float32"
-    return "bfloat16" if any(word in text for word in ("bf16", "bfloat16", "fp8", "int8")) else ""
+    low = ("bf16", "bfloat16", "fp8", "float8", "int8", "fp4", "mxfp")
+    return "bfloat16" if any(word in text for word in low) else ""
 
 
-_COMPILED = ("maxtext", "xla", "jax", "levanter", "tensorflow", "paxml", "t5x")
-_LAYER_KERNELS = ("megatron", "nemo", "transformer engine", "compile", "fused", "liger", "fleetx")
-"""Words in notes or system: compiled whole by XLA; with kernels made for norms, rotations and activations."""
+_COMPILED = framework("xla").words
+"""Words in notes or system: compiled whole by XLA."""
 
 
-def _recompute(cells: Cells) -> str | None:
+def _recompute(cells: Cells) -> _Recompute | None:
+    """What a row tells of recompute; None if nothing."""
     text = cells.text("recompute").lower()
     if not text:
-        return "full" if cells.has("maxtext") else None  # its default
+        return _Recompute("full") if cells.has("maxtext") else None  # its default
     counted = cells.text("flops_convention").lower()
     if "shipped" in text and "full-recompute" in counted:
         text = "full"  # the table counts a second forward; what a configuration file has says less of the run
         cells.assumed["recompute"] = "full, as the table counts FLOP"
-    if re.match(r"(no|not|without|w/o)\b", text):
-        return "none"
-    for words, value in (
-        (("full_attn",), "full_attn"),
-        (("selective op", "selective(op", "op_sac", "selective ac"), "full_attn"),  # about half of the products
-        (("core_attn", "selective", "minimal", "attention"), "core_attn"),
-        (("except", "custom", "offload"), "full"),  # most products again
-        (("save_dot",), "core_attn"),
-        (("none", "false", "off"), "none"),
-        (("full", "yes", "true", "uniform", "block", "activation", "1"), "full"),
-        (("no", "0"), "none"),
-    ):
+    if re.match(r"(no|not|without|w/o|none|false|off)\b", text) or text == "0":
+        return _Recompute("none")
+    share = re.search(r"(\d+) ?(?:of|/) ?(\d+) layers", text)
+    if share and 0 < int(share[1]) <= int(share[2]):
+        return _Recompute("full", int(share[1]) / int(share[2]))
+    for words, value in _RECOMPUTES:
         if any(word in text for word in words):
             return value
-    cells.assumed["recompute"] = f"{text!r} is not known"
+    parts = [word for word in _SMALL_PARTS if word in text]
+    if parts:
+        return _Recompute("none", cheap=True)
+    cells.not_understood.append(f"recompute {text!r}: not known; the fastest that fits is taken")
     return None
 
 
-def _degrees(cells: Cells, hidden: int) -> tuple[dict[str, int], Cluster]:
+class _Recompute(NamedTuple):
+    """As in Plan and Training."""
+
+    mode: str
+    share: float = 1.0
+    cheap: bool = False
+
+
+_RECOMPUTES = (
+    (("full_attn",), _Recompute("full_attn")),
+    # every second layer, or every second product of each (arXiv:2410.06511, section 2.1.3)
+    (("selective layer", "selective(layer", "every second layer", "every other layer"), _Recompute("full", 0.5)),
+    (("selective op", "selective(op", "op_sac", "selective ac"), _Recompute("full", 0.5, cheap=True)),
+    (("minimal",), _Recompute("core_attn", cheap=True)),
+    (("core_attn", "selective", "attention"), _Recompute("core_attn")),
+    (("except", "custom", "offload"), _Recompute("full")),  # most products again
+    (("save_dot", "save_qkv", "dots"), _Recompute("core_attn", cheap=True)),
+    (("moe_act", "activation function", "rmsnorm", "layernorm", "swiglu"), _Recompute("none", cheap=True)),
+    (("full", "yes", "true", "uniform", "block", "activation", "1"), _Recompute("full")),
+)
+"""Words of what is computed again, the first that a row has."""
+
+_SMALL_PARTS = ("norm", "up-projection", "up_proj", "mla", "moe_act", "activation function", "swiglu", "gelu", "router")
+"""Parts of a layer that cost little to compute again, of which a plan's recompute knows nothing."""
+
+
+def _degrees(cells: Cells, hidden: int) -> tuple[dict[str, int], tuple[str, ...], Cluster]:
     total = cells.need("n_dev")
     degrees = {axis: cells.number(column) or 1 for axis, column in (("mp", "tp"), ("pp", "pp"), ("sep", "cp"))}
     inner = degrees["mp"] * degrees["pp"] * degrees["sep"]
@@ -263,8 +371,11 @@ def _degrees(cells: Cells, hidden: int) -> tuple[dict[str, int], Cluster]:
     # experts live on ranks of the data-parallel group, unless the degrees say that they have devices of their own
     told = cells.number("dp")
     apart = told is not None and told * (ways or 1) * ep == rest
-    data = rest // ep if ep > 1 and (apart or rest % ep == 0) else rest
-    ep = rest // data
+    folded: tuple[str, ...] = ("ep",)
+    is_folded = degrees["mp"] > 1 and not cells.has(*_COMPILED)  # each device's part of a sequence goes by itself
+    if ep > 1 and not apart and (rest % ep or is_folded):
+        ep, folded = _fold(cells, degrees, rest, ep)
+    data = rest // ep
     if ways is None or data % ways:  # ZeRO over the whole group; with a dp told besides, over what that leaves
         ways = data // told if told and data % told == 0 and 1 < told < data else data
     if told is not None and told * ways * ep != rest and told != rest:
@@ -272,7 +383,24 @@ def _degrees(cells: Cells, hidden: int) -> tuple[dict[str, int], Cluster]:
     # optimizers and FSDP cut flat buffers into any number of parts; a Strategy cuts dims: the most parts that divide
     ways = math.gcd(ways, hidden)
     degrees |= {"dp": data // ways, "sharding": ways, "ep": ep, "stage": stage}
-    return degrees, _cluster(cells, total)
+    return degrees, folded, _cluster(cells, total)
+
+
+def _fold(cells: Cells, degrees: Mapping[str, int], rest: int, ep: int) -> tuple[int, tuple[str, ...]]:
+    """(degree of ep, axes of the experts) where experts are split over tensor- or context-parallel devices too, as
+    Megatron-Core's folding does (arXiv:2504.14960); the most that divides where none do, which is told."""
+    for axes in (("mp",), ("sep",), ("sep", "mp")):
+        inner = math.prod(degrees[axis] for axis in axes)
+        if inner > 1 and ep % inner == 0 and rest % (ep // inner) == 0:
+            return ep // inner, (*axes, "ep")
+    if rest % ep == 0:
+        return ep, ("ep",)
+    used = math.gcd(rest, ep)
+    cells.assumed["ep"] = used
+    cells.not_understood.append(
+        f"ep {ep}: does not divide the {rest} data-parallel ranks, nor with tp or cp; {used} is taken"
+    )
+    return used, ("ep",)
 
 
 def _sharding(cells: Cells) -> tuple[int, int | None]:
@@ -282,7 +410,7 @@ def _sharding(cells: Cells) -> tuple[int, int | None]:
         return 0, 1
     match = re.search(r"(?:deg|degree|fsdp|sdp|x|:)=?(\d+)", text)
     degree = int(match[1]) if match else None
-    if degree == 1:
+    if degree == 1 and (cells.number("cp") or 1) == 1:  # a context-parallel group shards what it repeats
         return 0, 1
     stage = re.match(r"(?:deepspeed|zero|stage|-)*([123])", text)
     if stage:
@@ -305,45 +433,72 @@ def _cluster(cells: Cells, total: int) -> Cluster:
         if not peak:
             raise
         cells.assumed["hardware"] = f"{name!r} is not known: curves of an A100, peak and memory of the row"
+        cells.not_understood.append(f"hardware {cells.assumed['hardware']}")
         return unknown_kind(name, total, peak * 1e12, (memory or 80) * 1e9)
     while total % slices or total // slices > most:
         slices += 1
     return cluster_of_kind(name, total, slices=slices)
 
 
-def _candidates(cells: Cells, model: ModelShape, degrees: Mapping[str, int]) -> Iterator[tuple[Plan, int]]:
+_OPEN_RECOMPUTE = [
+    ("none", 1.0),
+    ("core_attn", 1.0),
+    ("full_attn", 1.0),
+    *(("full", share) for share in (0.25, 0.5, 0.75, 1.0)),
+]
+"""What a row that does not tell its recompute may have had."""
+
+
+def _candidates(
+    cells: Cells, model: ModelShape, degrees: Mapping[str, int], folded: tuple[str, ...]
+) -> Iterator[tuple[Plan, int]]:
     ways, pp = degrees["dp"] * degrees["sharding"] * degrees["ep"], degrees["pp"]
     per_stage = model.layers // pp
     virtual = min(cells.number("vpp") or 0, per_stage)
     if not virtual and pp > 1:
-        chunks = [v for v in range(1, min(per_stage, 8) + 1) if per_stage % v == 0]
+        least = 2 if "interleav" in cells.text("vpp").lower() or cells.has("interleaved") else 1
+        whole = [v for v in range(least, min(per_stage, 8) + 1) if per_stage % v == 0]
+        chunks = whole or list(range(1, min(per_stage, 8) + 1))
     else:
         chunks = [virtual if pp > 1 else 1]
     recompute = _recompute(cells)
-    kinds = [recompute] if recompute else ["none", "core_attn", "full_attn", "full"]
+    kinds = [(recompute.mode, recompute.share)] if recompute else _OPEN_RECOMPUTE
     # MaxText cuts the residual stream over its tensor axis, by embed: the same bytes as by seq
     is_whole = cells.is_yes("sp") or cells.has("maxtext")
     for batch, rows in _batches(cells, ways, pp):
-        for chunk, kind in itertools.product(chunks, kinds):
-            yield (
-                Plan.from_degrees(
-                    dp=degrees["dp"],
-                    pp=pp,
-                    sharding=degrees["sharding"],
-                    sep=degrees["sep"],
-                    mp=degrees["mp"],
-                    ep=degrees["ep"],
-                    sharding_stage=degrees["stage"] or 1,
-                    sequence_parallel=is_whole and degrees["mp"] > 1,
-                    schedule=None if pp == 1 else default_schedule(chunk),
-                    virtual_stages=chunk,
-                    num_microbatches=batch // (ways * rows),
-                    recompute=kind,
-                    sep_attention="ulysses" if cells.has("ulysses") else "ring",
-                    order=_ORDER,
-                ),
-                batch,
+        for chunk, (kind, share) in itertools.product(chunks, kinds):
+            plan = Plan.from_degrees(
+                dp=degrees["dp"],
+                pp=pp,
+                sharding=degrees["sharding"],
+                sep=degrees["sep"],
+                mp=degrees["mp"],
+                ep=degrees["ep"],
+                sharding_stage=degrees["stage"] or 1,
+                sequence_parallel=is_whole and degrees["mp"] > 1,
+                schedule=None if pp == 1 else default_schedule(chunk),
+                virtual_stages=chunk,
+                num_microbatches=batch // (ways * rows),
+                recompute=kind,
+                recompute_share=share,
+                sep_attention="ulysses" if cells.has("ulysses") else "ring",
+                expert_axes=folded,
+                # frameworks send the rows there are, or drop what is above a capacity: no room for more
+                expert_dispatch="ragged" if degrees["ep"] > 1 or len(folded) > 1 else "auto",
+                order=_ORDER,
             )
+            yield _sharded_over_cp(plan, degrees["stage"]), batch
+
+
+def _sharded_over_cp(plan: Plan, stage: int) -> Plan:
+    """Ranks of a context-parallel group hold the same weights, and frameworks shard state over them as over replicas
+    (Megatron-Core's distributed optimizer, FSDP over a mesh of both)."""
+    if not stage or plan.mesh.sep == 1:
+        return plan
+    split = {ANY: ("sharding", "sep")}
+    kinds = {"state": 1, "grad": 2, "param": 3}
+    rules = {kind: {**plan.strategy.rule(kind), **(split if stage >= least else {})} for kind, least in kinds.items()}
+    return replace(plan, strategy=Strategy(act=plan.strategy.rule("act"), **rules))
 
 
 def _batches(cells: Cells, ways: int, stages: int) -> list[tuple[int, int]]:

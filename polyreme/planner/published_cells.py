@@ -25,6 +25,7 @@ class Cells:
     def __init__(self, row: Mapping[str, str]) -> None:
         self._row = row
         self.assumed: dict[str, object] = {}
+        self.not_understood: list[str] = []
 
     @property
     def label(self) -> str:
@@ -85,10 +86,20 @@ class Cells:
             self.assumed[column] = f"no, as {text!r} is not known"
         return False
 
+    @property
+    def words(self) -> str:
+        """What the row says in words: system, notes, recompute, sharding; lower case."""
+        return "; ".join(self._row.get(c, "") for c in ("system", "notes", "recompute", "zero_or_fsdp")).lower()
+
     def has(self, *words: str) -> bool:
-        """Whether notes, recompute or system mention one of the words."""
-        text = " ".join(self._row.get(c, "") for c in ("notes", "recompute", "system", "zero_or_fsdp")).lower()
-        return any(word in text for word in words)
+        """Whether notes, recompute or system mention one of the words, and not to say that it is not so."""
+        return any(
+            re.search(rf"(?<!\bno )(?<!\bnot )(?<!w/o )(?<!without ){re.escape(word)}", self.words) for word in words
+        )
+
+    def denies(self, word: str) -> bool:
+        """Whether they say that it is not so: "no compile"."""
+        return re.search(rf"\b(no|not|w/o|without)[ -]{re.escape(word)}", self.words) is not None
 
     @property
     def year(self) -> float:

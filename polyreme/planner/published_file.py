@@ -71,7 +71,8 @@ def answer(row: Row) -> dict[str, Any]:
     """What predict says of a row, as plain values; {"id", "not_read", "error"} for a row that describes no run.
 
     Seconds, bytes, tokens a second and 1e12 FLOP a second, of the model's FLOP without recompute; tflops_by_convention
-    counts them as the row's flops_convention does. not_read: as columns_not_read.
+    counts them as the row's flops_convention does. not_read: as columns_not_read. not_understood: what the row says
+    that the prediction does not follow.
     """
     name: dict[str, Any] = {key: _plain(row[key]) for key in ("id", "model") if row.get(key)}
     name |= {"not_read": columns_not_read(row)}
@@ -98,5 +99,7 @@ def answer(row: Row) -> dict[str, Any]:
         "batch": run.batch,
         "plan": plan.to_dict(),
         "device": run.cluster.device.name,
+        "training": asdict(run.training),
         "assumed": dict(run.assumed),
+        "not_understood": list(run.not_understood),
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -145,7 +146,7 @@ def pieces(graph: ModelGraph, plan: Plan, cut: PipelineCut = "items") -> tuple[P
     """
     num_chunks = len(plan.stage_of_chunk) if plan.schedule else 1
     if num_chunks == 1:
-        return (tuple((block, block.repeats) for block in graph.blocks),)
+        return tuple(_shared_out([tuple((block, block.repeats) for block in graph.blocks)], plan))
     total = graph.num_items(cut)
     if total < num_chunks:
         raise ConfigError(
@@ -155,6 +156,8 @@ def pieces(graph: ModelGraph, plan: Plan, cut: PipelineCut = "items") -> tuple[P
     size, left = divmod(total, num_chunks)
     # what is left over goes one each to the last chunks, as PipelineLayer does
     bounds = [k * size + max(0, k - (num_chunks - left)) for k in range(num_chunks + 1)]
+    if cut == "balanced":
+        bounds = _even_bounds(graph, num_chunks)
     result, start = [], 0
     spans = []
     for block in graph.items(cut):
@@ -163,10 +166,51 @@ def pieces(graph: ModelGraph, plan: Plan, cut: PipelineCut = "items") -> tuple[P
     for low, high in pairwise(bounds):
         parts = [(block, min(high, end) - max(low, begin)) for block, begin, end in spans]
         result.append(tuple((block, count) for block, count in parts if count > 0))
-    if cut == "layers":
+    if cut != "items":
         result[0] = (*[(b, b.repeats) for b in graph.blocks if b.part == "embed"], *result[0])
         result[-1] = (*result[-1], *[(b, b.repeats) for b in graph.blocks if b.part == "head"])
-    return tuple(result)
+    return tuple(_shared_out(result, plan))
+
+
+def _even_bounds(graph: ModelGraph, num_chunks: int) -> list[int]:
+    """First layer of each chunk, and their number: as much arithmetic in each as there are whole layers of it."""
+    flops = {part: 0.0 for part in ("embed", "layer", "head")}
+    for block in graph.blocks:
+        flops[block.part] += block.repeats * sum(op.flops for op in block.operations)
+    layers = graph.num_items("layers")
+    head = flops["head"] / (flops["layer"] / layers)
+    each = (layers + head) / num_chunks
+    return [*(min(layers, round(k * each)) for k in range(num_chunks)), layers]
+
+
+def variants(graph: ModelGraph, plan: Plan) -> tuple[BlockCost, ...]:
+    """The graph's blocks, and of its layers those that a plan's recompute_share leaves out."""
+    if plan.recompute_share == 1:
+        return graph.blocks
+    return (*graph.blocks, *(_left_out(block) for block in graph.blocks if block.part == "layer"))
+
+
+@lru_cache(maxsize=1024)
+def _left_out(block: BlockCost) -> BlockCost:
+    return replace(block, name=f"{block.name}, kept", recomputes=False)
+
+
+def _shared_out(cut: Iterable[Piece], plan: Plan) -> Iterator[Piece]:
+    """Pieces whose layers are told apart by whether they recompute."""
+    place = 0
+    for piece in cut:
+        if plan.recompute_share == 1:
+            yield piece
+            continue
+        parts: list[tuple[BlockCost, int]] = []
+        for block, count in piece:
+            if block.part != "layer":
+                parts.append((block, count))
+                continue
+            again = plan.num_recomputed(place + count) - plan.num_recomputed(place)
+            place += count
+            parts += [(each, n) for each, n in ((block, again), (_left_out(block), count - again)) if n]
+        yield tuple(parts)
 
 
 def stage_pieces(graph: ModelGraph, plan: Plan, cut: PipelineCut = "items") -> tuple[tuple[Piece, ...], ...]:

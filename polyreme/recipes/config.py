@@ -415,6 +415,7 @@ class PlanConfig(Section):
     expert_axes: Annotated[list[Literal["dp", "sharding", "sep", "mp", "ep"]], BeforeValidator(as_list)] = ["ep"]
     branch_axis: Literal["", "mp"] = ""
     recompute: Literal["none", "core_attn", "full_attn", "full"] = "none"
+    recompute_share: Annotated[Positive, Field(le=1)] = 1.0
     offload: Annotated[list[str] | dict[str, str], BeforeValidator(_as_offload)] = []
     offload_path: Text | None = None
     offload_ratio: Annotated[Positive, Field(le=1)] = 1.0
@@ -541,6 +542,7 @@ class RunConfig(Section):
             virtual_stages=plan.virtual_stages,
             num_microbatches=self.train.accumulation,
             recompute=plan.recompute,
+            recompute_share=plan.recompute_share,
             offload=plan.offload,
             offload_path=plan.offload_path,
             offload_ratio=plan.offload_ratio,

@@ -10,7 +10,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme.autograd import PyLayer, grad, saved_tensors_hooks
-from polyreme.autograd.recompute import Keep, chosen, run_again
+from polyreme.autograd.recompute import Keep, chosen, in_block, run_again
 from polyreme.core import layout
 from polyreme.core.layout import Layout
 from polyreme.distributed.fleet.recompute import recompute, recompute_hybrid, recompute_sequential
@@ -514,3 +514,26 @@ def test_offload_of_activations_without_recompute_is_refused():
         pytest.raises(ConfigError, match="offload 'act'"),
     ):
         chosen("")
+
+
+def test_a_share_of_the_blocks_recomputes():
+    """Those that the plan says, the same numbers, and a model that does not say which block runs is refused."""
+    paddle.seed(0)
+    ids = np.arange(32).reshape(2, 16) % 50
+    model = GPT(GPTConfig.nano(num_layers=4, hidden_size=32, num_heads=2, vocab_size=64, seq_len=16))
+    gradients = []
+    for plan in (Plan(), Plan(recompute="full", recompute_share=0.5)):
+        with layout.using(Layout(plan, jax.devices()[:1])):
+            model.clear_gradients()
+            model(Tensor(ids), Tensor(ids)).backward()
+            gradients.append([np.asarray(p.grad) for p in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        np.testing.assert_allclose(again, plain, atol=16 * EPS * np.abs(plain).max())  # another order of sums
+    with layout.using(Layout(Plan(recompute="full", recompute_share=0.5), jax.devices()[:1])):
+        with pytest.raises(ConfigError, match="does not say which of its blocks runs"):
+            chosen("")
+        modes = []
+        for number in range(4):
+            with in_block(number):
+                modes.append(chosen("")[0])
+    assert modes == ["none", "full", "none", "full"]

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ def offloads(draw, pp):
 @st.composite
 def plans(draw):
     pp = draw(degrees)
-    return Plan.from_degrees(
+    plan = Plan.from_degrees(
         dp=draw(degrees),
         pp=pp,
         sharding=draw(degrees),
@@ -40,9 +41,11 @@ def plans(draw):
         sequence_parallel=draw(st.booleans()),
         schedule=draw(st.sampled_from([*SCHEDULES])) if pp > 1 else None,
         num_microbatches=draw(st.integers(1, 16)),
-        recompute=draw(st.sampled_from(RECOMPUTE)),
+        recompute=(again := draw(st.sampled_from(RECOMPUTE))),
         **draw(offloads(pp)),
     )
+    shares = again != "none" and "param" not in plan.offload
+    return replace(plan, recompute_share=draw(st.sampled_from((1.0, 0.3)))) if shares else plan
 
 
 @given(plans())
@@ -108,6 +111,15 @@ def test_hand_written_yaml():
     assert p.offload == {"state": "host"}
 
 
+@given(st.integers(1, 40), st.integers(0, 40), st.sampled_from((1 / 3, 0.25, 0.5, 0.9, 1.0)))
+def test_blocks_that_recompute_are_spread_evenly(size, start, share):
+    plan = Plan(recompute="full", recompute_share=share)
+    again = [plan.recomputes(block) for block in range(start, start + size)]
+    assert sum(again) == plan.num_recomputed(start + size) - plan.num_recomputed(start)
+    assert abs(sum(again) - share * size) < 1 + 1e-6
+    assert not any(Plan().recomputes(block) for block in range(4))
+
+
 def test_prints_one_readable_block():
     text = str(Plan.from_degrees(dp=2, pp=2, num_microbatches=4, recompute="full", offload=("state",)))
     assert text == (
@@ -142,6 +154,13 @@ def test_prints_one_readable_block():
         (lambda: Plan(num_microbatches=0), ConfigError, "num_microbatches=0"),
         (lambda: Plan(num_microbatches=2.0), ConfigError, "num_microbatches=2.0"),
         (lambda: Plan(recompute="ful"), ConfigError, "unknown recompute 'ful' in plan; did you mean 'full'"),
+        (lambda: Plan(recompute="full", recompute_share=0), ConfigError, "recompute_share=0 in plan; give the part"),
+        (lambda: Plan(recompute_share=0.5), ConfigError, "recompute is none: no block recomputes"),
+        (
+            lambda: Plan(recompute="full", recompute_share=0.5, offload=["param"]),
+            ConfigError,
+            "recompute_share in plan with offload 'param'",
+        ),
         (lambda: Plan(offload="state"), ConfigError, "offload='state' in plan; give a list"),
         (lambda: Plan(offload=("stat",)), ConfigError, "did you mean 'state'"),
         (

@@ -11,6 +11,7 @@ from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES, chunk_count
 from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
 from polyreme.planner import Memory, ModelShape, Training, memory_cpu, memory_live
 from polyreme.planner import memory as memories
+from polyreme.planner.frameworks import framework
 from polyreme.planner.memory import memory
 from polyreme.planner.memory_live import standings
 from polyreme.planner.memory_stage import CHUNK, Held, chunks_of_tokens, total
@@ -52,6 +53,30 @@ def test_zero_divides_what_its_stage_names_and_nothing_else(training):
         assert [getattr(found, part) for part in parts] == [
             getattr(base, part) / by for part, by in zip(parts, divided, strict=True)
         ]
+
+
+@pytest.mark.parametrize("compiler", ["accelerator", "cpu"])
+def test_blocks_that_recompute_hold_less(compiler):
+    held = [
+        only(compiler=compiler, recompute="full", recompute_share=share).activations for share in (1.0, 0.5, 0.25)
+    ] + [only(compiler=compiler).activations]
+    assert held[1] == pytest.approx((held[0] + held[3]) / 2)
+    assert held[2] == pytest.approx(held[0] / 4 + held[3] * 3 / 4)
+
+
+def test_a_framework_keeps_what_it_is_said_to():
+    """34 bytes of a layer's token and width, of which masks are 2: arXiv:2205.05198, section 4.1."""
+    megatron = Training(keeps=framework("megatron").memory)
+    layers = (memory(replace(GPT, layers=n).graph(), Plan(), 8, megatron, "accelerator")[0].activations for n in (5, 4))
+    token = 8 * 128 * 64
+    scores = 4 * 8 * 128 * 4  # log sums of fused attention
+    assert next(layers) - next(layers) == 32 * token + scores
+    whole = memory(GPT.graph(), Plan(), 8, megatron)[0]
+    assert whole.workspace >= 8 * 8 * 128 * 512  # logits are not cut into chunks
+    tuned = memory(GPT.graph(), Plan(), 8, replace(megatron, trains="adapters"))[0]
+    assert (tuned.gradients, tuned.optimizer) == (0, 0)
+    cheap = memory(GPT.graph(), Plan(), 8, replace(megatron, cheap=True))[0]
+    assert cheap.activations < 0.8 * whole.activations
 
 
 def test_a_pipeline_keeps_whole_gradients_between_microbatches():

@@ -181,6 +181,7 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "overlap": plan.overlap.to_dict(),
         "expert_axes": list(rules.rule("param").get("expert", ())) or ["ep"],
         "recompute": plan.recompute,
+        "recompute_share": plan.recompute_share,
         "offload": plan.offload.plain(),
         "offload_path": plan.offload_path,
         "offload_ratio": plan.offload_ratio,
@@ -223,7 +224,8 @@ def plan_words(plan: Plan) -> str:
     if plan.num_microbatches > 1:
         words.append(f"x{plan.num_microbatches}")
     if plan.recompute != "none":
-        words.append(f"recompute={plan.recompute}")
+        share = f"*{plan.recompute_share:g}" if plan.recompute_share != 1 else ""
+        words.append(f"recompute={plan.recompute}{share}")
     if plan.offload:
         tiers = (kind if tier == "host" else f"{kind}:{tier}" for kind, tier in plan.offload.items())
         words.append(f"offload={'+'.join(tiers)}")

@@ -74,7 +74,8 @@ class Chosen:
             constrain_layers(self.model, constraints(self.inferred))
         if self.plan.recompute == "full" and not follows_plan(self.model):
             for run in repeated_blocks(self.inferred.traced):
-                for call in run.calls:
+                recomputed = [call for at, call in enumerate(run.calls) if self.plan.recomputes(at)]
+                for call in recomputed:
                     call.layer.forward = recompute_forward(call.layer.forward, Keep("act" in self.plan.offload))
         return self.plan
 

@@ -1,0 +1,160 @@
+"""What frameworks' programs do apart from a plan: what they keep for the backward, which kernels they have, what runs
+beside what. Inputs of a prediction: nothing here is assumed of a framework that is not in the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from polyreme.errors import ConfigError, did_you_mean
+
+Fusion = Literal["all", "layers", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHabits:
+    """What a step's programs keep, where frameworks differ.
+
+    stream: bytes of an element of the residual stream, which norms read. logits: bytes that the loss keeps of each
+    logit when all of them are there at once; 0 where it makes them a chunk at a time, its gradient with them. shapes:
+    whether attention's output is kept by heads and joined, and a gate's activation beside its product. norms: bytes of
+    an element that a norm keeps beside its input, where its elementary kernels each keep theirs. rows: what experts'
+    rows lie in: "room" for the most that can come (static shapes), or "exact".
+    """
+
+    stream: int = 4
+    logits: float = 0.0
+    shapes: bool = True
+    norms: int = 0
+    rows: Literal["room", "exact"] = "room"
+
+
+POLYREME = MemoryHabits()
+"""Of this package's programs, which memory.py is held to."""
+
+_SYNC = 5e-4
+"""Seconds of one dispatch or combine of rows whose number the host waits for and then launches kernels for; set on one
+row, Mixtral-8x7B by NeMo 25.04 (0.12 s of a step of 64 layers and microbatches)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework by the words that name it.
+
+    words: in a row's system or notes, lower case. fusion, prunes, gradients: as in Training; gradients are those of
+    training in bfloat16. flash: generation of its fused attention on a kind that has kernels of its own, from `own` (a
+    year with its part) on 3, before 2. sync: as in Training. source: where that is from.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    fusion: Fusion
+    prunes: bool
+    gradients: int
+    memory: MemoryHabits
+    own: float = 9999.0
+    sync: float = _SYNC
+    source: str = ""
+
+
+FRAMEWORKS = (
+    Framework(
+        "polyreme",
+        ("polyreme",),
+        "all",
+        True,
+        4,
+        POLYREME,
+        sync=0.0,
+        source="this package: memory is held to its programs",
+    ),
+    Framework(
+        "nemo",
+        ("nemo", "megatron-bridge"),
+        "layers",
+        False,
+        2,  # grad_reduce_in_fp32 is off in its performance recipes
+        MemoryHabits(2, 8.0, False, 0, "exact"),
+        own=2024.4,
+        source="NeMo performance recipes: bf16 gradients, cuDNN attention; Transformer Engine kernels",
+    ),
+    Framework(
+        "paddlefleetx",
+        ("fleetx",),
+        "layers",
+        False,
+        2,
+        MemoryHabits(2, 8.0, False, 0, "exact"),
+        source="PaddleFleetX: fused kernels of PaddlePaddle 2.4 under float16 O2",
+    ),
+    Framework(
+        "megatron",
+        ("megatron", "transformer engine", "megascale"),
+        "layers",
+        False,
+        4,
+        MemoryHabits(2, 8.0, False, 0, "exact"),
+        own=2024.4,
+        source="arXiv:2205.05198, section 4: 34 bytes of a layer's token and width, logits in float32",
+    ),
+    Framework(
+        "xla",
+        ("maxtext", "xla", "jax", "levanter", "tensorflow", "paxml", "t5x", "palm"),
+        "all",
+        True,
+        2,
+        MemoryHabits(2, 6.0, False, 0, "exact"),
+        sync=0.0,
+        source="MaxText: bfloat16 activations, megablox for dropless experts",
+    ),
+    Framework(
+        "compiled torch",
+        ("torch.compile", "inductor", "compile"),
+        "layers",
+        False,
+        4,
+        MemoryHabits(2, 8.0, False, 0, "exact"),
+        source="arXiv:2410.06511: FSDP2, torch.compile of each block, float32 reductions, FlashAttention-2 by SDPA",
+    ),
+    Framework(
+        "torch with kernels",
+        ("liger", "fused norm", "apex", "fused rmsnorm", "fused layernorm", "llama 3", "hai-llm", "deepep"),
+        "layers",
+        False,
+        4,
+        MemoryHabits(2, 8.0, False, 0, "exact"),
+        source="kernels for norms and rotations, the loss by PyTorch",
+    ),
+    Framework(
+        "paddle",
+        ("paddle",),
+        "none",
+        False,
+        2,
+        MemoryHabits(2, 10.0, False, 4, "exact"),
+        source="PaddleNLP: norms and rotations of elementary kernels",
+    ),
+    Framework(
+        "torch",
+        ("torch", "fsdp", "llm-foundry", "mosaic", "deepspeed zero", "hugging", "deepspeed", "colossal"),
+        "none",
+        False,
+        4,
+        MemoryHabits(2, 8.0, False, 4, "exact"),
+        source="PyTorch in eager mode: each elementary operation keeps what its backward reads",
+    ),
+)
+"""The first whose words a description has is taken."""
+
+
+def framework(name: str) -> Framework:
+    """A framework of the table by its name. Raises ConfigError for another, with the nearest.
+
+    >>> framework("megatron").memory.stream
+    2
+    """
+    for each in FRAMEWORKS:
+        if each.name == name:
+            return each
+    names = [each.name for each in FRAMEWORKS]
+    raise ConfigError(f"unknown framework {name!r}{did_you_mean(name, names)}")

@@ -1,0 +1,86 @@
+"""What published models have that rows of tables have no columns for, by name: latents, shared experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_ROPED: dict[str, Any] = {"biases": False, "learned_positions": False, "tied": False}
+
+_KNOWN: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+    (
+        r"deepseek-?(v3|r1)(?!.*lite)|kimi-?k2",
+        {
+            "kv_rank": 512,
+            "q_rank": 1536,
+            "rope_head_dim": 64,
+            "head_dim": 192,
+            "v_head_dim": 128,
+            "shared_experts": 1,
+            "rms_norm": True,
+            "gated": True,
+            **_ROPED,
+            "ffn": 18432,
+            "expert_ffn": 2048,
+        },
+        "arXiv:2412.19437, section 4.2",
+    ),
+    (
+        r"deepseek-?v2-?lite|moonlight",
+        {
+            "kv_rank": 512,
+            "rope_head_dim": 64,
+            "head_dim": 192,
+            "v_head_dim": 128,
+            "shared_experts": 2,
+            "dense_layers": 1,
+            "rms_norm": True,
+            "gated": True,
+            **_ROPED,
+        },
+        "arXiv:2405.04434, appendix B",
+    ),
+    (
+        r"deepseek-?v2",
+        {
+            "kv_rank": 512,
+            "q_rank": 1536,
+            "rope_head_dim": 64,
+            "head_dim": 192,
+            "v_head_dim": 128,
+            "shared_experts": 2,
+            "dense_layers": 1,
+            "rms_norm": True,
+            "gated": True,
+            **_ROPED,
+        },
+        "arXiv:2405.04434, section 3.1",
+    ),
+    (r"qwen-?3", {"qk_norm": True}, "arXiv:2505.09388, section 2"),
+    (r"qwen2?.*57b-?a14b", {"shared_experts": 8, "qkv_bias": True}, "arXiv:2407.10671, table 1"),
+    (r"qwen1\.5-?moe|qwen.*a2\.7b", {"shared_experts": 4, "qkv_bias": True}, "Qwen1.5-MoE-A2.7B, config.json"),
+    (r"qwen-?(2|1\.5|7b|14b|72b)", {"qkv_bias": True}, "arXiv:2309.16609, section 2.3"),
+    (r"nemotron-?4|nemotron-?(8b|15b|22b|340b)", {**_ROPED}, "arXiv:2402.16819, table 1"),
+    (r"llama-?4", {"shared_experts": 1}, "Llama 4, config.json"),
+    (r"palm", {"biases": False, "tied": True, "learned_positions": False}, "arXiv:2204.02311, section 2"),
+)
+
+_DENSE = {"deepseek-v3": 3, "deepseek-r1": 3, "kimi-k2": 1}
+
+
+def of_name(name: str) -> tuple[dict[str, Any], str]:
+    """(fields of ModelShape, where they are from) of a published model by its name; ({}, "") of others.
+
+    >>> of_name("DeepSeek-V3")[0]["kv_rank"], of_name("my-model")
+    (512, ({}, ''))
+    """
+    plain = re.sub(r"[\s_]+", "-", name.lower())
+    for pattern, values, source in _KNOWN:
+        if re.search(pattern, plain):
+            found = dict(values)
+            for key, count in _DENSE.items():
+                if key.replace("-", "") in plain.replace("-", ""):
+                    found["dense_layers"] = count
+            return found, source
+    return {}, ""
