@@ -34,10 +34,14 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"polyreme.{name}")
     api = importlib.import_module(_LATE.get(name, "polyreme.api"))
     if not hasattr(api, name):
-        raise AttributeError(f"polyreme has no name {name!r}{api.nearest(name)}")
+        raise AttributeError(f"polyreme has no name {name!r}{_nearest(name, api.__all__)}")
     value = getattr(api, name)
     globals()[name] = value
     return value
+
+
+def _nearest(name: str, choices: Any) -> str:
+    return importlib.import_module("polyreme.errors").nearest(name, choices)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,5 @@
 """Every name of the root namespace. Written by tools/write_api.py; root.py lists what is not an op."""
 
-import difflib
-
 from polyreme import root as _root
 from polyreme.eager.methods import INPLACE
 from polyreme.ops.arithmetic import (
@@ -963,9 +961,3 @@ __all__ = [
     "zeros_like",
 ]
 __all__ += _root.__all__
-
-
-def nearest(name: str) -> str:
-    """ "; did you mean ...?" for a name that is close to a public one, else nothing."""
-    close = difflib.get_close_matches(name, __all__, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

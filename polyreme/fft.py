@@ -1,6 +1,7 @@
 """polyreme.fft: discrete Fourier transforms under their public path."""
 
 import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
+from polyreme.module_names import suggest_names
 from polyreme.ops.fft import (
     fft,
     fft2,
@@ -50,3 +51,5 @@ __all__ = [
     "rfftfreq",
     "rfftn",
 ]
+
+suggest_names(__name__)

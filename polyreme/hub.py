@@ -21,6 +21,7 @@ from polyreme.errors import ConfigError, DataError, did_you_mean
 from polyreme.io import serialization
 from polyreme.io.archives import is_archive
 from polyreme.io.download import fetch, unpack, weights_folder
+from polyreme.module_names import suggest_names
 
 _ARCHIVES = {
     "github": "https://github.com/{owner}/{name}/archive/{branch}.zip",
@@ -154,3 +155,5 @@ def _entry(module: types.ModuleType, name: str, repo_dir: str) -> Callable[..., 
 
 
 __all__ = ["help", "list", "load", "load_state_dict_from_url"]
+
+suggest_names(__name__)

@@ -1,6 +1,7 @@
 """polyreme.linalg: linear algebra under its public path."""
 
 import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is used first)
+from polyreme.module_names import suggest_names
 from polyreme.ops.arithmetic import matmul
 from polyreme.ops.creation import diagonal
 from polyreme.ops.factors import (
@@ -85,3 +86,5 @@ __all__ = [
     "vecdot",
     "vector_norm",
 ]
+
+suggest_names(__name__)

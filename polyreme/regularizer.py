@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.errors import ConfigError
+from polyreme.module_names import suggest_names
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,5 @@ class L2Decay(WeightDecayRegularizer):
 
 
 __all__ = ["L1Decay", "L2Decay", "WeightDecayRegularizer"]
+
+suggest_names(__name__)

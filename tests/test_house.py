@@ -15,7 +15,8 @@ from tests.house import LONG, Source, Tree, cycles
 ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = {
     "polyreme": [
-        "errors flags faults jax_import host_random registry version module_alias yaml_loader mesh kernels",
+        "call_site errors flags faults jax_import host_random registry units version module_alias "
+        "module_names yaml_loader mesh kernels",
         "planner",
         "core",
         "ops fusion",
@@ -99,6 +100,7 @@ LATE_IMPORTS = (
 )
 # what loads without jax (for --help, loader workers, plans for devices that are not there), and the parts that do not
 JAX_FREE = {
+    "polyreme.call_site": "",
     "polyreme.cli": "",
     "polyreme.data": "",
     "polyreme.dataset": "",
@@ -115,6 +117,7 @@ JAX_FREE = {
     "polyreme.planner": "",
     "polyreme.registry": "",
     "polyreme.text.datasets": "",
+    "polyreme.units": "",
     "polyreme.version": "",
     "polyreme.yaml_loader": "",
     "polyreme.vision.datasets": "",
@@ -258,7 +261,8 @@ def facade_breaches(source: Source):
     for node in ast.parse(source.text).body:
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_list = isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]
-        if not (is_text or is_list or isinstance(node, (ast.Import, ast.ImportFrom))):
+        is_answer = ast.unparse(node) == "suggest_names(__name__)"  # to a name that it does not re-export
+        if not (is_text or is_list or is_answer or isinstance(node, (ast.Import, ast.ImportFrom))):
             yield f"{source.path}:{node.lineno}: a facade defines something; move it where it belongs and re-export it"
 
 

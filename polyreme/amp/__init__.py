@@ -12,6 +12,7 @@ from polyreme.amp.auto_cast import (
 )
 from polyreme.amp.decorate import amp_decorate, decorate
 from polyreme.amp.grad_scaler import AmpScaler, GradScaler
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "AmpScaler",
@@ -27,3 +28,5 @@ __all__ = [
     "is_bfloat16_supported",
     "is_float16_supported",
 ]
+
+suggest_names(__name__)

@@ -6,6 +6,7 @@ from polyreme.autograd.py_layer import Function, PyLayer, PyLayerContext
 from polyreme.autograd.saved import saved_tensors_hooks
 from polyreme.autograd.taylor import derivatives, laplacian
 from polyreme.eager.mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "Function",
@@ -28,3 +29,5 @@ __all__ = [
     "set_grad_enabled",
     "vjp",
 ]
+
+suggest_names(__name__)

@@ -4,11 +4,11 @@ import json
 from dataclasses import asdict
 
 from polyreme.models.families import FAMILIES
-from polyreme.planner.units import bytes_text
 from polyreme.recipes import estimate
 from polyreme.recipes.config import RunConfig, digest, flatten
 from polyreme.recipes.config_file import Loaded
 from polyreme.recipes.planning.plan import memory_of
+from polyreme.units import bytes_text
 
 
 def describe(loaded: Loaded) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from polyreme.errors import EXIT_CODES, EXIT_INTERNAL
+from polyreme.errors import EXIT_CODES, EXIT_INTERNAL, Explained, is_out_of_memory
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, the shell's custom
 # By version, Typer carries its own copy of click's classes or uses click's: the base is reached through a public one.
@@ -49,11 +49,14 @@ def exit_code(error: BaseException) -> int:
 
 
 def report(error: BaseException, debug: bool) -> int:
-    """Print the error as one line, after its traceback if debug; returns the exit code."""
+    """Print the error as one line, after its traceback if debug; below it what is noted on it, such as the layer, and
+    last what tells more. Returns the exit code."""
     code = exit_code(error)
     if debug and not isinstance(error, UsageProblem):
         _tell("".join(traceback.format_exception(error)))
     _tell(f"error: {describe(error)}\n")
+    if isinstance(error, Explained):
+        _tell("".join(f"{note}\n" for note in getattr(error, "__notes__", ())))
     return code
 
 
@@ -69,11 +72,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, UsageProblem):
         return _describe_usage(error)
     if is_out_of_memory(error):
-        return (
-            "out of device memory; the cheapest fixes, in order: plan.recompute=full, twice the train.accumulation, "
-            f"plan.sharding=2 or more with plan.sharding_stage=3 ({_one_line(error)[:200]})"
-        )
-    if isinstance(error, MemoryError):
+        return f"out of device memory: {_one_line(error)[:200]}"
+    if isinstance(error, MemoryError) and not isinstance(error, Explained):
         return f"out of memory: {_one_line(error)}; make the data, the model or the batch smaller"
     if isinstance(error, OSError) and _of_machine(error):
         where = "" if error.filename is None else f"{_shortened(str(error.filename))}: "
@@ -97,11 +97,6 @@ def _of_locale(error: BaseException) -> bool:
 
 def _shortened(path: str) -> str:
     return path if len(path) <= 200 else f"{path[:200]}..."
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether XLA could not allocate; recognised by name, so that jax need not be imported to ask."""
-    return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _describe_usage(error: Any) -> str:

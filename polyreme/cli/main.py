@@ -22,7 +22,8 @@ from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.device import device_app
 from polyreme.cli.evaluate import evaluate
-from polyreme.cli.failure import exit_code, report
+from polyreme.cli.explain import explain
+from polyreme.cli.failure import describe, exit_code, report
 from polyreme.cli.generate import generate
 from polyreme.cli.models import convert, models_app
 from polyreme.cli.plan import plan
@@ -31,7 +32,7 @@ from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
 from polyreme.cli.serve import serve
 from polyreme.cli.tuned import chat, merge
-from polyreme.errors import EXIT_INTERNAL, ConfigError, did_you_mean
+from polyreme.errors import EXIT_INTERNAL, ConfigError, DeviceMemoryError, did_you_mean, is_out_of_memory
 
 app = typer.Typer(
     name="polyreme",
@@ -172,7 +173,14 @@ def _train(
         from polyreme.recipes.planning import elastic
 
         config = elastic.fitted(config, typer.echo)
-    recipe.run(config, resume=resume, overrides_source=source)
+    try:
+        recipe.run(config, resume=resume, overrides_source=source)
+    except Exception as error:
+        if isinstance(error, DeviceMemoryError) or is_out_of_memory(error):
+            from polyreme.recipes.planning.memory_advice import advice
+
+            raise DeviceMemoryError(" ".join([describe(error), advice(loaded)]).strip()) from error
+        raise
 
 
 @app.command()
@@ -232,6 +240,7 @@ app.command()(prune)
 app.command()(serve)
 app.command()(generate)
 app.command("eval")(evaluate)
+app.command()(explain)
 app.command()(chat)
 
 

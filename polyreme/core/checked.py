@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme import flags
+from polyreme.call_site import layers_here
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
@@ -26,7 +26,6 @@ from polyreme.errors import NumericsError
 
 _log = logging.getLogger("polyreme.numerics")
 _FLAG, _LEVEL = flags.FLAGS["FLAGS_check_nan_inf"], flags.FLAGS["FLAGS_check_nan_inf_level"]
-_LAYER_CALL, _LAYERS = "Layer.__call__", "polyreme.nn.layer"  # nn stands above
 
 
 class _Checked:
@@ -61,13 +60,8 @@ _FLAG.changed.append(checked.follow)
 
 def layer_here() -> str:
     """The path of the layer whose call this is inside, Model/blocks.0/attention; empty outside of layers."""
-    layers = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_qualname == _LAYER_CALL and frame.f_globals["__name__"] == _LAYERS:
-            layers.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return "/".join(_name(layer, parent) for parent, layer in itertools.pairwise([None, *reversed(layers)]))
+    layers = layers_here()
+    return "/".join(_name(layer, parent) for parent, layer in itertools.pairwise([None, *layers]))
 
 
 def _name(layer: Any, parent: Any) -> str:

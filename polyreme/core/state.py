@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from polyreme.core import forks
+from polyreme.core.device_memory import raise_explained
 from polyreme.errors import CaptureError, PlacementError, ProgramError
 
 
@@ -263,7 +264,7 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
         return np.asarray(tensor._array)
     except RuntimeError as error:
         if tensor._array.is_fully_addressable:
-            raise
+            raise_explained(error, f"what {what} waited for")
         return _over_processes(tensor._array, what, error)
 
 

@@ -59,6 +59,7 @@ from polyreme.eager.typed import (
     LongTensor,
     ShortTensor,
 )
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "BFloat16Tensor",
@@ -121,3 +122,5 @@ __all__ = [
     "synchronize",
     "xpu",
 ]
+
+suggest_names(__name__)

@@ -7,6 +7,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from polyreme.errors import nearest
+
 if TYPE_CHECKING:
     from polyreme.distributed.api import *
 
@@ -20,7 +22,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     api = importlib.import_module("polyreme.distributed.api")
     if name != "__all__" and name not in api.__all__:
-        raise AttributeError(f"module 'polyreme.distributed' has no attribute {name!r}")
+        raise AttributeError(f"module 'polyreme.distributed' has no attribute {name!r}{nearest(name, __dir__())}")
     value = globals()[name] = getattr(api, name)
     return value
 

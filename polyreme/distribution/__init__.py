@@ -27,6 +27,7 @@ from polyreme.distribution.vector_transforms import (
     StackTransform,
     StickBreakingTransform,
 )
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "AbsTransform",
@@ -70,3 +71,5 @@ __all__ = [
     "kl_divergence",
     "register_kl",
 ]
+
+suggest_names(__name__)

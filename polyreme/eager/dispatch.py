@@ -17,6 +17,7 @@ import numpy as np
 
 from polyreme.core import amp_policy, backend, layout, mode, rng, state
 from polyreme.core import dtype as dtypes
+from polyreme.core.device_memory import raise_explained
 from polyreme.core.kernel import Kernel
 from polyreme.core.op import ATTR, KEY, TENSOR, Op
 from polyreme.core.state import TensorState
@@ -101,6 +102,8 @@ class Eager:
                 _turns.end(outs)
         except (ValueError, NotImplementedError, jax.errors.UnexpectedTracerError):
             return self._run(op, args, kwargs, None)  # which says what is wrong
+        except jax.errors.JaxRuntimeError as error:
+            raise_explained(error, f"op {op.name}")
         taped = taped and _grad_mode.enabled
         cls = outs.__class__
         if cls is tuple or cls is list or (taped and _saved_hooks.pair is not None):
@@ -201,6 +204,8 @@ class Eager:
                 return tape.apply(kernel, values, tuple(edges))
             unmade = next((a for a in arrays if hasattr(type(a), "refuse")), None)
             raise _device_error(op, error) if unmade is None else unmade.refuse() from error
+        except jax.errors.JaxRuntimeError as error:
+            raise_explained(error, f"op {op.name}")
         except NotImplementedError as error:
             if "Unsupported dtype" not in str(error):
                 raise

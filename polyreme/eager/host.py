@@ -12,6 +12,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state
 from polyreme.core.abstract import Abstract, mode
+from polyreme.core.device_memory import raise_explained
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import refuse_sizes
 from polyreme.core.transfer import from_host
@@ -76,7 +77,10 @@ def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
     """
     if mode.on:
         return Abstract.of(array.shape, array.dtype, where)  # type: ignore[return-value]  # stands for one
-    return jax.device_put(array, where, may_alias=False) if _here(where) else _over_processes(array, where)
+    try:
+        return jax.device_put(array, where, may_alias=False) if _here(where) else _over_processes(array, where)
+    except jax.errors.JaxRuntimeError as error:
+        raise_explained(error, f"placing an array {list(array.shape)} {array.dtype}")
 
 
 def _here(where: Any) -> bool:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.checked import check_gradients, checked
+from polyreme.core.device_memory import part, raise_explained
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.state import TensorState
 from polyreme.core.turns import turns
@@ -249,17 +250,23 @@ class KernelNode(Node):
             edges = (*self.edges, *(edge_of(c) for c in given))
             grads = apply(kernel, (*primals, *(c._array for c in given)), edges)
         else:
-            if self.pullback is not None:
-                filled = tuple(
-                    jnp.zeros(meta[0], meta[1]) if c is None else c._array.astype(meta[1])
-                    for c, meta in zip(cotangents, self.metas or (), strict=True)
-                )
-                arrays = self.kernel.pull_saved(self.pullback, filled)
-            else:
-                arrays = self.kernel.backward(mask)(primals, tuple(None if c is None else c._array for c in cotangents))
+            try:
+                arrays = self._pulled(primals, mask, cotangents)
+            except jax.errors.JaxRuntimeError as error:
+                raise_explained(error, f"the backward of {self.name}")
             grads = [factory.tensor(a) for a in turns.end(arrays)]
         found = iter(grads)
         return [next(found) if m else None for m in mask]
+
+    def _pulled(self, primals: Any, mask: Any, cotangents: list[TensorState | None]) -> tuple:
+        """Arrays of the gradients that the mask asks for."""
+        if self.pullback is None:
+            return self.kernel.backward(mask)(primals, tuple(None if c is None else c._array for c in cotangents))
+        filled = tuple(
+            jnp.zeros(meta[0], meta[1]) if c is None else c._array.astype(meta[1])
+            for c, meta in zip(cotangents, self.metas or (), strict=True)
+        )
+        return self.kernel.pull_saved(self.pullback, filled)
 
     def release(self) -> None:
         self.primals = None
@@ -705,3 +712,10 @@ def grad(
             )
         results.append(result if result is None or create_graph else factory.tensor(result._array))
     return results
+
+
+@part("activations")
+def _kept_by_nodes(objects: Sequence[Any]) -> Iterator[Any]:
+    for node in objects:
+        if isinstance(node, KernelNode) and node.primals is not None and node.primals.__class__ is not Packed:
+            yield from node.saved()

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from polyreme.call_site import user_line
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
@@ -15,7 +16,7 @@ from polyreme.errors import CaptureError
 from polyreme.export.nesting import leaf_names, plain, to_json
 from polyreme.export.program import OPEN_SIZE_ERRORS
 from polyreme.export.spec import ArraySpec, Sizes, aval, fixed, symbol_plans
-from polyreme.jit.capture import Border, Capture, check_known_to_jax, user_line, watching
+from polyreme.jit.capture import Border, Capture, check_known_to_jax, watching
 from polyreme.jit.convert import converted
 from polyreme.jit.structure import Spec as Nesting
 from polyreme.jit.structure import flatten, rebuild, tensors_in

@@ -8,6 +8,7 @@ from polyreme.generation.llm import LLM, RequestOutput
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "LLM",
@@ -25,3 +26,5 @@ __all__ = [
     "TextGenerator",
     "TextTokenizer",
 ]
+
+suggest_names(__name__)

@@ -2,6 +2,7 @@
 
 from polyreme.geometric.reindex import reindex_graph, reindex_heter_graph
 from polyreme.geometric.sampling import sample_neighbors, weighted_sample_neighbors
+from polyreme.module_names import suggest_names
 from polyreme.ops.messages import (
     segment_max,
     segment_mean,
@@ -25,3 +26,5 @@ __all__ = [
     "send_uv",
     "weighted_sample_neighbors",
 ]
+
+suggest_names(__name__)

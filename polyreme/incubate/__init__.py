@@ -6,6 +6,7 @@ from polyreme.incubate.graph import graph_khop_sampler, graph_reindex, graph_sam
 from polyreme.incubate.masked_softmax import identity_loss, softmax_mask_fuse, softmax_mask_fuse_upper_triangle
 from polyreme.incubate.optimizer.averages import ModelAverage
 from polyreme.incubate.optimizer.look_ahead import LookAhead
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "LookAhead",
@@ -28,3 +29,5 @@ __all__ = [
     "softmax_mask_fuse_upper_triangle",
     "tensor",
 ]
+
+suggest_names(__name__)

@@ -13,6 +13,7 @@ from polyreme.inference.kinds import (
     get_version,
 )
 from polyreme.inference.predictor import Predictor, PredictorPool, Tensor, create_predictor
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "Config",
@@ -30,3 +31,5 @@ __all__ = [
     "get_trt_runtime_version",
     "get_version",
 ]
+
+suggest_names(__name__)

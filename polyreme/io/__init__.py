@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from polyreme.errors import nearest
+
 _HOME = {
     "Dataset": "dataset",
     "IterableDataset": "dataset",
@@ -30,7 +32,7 @@ __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]  (names loa
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'polyreme.io' has no attribute {name!r}")
+        raise AttributeError(f"module 'polyreme.io' has no attribute {name!r}{nearest(name, __all__)}")
     return getattr(importlib.import_module(f"polyreme.io.{_HOME[name]}"), name)
 
 

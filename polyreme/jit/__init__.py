@@ -6,6 +6,7 @@ What is loaded is a Layer, so these stand on the floor of layers, in polyreme.ex
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from polyreme.errors import nearest
 from polyreme.jit.control_flow import case, cond, switch_case, while_loop
 from polyreme.jit.convert import ignore_module
 from polyreme.jit.to_static import StaticFunction, enable_to_static, not_to_static, to_static
@@ -43,6 +44,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
-        raise AttributeError(f"polyreme.jit has no name {name!r}")
+        raise AttributeError(f"polyreme.jit has no name {name!r}{nearest(name, __all__)}")
     value = globals()[name] = getattr(importlib.import_module(_LATE[name]), name)
     return value

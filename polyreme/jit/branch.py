@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from malt.operators import Undefined, UndefinedReturnValue
 
+from polyreme.call_site import user_line
 from polyreme.core import state
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError, ShapeError
-from polyreme.jit.capture import user_line
 from polyreme.jit.mutation import Known, accounting, own_all
 from polyreme.jit.region import (
     NUMBERS,

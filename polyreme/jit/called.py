@@ -10,6 +10,7 @@ import jax
 
 from polyreme.core.abstract import Abstract, described, mode
 from polyreme.core.backend import config
+from polyreme.core.device_memory import raise_explained
 from polyreme.core.turns import turns
 
 
@@ -23,6 +24,7 @@ class Called:
     def __init__(self, fn: Callable[..., Any], **options: Any) -> None:
         self._run = jax.jit(fn, **options)
         self.lower = self._run.lower
+        self.name = getattr(fn, "__name__", "")
         self.calls = 0
         self._first: tuple[Any, ...] = ()
         self._program: Any = None
@@ -33,7 +35,12 @@ class Called:
         if not self.calls:
             self._first = jax.tree.map(_describe, args)  # now: the call may donate them
         self.calls += 1
-        return self._abstractly(args) if mode.on else turns.end(self._run(*args))
+        if mode.on:
+            return self._abstractly(args)
+        try:
+            return turns.end(self._run(*args))
+        except jax.errors.JaxRuntimeError as error:
+            raise_explained(error, f"program {self.name}")
 
     def compiled(self) -> Any:
         """The program of the first call, compiled again with its own names: a jax.stages.Compiled.

@@ -8,17 +8,15 @@ or loop body is watched by a capture of its own, inside the capture of the funct
 from __future__ import annotations
 
 import operator
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax
-import malt
 
+from polyreme.call_site import user_frame, user_line
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
@@ -30,8 +28,6 @@ from polyreme.jit.surroundings import Surroundings
 
 scopes = Scopes(tape.next_number)
 
-# frames of these packages are never the user's
-_PACKAGES = (str(Path(__file__).resolve().parent.parent), *(str(Path(str(m.__file__)).parent) for m in (jax, malt)))
 # code objects whose control flow was left as written -> why; jit.convert fills it, messages read it
 unconverted: Any = weakref.WeakKeyDictionary()
 
@@ -290,20 +286,6 @@ def history_freed(tensor: TensorState) -> bool:
 def is_live(tensor: TensorState) -> bool:
     """True if the captured code left a history on this Tensor that gradients flow through."""
     return tensor._node is not None and not isinstance(tensor._node, Border) and not history_freed(tensor)
-
-
-def user_frame() -> Any:
-    """The innermost frame that belongs to no package of ours, or None."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        frame = frame.f_back
-    return frame
-
-
-def user_line() -> str:
-    """file:line of the innermost frame that is the user's."""
-    frame = user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown line"
 
 
 def stale(tensor: TensorState) -> CaptureError:

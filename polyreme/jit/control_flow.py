@@ -13,12 +13,13 @@ from typing import Any
 
 from malt.operators import Undefined
 
+from polyreme.call_site import user_line
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.errors import CaptureError, ConfigError, ShapeError
 from polyreme.jit import host_calls
 from polyreme.jit.branch import branch, condition, negation
-from polyreme.jit.capture import staged, user_line
+from polyreme.jit.capture import staged
 from polyreme.jit.loop import loop
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.gather_scatter import where

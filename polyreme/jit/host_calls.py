@@ -18,13 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.call_site import user_line
 from polyreme.core import layout, state
 from polyreme.core.checked import checked, raise_late
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import print_options
 from polyreme.errors import CaptureError
 from polyreme.jit.branch import condition
-from polyreme.jit.capture import staged, user_line
+from polyreme.jit.capture import staged
 from polyreme.jit.structure import flatten, rebuild
 
 _log = logging.getLogger("polyreme.jit")

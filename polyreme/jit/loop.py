@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from malt.operators import Undefined, UndefinedReturnValue
 
+from polyreme.call_site import user_line
 from polyreme.core import state
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState
@@ -22,7 +23,6 @@ from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.jit.branch import OneSided, condition
-from polyreme.jit.capture import user_line
 from polyreme.jit.mutation import Known, accounting, own_all
 from polyreme.jit.region import (
     NUMBERS,

@@ -13,11 +13,12 @@ from typing import Any
 
 from malt.operators import Undefined
 
+from polyreme.call_site import user_frame
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager.memory import Size
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import Capture, user_frame
+from polyreme.jit.capture import Capture
 
 _CONTAINERS = (list, dict, set, deque)
 _MUTATORS = frozenset({

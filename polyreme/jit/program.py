@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from polyreme.core import amp_policy, backend, host_memory, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.abstract import described
+from polyreme.core.device_memory import raise_explained
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
 from polyreme.core.turns import turns
@@ -296,10 +297,13 @@ class CapturedProgram:
 
         Raises what an assert or raise of the function raises, once the program has run: its state is then updated.
         """
-        if not self.found.talks:
-            return self._run(arguments)
-        with host_calls.awaited():
-            return self._run(arguments)
+        try:
+            if not self.found.talks:
+                return self._run(arguments)
+            with host_calls.awaited():
+                return self._run(arguments)
+        except jax.errors.JaxRuntimeError as error:
+            raise_explained(error, f"captured {where_defined(self.fn)}")
 
     def _run(self, arguments: list[TensorState]) -> Any:
         if self.found.differentiable:

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from polyreme.call_site import user_line
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.abstract import original
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError
-from polyreme.jit.capture import capture_in_progress, check_known_to_jax, history_freed, is_live, user_line, watching
+from polyreme.jit.capture import capture_in_progress, check_known_to_jax, history_freed, is_live, watching
 from polyreme.jit.mutation import RegionCapture
 from polyreme.jit.structure import Spec, flatten, rebuild
 

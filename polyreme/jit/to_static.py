@@ -16,6 +16,7 @@ import numpy as np
 from polyreme.core import amp_policy, layout, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.checked import checked
+from polyreme.core.device_memory import raise_explained
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.dist_members import lookup
@@ -118,6 +119,8 @@ class StaticFunction:
                     return function.run_function(arrays, tensors)
                 except OtherShapes:
                     pass
+                except jax.errors.JaxRuntimeError as error:
+                    raise_explained(error, f"captured {where_defined(function.fn)}")
             program, tensors = self._find_by_form(args, kwargs, form, tensors, arrays)
             return program.run(tensors)
         finally:

@@ -7,6 +7,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from polyreme.errors import nearest
+
 if TYPE_CHECKING:
     from polyreme.models.auto import *
 
@@ -27,7 +29,7 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"polyreme.models.{name}")
     if name not in __all__:
-        raise AttributeError(f"module 'polyreme.models' has no attribute {name!r}")
+        raise AttributeError(f"module 'polyreme.models' has no attribute {name!r}{nearest(name, __all__)}")
     value = globals()[name] = getattr(importlib.import_module("polyreme.models.auto"), name)
     return value
 

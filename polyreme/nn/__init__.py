@@ -1,5 +1,6 @@
 """Layers, containers, parameters and gradient clipping."""
 
+from polyreme.module_names import suggest_names
 from polyreme.nn import attention, functional, initializer, quant, utils
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.layer import Layer
@@ -358,3 +359,5 @@ __all__ = [
     "quant",
     "utils",
 ]
+
+suggest_names(__name__)

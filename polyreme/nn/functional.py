@@ -4,6 +4,7 @@ Everything is declared in the op tables; this file only gathers the names.
 """
 
 from polyreme.eager.methods import INPLACE
+from polyreme.module_names import suggest_names
 from polyreme.ops.activation import (
     celu,
     elu,
@@ -339,3 +340,5 @@ __all__ = [
     "upsample",
     "zeropad2d",
 ]
+
+suggest_names(__name__)

@@ -123,7 +123,8 @@ class Layer(LayerHooks, SecondNames):
             found = self.__dict__.get(table, {})
             if name in found:
                 return found[name]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        # with these two, Python says the nearest name when it shows the error
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
 
     def __delattr__(self, name: str) -> None:
         for table in (self._parameters, self._buffers, self._sub_layers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.device_memory import part
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
@@ -202,6 +203,16 @@ def make_parameter(
     else:
         array = initializer.values(sizes, dtypes.as_dtype(dtype))
     return _with_attributes(Parameter(array, trainable=attr.trainable, name=attr.name, dims=dims), attr)
+
+
+@part("parameters")
+def _values_of(objects: Sequence[Any]) -> Iterator[Any]:
+    return (p._array for p in objects if isinstance(p, Parameter))
+
+
+@part("gradients")
+def _gradients_of(objects: Sequence[Any]) -> Iterator[Any]:
+    return (p._grad._array for p in objects if isinstance(p, Parameter) and p._grad is not None)
 
 
 def _with_attributes(made: Parameter, attr: ParamAttr) -> Parameter:

@@ -13,6 +13,7 @@ from polyreme.core.meshes import beside
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, NumericsError, ShapeError
+from polyreme.module_names import suggest_names
 from polyreme.nn.reweighted import remove_weight_norm, spectral_norm, weight_norm
 from polyreme.ops.manipulation import concat, reshape
 
@@ -97,3 +98,5 @@ __all__ = [
     "vector_to_parameters",
     "weight_norm",
 ]
+
+suggest_names(__name__)

@@ -1,5 +1,6 @@
 """Optimizers and learning-rate schedules."""
 
+from polyreme.module_names import suggest_names
 from polyreme.optimizer import lr
 from polyreme.optimizer.adam import Adam, Adamax, AdamW
 from polyreme.optimizer.adam_corrections import NAdam, RAdam
@@ -28,3 +29,5 @@ __all__ = [
     "Rprop",
     "lr",
 ]
+
+suggest_names(__name__)

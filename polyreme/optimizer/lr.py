@@ -19,6 +19,7 @@ import numpy as np
 
 from polyreme.core import state
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, NumericsError
+from polyreme.module_names import suggest_names
 
 __all__ = [
     "CosineAnnealingDecay",
@@ -727,3 +728,6 @@ def _function(owner: LRScheduler, name: str, value: Any) -> Callable[[Any], floa
         raise ConfigError(f"{type(owner).__name__}: {name}={value!r}; give a function of the epoch")
     function: Callable[[Any], Any] = value
     return function
+
+
+suggest_names(__name__)

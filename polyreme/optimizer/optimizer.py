@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -20,6 +20,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.arguments import keywords_of
 from polyreme.core.checked import step_done
+from polyreme.core.device_memory import part, raise_explained
 from polyreme.core.meshes import HOST, Devices, everywhere
 from polyreme.core.state import TensorState
 from polyreme.core.transfer import from_host
@@ -363,7 +364,11 @@ class Optimizer(OptimizerState):
             update = self._updates[key] = self._compile_update(live, together)
         shared = self._shared.copies[devices]
         inputs = self._inputs(live, shared, skip)
-        self._write(live, shared, update(inputs | {"squares": [state.read(v) for v in squares]}))
+        try:
+            new = update(inputs | {"squares": [state.read(v) for v in squares]})
+        except jax.errors.JaxRuntimeError as error:
+            raise_explained(error, f"the update of {type(self).__name__}")
+        self._write(live, shared, new)
 
     def _update_one_by_one(
         self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]
@@ -723,3 +728,10 @@ def _value(tensor: Any, known: Mapping[int, jax.Array]) -> jax.Array:
     """The value of a Tensor: the known one of what stands for its array, else read."""
     array = known.get(id(tensor._array))
     return state.read(tensor) if array is None else array
+
+
+@part("optimizer state")
+def _state_of(objects: Sequence[Any]) -> Iterator[Any]:
+    for optimizer in (found for found in objects if isinstance(found, Optimizer)):
+        for held in (*optimizer._slots.values(), optimizer._masters):
+            yield from (tensor._array for tensor in held.values())

@@ -1,18 +1,5 @@
-"""Numbers with units, as a person reads them."""
+"""Bytes as text, by the name that the planner has for it."""
 
-from __future__ import annotations
+from polyreme.units import bytes_text
 
-
-def bytes_text(nbytes: float) -> str:
-    """Bytes, in the unit a person would choose.
-
-    >>> bytes_text(96), bytes_text(1536), bytes_text(3 * 2**30)
-    ('96 B', '1.5 KiB', '3.0 GiB')
-    """
-    if abs(nbytes) < 1024:
-        return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        nbytes /= 1024
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.1f} {unit}"
-    return f"{nbytes / 1024:.1f} TiB"
+__all__ = ["bytes_text"]

@@ -1,5 +1,6 @@
 """Profiling: where the time of steps goes, on the host and on devices."""
 
+from polyreme.module_names import suggest_names
 from polyreme.profiler.profiler import (
     Profiler,
     ProfilerTarget,
@@ -24,3 +25,5 @@ __all__ = [
     "load_profiler_result",
     "make_scheduler",
 ]
+
+suggest_names(__name__)

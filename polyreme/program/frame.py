@@ -103,7 +103,10 @@ class Frame:
         return [values.replace(r, Ref, lambda ref: frame.get(ref.name)) for r in block.gives]
 
 
+_IN_OPERATION = "in the Program's operation: "
+
+
 def _say_where(error: Exception, operation: Operation, block: Block) -> None:
     """Note on an error which operation it comes from: the innermost, if that is inside others."""
-    if not getattr(error, "__notes__", None):
-        error.add_note(f"in the Program's operation: {line(operation, block)}")
+    if not any(note.startswith(_IN_OPERATION) for note in getattr(error, "__notes__", ())):
+        error.add_note(f"{_IN_OPERATION}{line(operation, block)}")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.call_site import user_line
 from polyreme.core import amp_policy, state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import DynamicSize, Symbol
@@ -16,7 +17,6 @@ from polyreme.eager import tape
 from polyreme.eager.dispatch import rebind
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ProgramError, ShapeError
-from polyreme.jit.capture import user_line
 from polyreme.jit.convert import converted
 from polyreme.nn.initializer import Initializer
 from polyreme.program import control, gradient, infer, values

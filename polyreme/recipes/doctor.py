@@ -16,7 +16,7 @@ from typing import Any
 
 from polyreme import flags
 from polyreme.errors import ConfigError
-from polyreme.planner.units import bytes_text
+from polyreme.units import bytes_text
 
 _REQUIRED = ("jax", "jaxlib", "numpy", "safetensors", "xxhash", "pydantic", "tokenizers")
 _OPTIONAL = {"tensorboardX": "logs", "matplotlib": "logs", "pillow": "vision"}

@@ -4,6 +4,7 @@ from polyreme.eager.sparse import SparseCooTensor, SparseCsrTensor
 from polyreme.eager.sparse.elementwise import UNARY, add, cast, divide, multiply, pow, subtract
 from polyreme.eager.sparse.products import addmm, masked_matmul, matmul, mv
 from polyreme.eager.sparse.shaping import coalesce, is_same_shape, mask_as, reshape, slice, sum, transpose
+from polyreme.module_names import suggest_names
 from polyreme.sparse import nn
 from polyreme.sparse.creation import sparse_coo_tensor, sparse_csr_tensor
 from polyreme.sparse.pca import pca_lowrank
@@ -68,3 +69,5 @@ __all__ = [
     "tanh",
     "transpose",
 ]
+
+suggest_names(__name__)

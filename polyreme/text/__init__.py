@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from polyreme.errors import nearest
+
 _HOME = {
     "Conll05st": "datasets",
     "Imdb": "datasets",
@@ -21,7 +23,7 @@ def __getattr__(name: str) -> Any:
     if name == "datasets":
         return importlib.import_module("polyreme.text.datasets")
     if name not in _HOME:
-        raise AttributeError(f"module 'polyreme.text' has no attribute {name!r}")
+        raise AttributeError(f"module 'polyreme.text' has no attribute {name!r}{nearest(name, __all__)}")
     return getattr(importlib.import_module(f"polyreme.text.{_HOME[name]}"), name)
 
 

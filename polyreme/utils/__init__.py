@@ -2,6 +2,7 @@
 
 from polyreme.core import unique_name
 from polyreme.core.custom_op import register_op
+from polyreme.module_names import suggest_names
 from polyreme.utils import cpp_extension, dlpack, download
 from polyreme.utils.check import run_check
 from polyreme.utils.modules import deprecated, require_version, try_import
@@ -17,3 +18,5 @@ __all__ = [
     "try_import",
     "unique_name",
 ]
+
+suggest_names(__name__)

@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from polyreme.errors import nearest
+
 _HOME = {
     "AlexNet": "models.alexnet",
     "alexnet": "models.alexnet",
@@ -72,7 +74,7 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"polyreme.vision.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module 'polyreme.vision' has no attribute {name!r}")
+        raise AttributeError(f"module 'polyreme.vision' has no attribute {name!r}{nearest(name, __all__)}")
     return getattr(importlib.import_module(f"polyreme.vision.{_HOME[name]}"), name)
 
 

@@ -54,7 +54,7 @@ def test_check_finds_one_wrong_byte(capsys, folder):
     (folder / "p.bin").write_bytes(data)
     assert run(capsys, "data", "check", "p")[::2] == (
         3,
-        "error: p.bin: not what was prepared, its digest is another; prepare it again\n",
+        "error: p.bin: not what was prepared, its digest is another; prepare it again\nmore: polyreme explain PR401\n",
     )
     (folder / "p.json").unlink()
     code, said, _ = run(capsys, "data", "check", "p")

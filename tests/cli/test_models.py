@@ -74,7 +74,7 @@ def test_check_reads_every_weight(capsys, copied, tmp_path):
     change_weights(copied, spoil)
     assert run(capsys, "models", "check", copied)[::2] == (
         4,
-        f"error: {copied}: NaN or infinity in blocks.1.ffn.up.weight\n",
+        f"error: {copied}: NaN or infinity in blocks.1.ffn.up.weight\nmore: polyreme explain PR402\n",
     )
     # a bit that turned in a file of ours
     assert main(["convert", str(FOLDERS / "llama"), str(tmp_path / "written")]) == 0

@@ -12,7 +12,7 @@ from typing import Any
 from polyreme.distributed.comm_report.collectives import BALANCE, CollectiveInstruction, find_collectives
 from polyreme.distributed.comm_report.volume import BEST, COMPILERS, Term, Workload, terms
 from polyreme.mesh import Plan
-from polyreme.planner.units import bytes_text
+from polyreme.units import bytes_text
 
 Key = tuple[str, tuple[str, ...] | None]
 

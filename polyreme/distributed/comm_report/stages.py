@@ -10,7 +10,7 @@ from typing import Any
 from polyreme.distributed.comm_report.collectives import CollectiveArray, CollectiveInstruction, Origin
 from polyreme.distributed.comm_report.report import Report, Total, table
 from polyreme.mesh import Plan
-from polyreme.planner.units import bytes_text
+from polyreme.units import bytes_text
 
 Sending = tuple[str, str, tuple[int, ...], int]
 """What is sent, its dtype, shape and bytes on one device."""

@@ -9,6 +9,7 @@ from polyreme.distributed.fleet.base.util_factory import UtilBase
 from polyreme.distributed.fleet.fleet import Fleet, fleet
 from polyreme.distributed.fleet.model import distributed_model, distributed_optimizer
 from polyreme.distributed.fleet.scaler import distributed_scaler
+from polyreme.errors import nearest
 
 init = fleet.init
 reset = fleet.reset
@@ -41,7 +42,7 @@ def __getattr__(name: str) -> object:
         return fleet.util
     if name == "plan":
         return fleet.plan
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, __all__)}")
 
 
 __all__ = [

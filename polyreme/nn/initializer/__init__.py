@@ -1,5 +1,6 @@
 """Initial values of parameters."""
 
+from polyreme.module_names import suggest_names
 from polyreme.nn.initializer.base import Initializer
 from polyreme.nn.initializer.basic import Constant, Normal, TruncatedNormal, Uniform, XavierNormal, XavierUniform
 from polyreme.nn.initializer.choice import chosen_initializer, set_global_initializer
@@ -24,3 +25,5 @@ __all__ = [
     "chosen_initializer",
     "set_global_initializer",
 ]
+
+suggest_names(__name__)

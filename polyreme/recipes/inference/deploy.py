@@ -17,9 +17,9 @@ from polyreme.export import Artifact, PaddleArtifact, read
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.inference import Config, Predictor, create_predictor
-from polyreme.planner.units import bytes_text
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.weights.trained import load_decoder
+from polyreme.units import bytes_text
 
 _TOKENS = "tokens"
 

@@ -25,10 +25,10 @@ from polyreme.planner.memory import memory
 from polyreme.planner.predict import predict
 from polyreme.planner.search import Ranked, SearchResult, search
 from polyreme.planner.space import Space
-from polyreme.planner.units import bytes_text
 from polyreme.recipes.config import PlanConfig, PretrainConfig
 from polyreme.recipes.config_file import Loaded
 from polyreme.recipes.estimate import shape_of
+from polyreme.units import bytes_text
 
 
 @dataclass(frozen=True)

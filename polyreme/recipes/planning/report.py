@@ -13,9 +13,9 @@ from rich.text import Text
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.prediction import Memory, Prediction
 from polyreme.planner.search import TIE, Ranked, shortfall
-from polyreme.planner.units import bytes_text
 from polyreme.recipes.estimate import num_parameters
 from polyreme.recipes.planning.plan import Answer, plan_words
+from polyreme.units import bytes_text
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 _SHOWN = 5  # rows of plans that do not fit, and of reasons

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.distributed.comm_report.report import axes_text
-from polyreme.planner.units import bytes_text
 from polyreme.recipes.pictures import matplotlib_part, save
 from polyreme.recipes.profiling.step_profile import PARTS, MeasuredTask, Send, StepProfile, layers_of, planned_tasks
+from polyreme.units import bytes_text
 
 COMMUNICATION, PLACEMENT, TIMELINE = "communication.svg", "placement.svg", "timeline.svg"
 _MOST_DEVICES = 64

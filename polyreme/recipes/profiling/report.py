@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyreme.distributed.comm_report.report import axes_text, table
-from polyreme.planner.units import bytes_text
 from polyreme.profiler.occupancy import length, united
 from polyreme.profiler.trace import write_within
 from polyreme.recipes.pictures import has_matplotlib
 from polyreme.recipes.profiling import drawing as profile_drawing
 from polyreme.recipes.profiling.run import Recording
 from polyreme.recipes.profiling.step_profile import PARTS, MeasuredTask, OperatorTime, layers_of, planned_tasks
+from polyreme.units import bytes_text
 
 TRACE, SUMMARY, TEXT = "trace.json.gz", "summary.json", "summary.txt"
 MOST_TRACE_BYTES = 50 * 10**6

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from polyreme.planner.units import bytes_text
+from polyreme.units import bytes_text
 
 _WINDOW = 8  # reports a rate is averaged over: steady to read, yet it follows a change within a few
 

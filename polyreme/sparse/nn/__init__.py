@@ -1,5 +1,6 @@
 """polyreme.sparse.nn: layers over sparse Tensors."""
 
+from polyreme.module_names import suggest_names
 from polyreme.sparse.nn import functional
 from polyreme.sparse.nn.layers import (
     BatchNorm,
@@ -29,3 +30,5 @@ __all__ = [
     "SyncBatchNorm",
     "functional",
 ]
+
+suggest_names(__name__)

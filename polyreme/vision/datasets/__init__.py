@@ -1,5 +1,6 @@
 """Image data sets read from local files; nothing is downloaded."""
 
+from polyreme.module_names import suggest_names
 from polyreme.vision.datasets.cifar import Cifar10, Cifar100
 from polyreme.vision.datasets.flowers import Flowers
 from polyreme.vision.datasets.folder import DatasetFolder, ImageFolder
@@ -16,3 +17,5 @@ __all__ = [
     "Flowers",
     "ImageFolder",
 ]
+
+suggest_names(__name__)

@@ -1,5 +1,6 @@
 """Image classifiers."""
 
+from polyreme.module_names import suggest_names
 from polyreme.vision.models.alexnet import AlexNet, alexnet
 from polyreme.vision.models.densenet import DenseNet, densenet121, densenet161, densenet169, densenet201, densenet264
 from polyreme.vision.models.googlenet import GoogLeNet, googlenet
@@ -105,3 +106,5 @@ __all__ = [
     "wide_resnet50_2",
     "wide_resnet101_2",
 ]
+
+suggest_names(__name__)

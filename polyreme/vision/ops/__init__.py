@@ -1,5 +1,6 @@
 """Operations of detectors: boxes, regions, deformable convolution, JPEG files. Ops are declared in polyreme.ops."""
 
+from polyreme.module_names import suggest_names
 from polyreme.ops.boxes import box_coder, prior_box
 from polyreme.ops.deformable import deform_conv2d
 from polyreme.ops.proposals import distribute_fpn_proposals, generate_proposals, matrix_nms, nms
@@ -28,3 +29,5 @@ __all__ = [
     "yolo_box",
     "yolo_loss",
 ]
+
+suggest_names(__name__)

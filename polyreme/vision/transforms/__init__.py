@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from polyreme.errors import nearest
 from polyreme.vision.transforms.base import BaseTransform, Compose
 from polyreme.vision.transforms.classes import (
     CenterCrop,
@@ -86,5 +87,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name != "to_tensor":
-        raise AttributeError(f"module 'polyreme.vision.transforms' has no attribute {name!r}")
+        raise AttributeError(f"module 'polyreme.vision.transforms' has no attribute {name!r}{nearest(name, __all__)}")
     return importlib.import_module("polyreme.vision.transforms.tensor").to_tensor

@@ -37,7 +37,7 @@ from polyreme.planner.cluster_file import of_devices
 from polyreme.planner.devices import cluster_of_kind, device_kinds
 from polyreme.planner.search import TIE, Ranked, Refuse, SearchResult, search
 from polyreme.planner.space import Space
-from polyreme.planner.units import bytes_text
+from polyreme.units import bytes_text
 
 SHOWN = 5
 """Plans that a report lists."""

@@ -18,6 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.autograd.recompute import Keep, run_again
+from polyreme.call_site import user_line
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout as layouts
 from polyreme.core import mode, rng, state, unique_name
@@ -27,7 +28,7 @@ from polyreme.distributed.auto_parallel.tensors.reshard import form_for, reshard
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, GradError, ProgramError
-from polyreme.jit.capture import Capture, user_line
+from polyreme.jit.capture import Capture
 from polyreme.jit.convert import converted
 from polyreme.jit.structure import Spec, flatten, rebuild
 from polyreme.nn.layer import Layer

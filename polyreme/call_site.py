@@ -1,0 +1,74 @@
+"""Where in the user's program this is: the layer whose call is running, and the innermost line that is the user's.
+
+Read from the interpreter's frames when it is asked, so that calls pay nothing for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import linecache
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_LAYER_CALL, _LAYERS = "Layer.__call__", "polyreme.nn.layer"  # nn stands above
+
+
+def _folders() -> tuple[str, ...]:
+    specs = [importlib.util.find_spec(name) for name in ("jax", "malt")]
+    return (str(Path(__file__).resolve().parent), *(str(Path(s.origin).parent) for s in specs if s and s.origin))
+
+
+# frames of these packages are never the user's
+_PACKAGES = _folders()
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that belongs to no package of ours, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        frame = frame.f_back
+    return frame
+
+
+def user_line() -> str:
+    """file:line of the innermost frame that is the user's."""
+    frame = user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown line"
+
+
+def layers_here() -> list[Any]:
+    """The layers whose calls this is inside, outermost first."""
+    return list(_layers(sys._getframe(1)))[::-1]
+
+
+def _layers(frame: FrameType | None) -> Iterator[Any]:
+    while frame is not None:
+        if frame.f_code.co_qualname == _LAYER_CALL and frame.f_globals["__name__"] == _LAYERS:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
+def layer_note() -> str:
+    """What is said of an error here: the layer by its path in the model, and the user's line; empty outside of layers.
+
+    A layer that is called by one which does not hold it (an argument, say) is named by its class.
+    """
+    layers = layers_here()
+    if not layers:
+        return ""
+    names = [_name(layer, parent) for parent, layer in itertools.pairwise(layers)]
+    model, kind = type(layers[0]).__name__, type(layers[-1]).__name__
+    inside = f"in layer {'.'.join(names)} ({kind}) of {model}" if names else f"in layer {model}"
+    frame = user_frame()
+    if frame is None:
+        return inside
+    source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{inside}, {user_line()}{f': {source}' if source else ''}"
+
+
+def _name(layer: Any, parent: Any) -> str:
+    return next((name for name, held in parent.named_sublayers() if held is layer), type(layer).__name__)

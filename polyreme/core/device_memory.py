@@ -1,0 +1,127 @@
+"""What lies in the devices' memory, by part, and what is said when it does not suffice.
+
+Who keeps arrays says how they are found among the process's objects, by `part`; that is asked for only when an
+allocation has failed, so that nothing is counted while all goes well.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+
+from polyreme.core.abstract import Abstract
+from polyreme.errors import DeviceMemoryError, is_out_of_memory
+from polyreme.units import bytes_text
+
+PARTS = ("parameters", "gradients", "optimizer state", "activations")
+"""In the order that an array of several is counted by; what is in none of them is "other"."""
+Find = Callable[[Sequence[Any]], Iterable[Any]]
+_finders: dict[str, Find] = {}
+_ASKED = re.compile(r"(?:allocating|allocate) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]?B)?")
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "b": 1}
+
+
+class Saving(NamedTuple):
+    """A change that would save memory; nbytes: a device, predicted."""
+
+    what: str
+    nbytes: int
+
+
+def part(name: str) -> Callable[[Find], Find]:
+    """Declare how arrays of one of PARTS are found among all objects of the process."""
+    assert name in PARTS
+
+    def declare(find: Find) -> Find:
+        _finders[name] = find
+        return find
+
+    return declare
+
+
+def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
+    """The fullest device, and the bytes on it of each part that there is, "other" last; None without any array.
+
+    failed: bytes that could not be allocated; an array of so many is the one that they were for, and is not there.
+    """
+    objects = gc.get_objects()
+    owner: dict[int, str] = {}
+    for name in PARTS:
+        for array in _finders[name](objects) if name in _finders else ():
+            owner.setdefault(id(array), name)
+    # by device and part; the arrays themselves are what jax knows to be alive
+    sizes: dict[Any, dict[str, int]] = {}
+    for array in jax.live_arrays():
+        for device, nbytes in _bytes_of(array):
+            if failed and nbytes == failed:
+                continue
+            parts = sizes.setdefault(device, dict.fromkeys((*PARTS, "other"), 0))
+            parts[owner.get(id(array), "other")] += nbytes
+    if not sizes:
+        return None, {}
+    device = max(sizes, key=lambda d: sum(sizes[d].values()))
+    return device, {name: nbytes for name, nbytes in sizes[device].items() if nbytes}
+
+
+def _bytes_of(array: jax.Array) -> Iterator[tuple[Any, int]]:
+    if isinstance(array, Abstract) or array.is_deleted():
+        return
+    nbytes = array.dtype.itemsize
+    for size in array.sharding.shard_shape(array.shape):
+        nbytes *= size
+    for device in array.sharding.addressable_devices:
+        yield device, nbytes
+
+
+def raise_explained(error: BaseException, what: str) -> NoReturn:
+    """Where an error of XLA is handled: raise the DeviceMemoryError of an allocation that failed in `what`, any other
+    error again."""
+    if not is_out_of_memory(error):
+        raise error
+    asked = _asked(str(error))
+    device, parts = by_part(asked)
+    lines = [f"out of memory in {what}: {bytes_text(asked)} more asked for" if asked else f"out of memory in {what}"]
+    if device is not None:
+        total = f"{bytes_text(sum(parts.values()))}{_of_limit(device)}"
+        shares = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in parts.items())
+        lines.append(f"On {device} lie {total}: {shares}")
+    found = changes(asked, parts)
+    if found:
+        numbered = (f"{i}) {c.what}: about {bytes_text(c.nbytes)} less" for i, c in enumerate(found, 1))
+        lines.append(f"The cheapest changes: {'; '.join(numbered)}")
+    raise DeviceMemoryError(". ".join(lines), asked, parts) from error
+
+
+def changes(asked: int, parts: dict[str, int], most: int = 3) -> list[Saving]:
+    """What to change where activations, gradients and state are so large, the least loss of speed first.
+
+    Predicted from what is there: what a step still has to allocate counts as activations.
+    """
+    waiting = parts.get("activations", 0) + asked
+    state, count = parts.get("optimizer state", 0), jax.device_count()
+    trains = bool(parts.get("activations") or state or parts.get("gradients"))
+    choices = [
+        Saving("amp.auto_cast(dtype='bfloat16'), activations in 16 bits", waiting // 2),
+        Saving("half the batch, twice as many microbatches or accumulated steps", waiting // 2),
+        Saving(f"sharding_degree={count} (stage 1), the optimizer's state split", state * (count - 1) // count),
+        Saving("recompute of each block (fleet.utils.recompute), a third more time", waiting * 3 // 4 if trains else 0),
+        Saving("the optimizer's state in host memory (offload)", state),
+    ]
+    return [choice for choice in choices if choice.nbytes][:most]
+
+
+def _asked(message: str) -> int:
+    """Bytes that a message of XLA says were asked for, 0 if it does not."""
+    found = _ASKED.search(message)
+    if found is None:
+        return 0
+    return int(float(found[1].rstrip(".")) * _UNITS[(found[2] or "B")[0]])
+
+
+def _of_limit(device: Any) -> str:
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return f" of {bytes_text(limit)}" if limit else ""

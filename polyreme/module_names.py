@@ -1,0 +1,24 @@
+"""Modules that, asked for a name they do not have, say the nearest one that they have."""
+
+import sys
+from types import ModuleType
+from typing import NoReturn
+
+from polyreme.errors import nearest
+
+
+class _Suggesting(ModuleType):
+    def __getattr__(self, name: str) -> NoReturn:
+        message = f"module {self.__name__!r} has no attribute {name!r}"
+        if not name.startswith("_"):
+            message += nearest(name, (known for known in dir(self) if not known.startswith("_")))
+        raise AttributeError(message)
+
+
+def suggest_names(module: str) -> None:
+    """Called at the end of a public module: a name that it does not have is answered with the nearest one.
+
+    The module gets a class of its own, as the language provides for; type checkers see no __getattr__, and go on
+    telling unknown names themselves.
+    """
+    sys.modules[module].__class__ = _Suggesting

@@ -1,0 +1,256 @@
+"""Errors as help: codes and their page, the layer and line of a shape error, what is said when memory runs out."""
+
+import builtins
+import copy
+import inspect
+import pickle
+import re
+
+import jax
+import pytest
+
+import polyreme as paddle
+from polyreme import errors, nn, static
+from polyreme.cli.main import main
+from polyreme.core import device_memory
+from polyreme.errors import DeviceMemoryError, ShapeError, error_classes
+from tools import write_errors
+
+CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
+
+
+class FFN(nn.Layer):
+    def __init__(self, width=12):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(width, 8)
+
+    def forward(self, x):
+        return self.down(nn.functional.gelu(self.up(x)))  # the user's line
+
+
+class Block(nn.Layer):
+    def __init__(self, width):
+        super().__init__()
+        self.ffn = FFN(width)
+
+    def forward(self, x):
+        return x + self.ffn(x)
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.LayerList([Block(16), Block(16), Block(16), Block(12)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+# codes
+
+
+def test_every_class_has_a_code_cause_and_cure_of_its_own():
+    assert set(error_classes()) == set(CLASSES)
+    for name in ("code", "cause", "cure"):
+        assert len({vars(kind)[name] for kind in CLASSES}) == len(CLASSES)
+    for kind in CLASSES:
+        assert re.fullmatch(r"PR\d{3}", kind.code)
+        assert any(getattr(builtins, base.__name__, None) is base for base in kind.__mro__[1:-3])
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_the_last_note_names_the_code_and_explain_takes_it(kind, capsys):
+    error = kind("words", 2, 1) if kind is errors.NoSpaceError else kind("words")
+    error.add_note("first")
+    for one in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert one.__notes__ == ["first", f"more: polyreme explain {kind.code}"]
+    assert str(error) == "words"
+    for name in (kind.code.lower(), kind.__name__):
+        assert main(["explain", name]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert out.startswith(f"{kind.code} {kind.__name__}: ")
+        assert kind.cause in out
+        assert kind.cure in out
+
+
+def test_explain_lists_all_and_answers_a_wrong_code(capsys):
+    assert main(["explain"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [k.code for k in error_classes()]
+    assert main(["explain", "ShapError"]) == 2
+    assert "did you mean 'ShapeError'" in capsys.readouterr().err
+
+
+def test_the_page_is_written_from_the_classes_and_its_examples_give_what_it_shows(capsys):
+    assert write_errors.PAGE.read_text() == write_errors.page(), "python -m tools.write_errors"
+    examples = re.findall(r"```python\n((?:(?!```).)*)```\n\n((?:    [^\n]*\n)+)", write_errors.page(), re.DOTALL)
+    assert len(examples) == 2
+    for code, shown in examples:
+        exec(compile(code, "page.py", "exec"), {"__name__": "page"})
+        said = [line for line in capsys.readouterr().out.splitlines() if line]
+        expected = [line.strip() for line in shown.splitlines()]
+        # a file that is not on disk has no source to show
+        assert said == [line.partition(": return self.down")[0] for line in expected]
+
+
+# where
+
+
+def _captured(net):
+    return paddle.jit.to_static(lambda x: net(x).sum())(paddle.ones([2, 8]))
+
+
+def _recorded(net):
+    paddle.enable_static()
+    try:
+        with static.program_guard(static.Program(), static.Program()):
+            net()(static.data("x", [None, 8]))
+    finally:
+        paddle.disable_static()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: Net()(paddle.ones([2, 8])),
+        lambda: _captured(Net()),
+        lambda: paddle.jit.to_static(Net())(paddle.ones([2, 8])),
+        lambda: _recorded(Net),
+    ],
+    ids=["eager", "captured", "captured layer", "program"],
+)
+def test_a_shape_error_names_layer_sizes_and_line(run):
+    with pytest.raises(ShapeError, match=r"linear: x \[-?\d, 16\] and weight \[12, 8\] do not fit") as caught:
+        run()
+    where, last = caught.value.__notes__
+    assert where.startswith("in layer blocks.3.ffn.down (Linear) of Net, ")
+    assert where.endswith("return self.down(nn.functional.gelu(self.up(x)))  # the user's line")
+    assert f"{__file__}:{inspect.getsourcelines(FFN.forward)[1] + 1}" in where
+    assert last == "more: polyreme explain PR101"
+
+
+def test_outside_of_layers_and_in_layers_that_no_other_holds():
+    with pytest.raises(ShapeError) as caught:
+        paddle.ones([2, 3]) @ paddle.ones([4, 5])
+    assert caught.value.__notes__ == ["more: polyreme explain PR101"]
+    loose = nn.Linear(3, 4)
+
+    class Caller(nn.Layer):
+        def forward(self, x, layer):
+            return layer(x)
+
+    with pytest.raises(ShapeError) as caught:
+        Caller()(paddle.ones([2, 8]), loose)
+    assert caught.value.__notes__[0].startswith("in layer Linear (Linear) of Caller, ")
+    with pytest.raises(ShapeError) as caught:
+        loose(paddle.ones([2, 8]))
+    assert caught.value.__notes__[0].startswith("in layer Linear, ")
+
+
+# memory
+
+
+class _Failing:
+    """Raises what XLA says of an allocation that failed, where a kernel would run."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __call__(self, *_, **__):
+        raise jax.errors.JaxRuntimeError(self.text)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 bytes.", 1 << 30),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.", 4096),
+        ("INTERNAL: Error dispatching computation: Out of memory allocating 2048 bytes.", 2048),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.50GiB.", 3 << 29),
+        ("RESOURCE_EXHAUSTED: nothing more is known", 0),
+    ],
+)
+def test_memory_that_does_not_suffice_is_told_by_part(words, asked):
+    net = nn.Linear(64, 256)
+    optimizer = paddle.optimizer.AdamW(parameters=net.parameters())
+    net(paddle.ones([2, 64])).sum().backward()
+    optimizer.step()
+    pending = net(paddle.ones([512, 64])).exp()  # waits for its backward
+    with pytest.raises(DeviceMemoryError, match="out of memory in op tanh") as caught:
+        device_memory.raise_explained(jax.errors.JaxRuntimeError(words), "op tanh")
+    error, size = caught.value, 4 * (64 * 256 + 256)
+    assert isinstance(error, MemoryError)
+    assert error.asked == asked
+    assert error.parts["parameters"] >= size
+    assert error.parts["gradients"] >= size
+    assert error.parts["optimizer state"] >= 2 * size
+    assert error.parts["activations"] >= 4 * 512 * 64
+    changes = device_memory.changes(asked, error.parts)
+    assert 1 <= len(changes) <= 3
+    assert all(0 < change.nbytes <= asked + sum(error.parts.values()) for change in changes)
+    for number, change in enumerate(changes, 1):
+        assert f"{number}) {change.what}: about " in str(error)
+    assert pending.shape == [512, 256]
+    assert error.__notes__[-1] == "more: polyreme explain PR105"
+
+
+def test_other_errors_of_xla_stay_as_they_are():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: other"):
+        device_memory.raise_explained(jax.errors.JaxRuntimeError("INTERNAL: other"), "op tanh")
+
+
+def test_eager_ops_captured_steps_and_fit_say_what_ran_out(monkeypatch):
+    """More than any machine has: what is asked for is never touched."""
+    huge = paddle.ones([1 << 24])
+    with pytest.raises(DeviceMemoryError) as caught:
+        (huge.reshape([-1, 1]) @ huge.reshape([1, -1])).numpy()
+    assert caught.value.asked == 4 << 48
+
+    net = nn.Linear(1, 1 << 20)
+    optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+
+    def step(x):
+        out = net(x)
+        loss = (out.transpose([1, 0]) @ out).tanh().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        return loss
+
+    with pytest.raises(DeviceMemoryError, match="step") as caught:
+        paddle.jit.to_static(step)(paddle.ones([2, 1])).numpy()
+    assert caught.value.asked >= 4 << 40
+    assert caught.value.parts["parameters"] >= 4 * 2 << 20
+    model = paddle.Model(net)
+    model.prepare(optimizer, lambda out, _: (out.transpose([1, 0]) @ out).tanh().sum())
+    with pytest.raises(DeviceMemoryError, match="The cheapest changes: 1\\)"):
+        model.train_batch([paddle.ones([2, 1])], [paddle.ones([2, 1])])
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong", "right"),
+    [
+        (nn.functional, "relo", "relu"),
+        (nn, "Linar", "Linear"),
+        (paddle.optimizer, "AdmW", "AdamW"),
+        (paddle.optimizer.lr, "CosineAnealingDecay", "CosineAnnealingDecay"),
+        (paddle.vision, "imge_load", "image_load"),
+        (paddle.jit, "to_statik", "to_static"),
+        (paddle.distributed, "all_reduse", "all_reduce"),
+        (paddle.io, "DataLoadr", "DataLoader"),
+        (paddle, "matmull", "matmul"),
+    ],
+)
+def test_an_attribute_that_is_not_there_is_answered_with_the_nearest(module, wrong, right):
+    with pytest.raises(AttributeError, match=f"{wrong}'; did you mean '{right}'"):
+        getattr(module, wrong)
+
+
+def test_a_name_like_none_and_one_of_python_are_not_answered():
+    for name in ("zzzzqqq", "__wrapped__"):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}'$"):
+            getattr(nn, name)
