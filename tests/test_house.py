@@ -33,6 +33,7 @@ FLOORS = {
         "conformance",
         "recipes",
         "serving trainer",
+        "dashboard",
         "utils sysconfig static fluid root api compat torch_scripts",
         "cli paddle_scripts __main__",
     ],

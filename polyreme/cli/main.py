@@ -18,6 +18,7 @@ from polyreme.cli.bench import bench_app
 from polyreme.cli.calibrate import calibrate
 from polyreme.cli.comm import comm
 from polyreme.cli.compress import prune, quantize
+from polyreme.cli.dash import dash
 from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.device import device_app
@@ -241,6 +242,7 @@ app.command()(serve)
 app.command()(generate)
 app.command("eval")(evaluate)
 app.command()(explain)
+app.command()(dash)
 app.command()(chat)
 
 

@@ -64,17 +64,11 @@ class Endpoints:
             Route("/tokenizer_info", self.tokenizer_info),
             Route("/detokenize", self.detokenize, methods=["POST"]),
         ]
-        handlers: dict[Any, Any] = {
-            HttpRefusal: _refused,
-            HTTPException: _no_route,
-            ClientGoneError: _client_gone,
-            Exception: _failed,
-        }
-        return Starlette(routes=routes, exception_handlers=handlers)
+        return Starlette(routes=routes, exception_handlers=refusal_handlers())
 
     async def page(self, request: Request) -> Response:
         """The chat page, and what it is made of."""
-        return page_file(request.path_params.get("name", "index.html"))
+        return page_file(request.path_params.get("name", "index.html"), "polyreme.serving")
 
     async def health(self, request: Request) -> Response:
         """200 when requests are taken, 503 before and after."""
@@ -323,6 +317,16 @@ def _form_of_calls(body: ChatBody) -> WantedForm:
 
 def _json(body: Any, status: int = 200) -> Response:
     return Response(as_json(body), status, media_type="application/json")
+
+
+def refusal_handlers() -> dict[Any, Any]:
+    """What answers where an endpoint raises: error bodies for refusals, for what is not there and for faults."""
+    return {
+        HttpRefusal: _refused,
+        HTTPException: _no_route,
+        ClientGoneError: _client_gone,
+        Exception: _failed,
+    }
 
 
 def _as_response(refusal: HttpRefusal) -> Response:

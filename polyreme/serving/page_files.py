@@ -1,19 +1,20 @@
-"""The chat page, from files of this package; it loads nothing from anywhere else."""
+"""Pages, from files of a package; they load nothing from anywhere else."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import PurePath
 
 from polyreme.serving.refusals import HttpRefusal
 from polyreme.serving.web import Response
 
 _TYPES = {
-    "index.html": "text/html; charset=utf-8",
-    "chat.css": "text/css; charset=utf-8",
-    "chat.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
-_HEADERS = {
+HEADERS = {
     # scripts, styles and answers of this server alone, and no other site may show the page in a frame
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -23,9 +24,10 @@ _HEADERS = {
 }
 
 
-def page_file(name: str) -> Response:
-    """A file of the page. Raises HttpRefusal 404 for what is none."""
-    if name not in _TYPES:
+def page_file(name: str, package: str) -> Response:
+    """A file of the page of a package. Raises HttpRefusal 404 for what is none."""
+    page = files(package).joinpath("page")
+    kind = _TYPES.get(PurePath(name).suffix)
+    if kind is None or name not in {file.name for file in page.iterdir()}:
         raise HttpRefusal(404, f"no page/{name[:100]} here")
-    data = files("polyreme.serving").joinpath("page", name).read_bytes()
-    return Response(data, headers={**_HEADERS, "Content-Type": _TYPES[name]})
+    return Response(page.joinpath(name).read_bytes(), headers={**HEADERS, "Content-Type": kind})

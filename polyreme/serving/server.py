@@ -121,14 +121,14 @@ async def _load(service: TextService, load: Callable[[], ServedModel | TextEmbed
     service.start(await loaded)
 
 
-class Server(uvicorn.Server):
-    """A uvicorn server of a service. After SIGTERM it finishes what is under way and returns; a second one ends it."""
+class GuardedServer(uvicorn.Server):
+    """A uvicorn server of an ASGI application, behind a Guard. After SIGTERM it finishes what is under way and returns;
+    a second one ends it."""
 
-    def __init__(self, service: TextService, options: ServerOptions) -> None:
-        limits, self.endpoints = options.limits, Endpoints(service)
+    def __init__(self, app: Any, access: Access, limits: ServiceLimits, drain_seconds: float) -> None:
         connection = type("Connection", (BoundedConnection,), {"header_seconds": limits.header_seconds})
         config = uvicorn.Config(
-            Guard(self.endpoints.app(), options.access, limits),
+            Guard(app, access, limits),
             http=connection,
             h11_max_incomplete_event_size=limits.header_bytes,
             limit_concurrency=_MOST_CONNECTIONS,
@@ -138,10 +138,9 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=int(max(1, limits.header_seconds)),
-            timeout_graceful_shutdown=int(max(1, options.drain_seconds)),
+            timeout_graceful_shutdown=int(max(1, drain_seconds)),
         )
         super().__init__(config)
-        self._service = service
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -163,6 +162,22 @@ class Server(uvicorn.Server):
             # answers that are cut off are no faults to tell of
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self.should_exit = True
+        self.drain()
+
+    def drain(self) -> None:
+        """Called when the server begins to end."""
+
+
+class Server(GuardedServer):
+    """The server of a service."""
+
+    def __init__(self, service: TextService, options: ServerOptions) -> None:
+        self.endpoints = Endpoints(service)
+        super().__init__(self.endpoints.app(), options.access, options.limits, options.drain_seconds)
+        self._service = service
+
+    def drain(self) -> None:
+        """The service takes no further request."""
         self._service.drain()
 
 

@@ -6,6 +6,7 @@ try:
     import h11
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
@@ -23,5 +24,6 @@ __all__ = [
     "Route",
     "Starlette",
     "h11",
+    "run_in_threadpool",
     "uvicorn",
 ]
