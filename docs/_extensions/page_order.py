@@ -9,7 +9,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent.parent
 ENTRY = re.compile(r"^(?:[-*] |\| |\d+\. )\[[^\]]+\]\(([\w/.-]+\.(?:md|ipynb))\)", re.MULTILINE)
-OUTSIDE = re.compile(r"\[([^\]`]+)\]\(((?:\.\./)+(?!docs/|zh/|decisions/)\w[\w/.-]*\.md)\)")
+OUTSIDE = re.compile(r"\[([^\]`\n]+)\]\(((?:\.\./)+(?!docs/|zh/|decisions/)\w[\w/.-]*\.md)\)")
 LISTS = ("index", "tutorials", "guides", "reference", "explanation", "decisions/index", "zh/index")
 """The pages whose links are a table of contents."""
 
@@ -43,7 +43,8 @@ def _add_contents(app, page, source):
 
 def _offer_outside(app, page, source):
     """Markdown outside docs/ is no page; the file itself is offered."""
-    source[0] = OUTSIDE.sub(r"{download}`\1 <\2>`", source[0])
+    if app.env.doc2path(page).endswith(".md"):
+        source[0] = OUTSIDE.sub(r"{download}`\1 <\2>`", source[0])
 
 
 def setup(app):
