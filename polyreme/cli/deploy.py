@@ -23,12 +23,22 @@ def export(
         list[str] | None,
         typer.Option(help="cpu, cuda, tpu or rocm; several times for several. By default cpu, cuda and tpu."),
     ] = None,
+    to: Annotated[
+        str, typer.Option(help="xla; iree compiles it for this processor by IREE too, and compares.")
+    ] = "xla",
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a call; by default open, and 1 with --to iree, which takes none.")
+    ] = None,
 ) -> None:
     """Write the model of a run's newest checkpoint as programs, weights and a manifest, to be run without its code.
 
     Takes token ids int64 [batch, length], gives logits [batch, length, vocabulary]; the batch size is open.
     Example: polyreme export runs/gpt_kjv deploy/kjv --length 64 --length 128
     """
+    if to not in ("xla", "iree"):
+        raise ConfigError(f"--to {to}: give xla or iree")
+    if to == "iree" and platform:
+        raise ConfigError(f"--to iree with --platform {platform[0]}: its program is for this processor; leave that out")
     if prefix.is_dir():
         raise ConfigError(f"{prefix}: a folder; give FOLDER/NAME, what the files' names begin with")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is run
@@ -36,7 +46,11 @@ def export(
     from polyreme.export.program import PLATFORMS
     from polyreme.recipes.inference import deploy
 
-    for line in deploy.export(folder, prefix, length or [], platform or PLATFORMS):
+    if to == "iree":
+        lines = deploy.export_iree(folder, prefix, length or [], batch or 1)
+    else:
+        lines = deploy.export(folder, prefix, length or [], platform or PLATFORMS, batch)
+    for line in lines:
         typer.echo(line)
 
 

@@ -6,14 +6,16 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from polyreme.errors import CaptureError, ConfigError, DataError, DTypeError, ShapeError, did_you_mean
-from polyreme.export import Artifact, PaddleArtifact, read
+from polyreme.errors import CaptureError, ConfigError, DataError, DTypeError, NumericsError, ShapeError, did_you_mean
+from polyreme.export import Artifact, PaddleArtifact, iree, read
+from polyreme.export.manifest import MAIN
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.inference import Config, Predictor, create_predictor
@@ -24,12 +26,14 @@ from polyreme.units import bytes_text
 _TOKENS = "tokens"
 
 
-def export(folder: Path, prefix: Path, lengths: Sequence[int], platforms: Sequence[str]) -> list[str]:
+def export(
+    folder: Path, prefix: Path, lengths: Sequence[int], platforms: Sequence[str], batch: int | None = None
+) -> list[str]:
     """Writes the model of a run's newest checkpoint: token ids [batch, length] -> logits [batch, length, vocab].
 
-    lengths: of a row of tokens, a program for each; () for the length it was trained with. The run's tokenizer is
-    copied beside the artefact. Returns what was written, in lines. Raises CheckpointError for a folder of no run,
-    ConfigError for a length the model has no positions for.
+    lengths: of a row of tokens, a program for each; () for the length it was trained with. batch: its size, open if
+    None. The run's tokenizer is copied beside the artefact. Returns what was written, in lines. Raises CheckpointError
+    for a folder of no run, ConfigError for a length the model has no positions for.
     """
     model, meta = load_decoder(folder)
     longest = model.config.seq_len
@@ -37,7 +41,7 @@ def export(folder: Path, prefix: Path, lengths: Sequence[int], platforms: Sequen
     if wrong:
         raise ConfigError(f"--length {wrong[0]}: the model has positions for 1 to {longest} tokens")
     sizes = sorted(set(lengths)) or [longest]
-    spec = InputSpec([None, None if len(sizes) > 1 else sizes[0]], "int64", _TOKENS)
+    spec = InputSpec([batch, None if len(sizes) > 1 else sizes[0]], "int64", _TOKENS)
     buckets = {_TOKENS: {1: sizes}} if len(sizes) > 1 else {}
     try:
         save(model, prefix, [spec], platforms=platforms, buckets=buckets, differentiable=False)
@@ -50,6 +54,52 @@ def export(folder: Path, prefix: Path, lengths: Sequence[int], platforms: Sequen
     sizes_of = {path: Path(path).stat().st_size for path in written}
     head = f"step {meta['step']} of {folder}, {sum(p.size for p in model.parameters()):,} parameters, is now"
     return [head, *(f"  {path}  {bytes_text(size)}" for path, size in sizes_of.items())]
+
+
+def export_iree(folder: Path, prefix: Path, lengths: Sequence[int], batch: int, repeat: int = 20) -> list[str]:
+    """export for one batch size on this processor, compiled by IREE too, and both programs run on the same tokens.
+
+    Returns lines: what was written, how far the outputs lie apart, how long each takes. Raises as export and
+    compile_artifact do, and NumericsError for outputs further apart than rounding explains.
+    """
+    iree.check_installed()
+    lines = export(folder, prefix, lengths, ("cpu",), batch)
+    artifact = read(prefix)
+    start = time.perf_counter()
+    files = iree.compile_artifact(artifact)
+    lines += [f"  {path}  {bytes_text(path.stat().st_size)}" for path in files]
+    lines.append(f"IREE {iree.version()} for {iree.TARGET}: compiled in {time.perf_counter() - start:.1f} s")
+    model, _ = load_decoder(folder)
+    other, own = iree.IreeModel(prefix), _predictor(prefix, "cpu")
+    for program in artifact.function(MAIN).programs:
+        shape = [int(size or 0) for size in program.record.inputs[0].shape]
+        tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, shape)
+        lines.append(_compared(own, other, tokens, _rounding(model.config, shape[1]), repeat))
+    return lines
+
+
+def _rounding(config: Any, length: int) -> float:
+    """How far two orders of the model's float32 sums may lie apart, as a share of the largest output."""
+    terms = config.num_layers * (length + config.hidden_size + config.ffn_size) + config.hidden_size
+    return terms * float(np.finfo(np.float32).eps)
+
+
+def _compared(own: Predictor, other: iree.IreeModel, tokens: np.ndarray, rounding: float, repeat: int) -> str:
+    want, (got,) = own.run([tokens])[0].numpy(), other([tokens])
+    largest = float(np.abs(want).max())
+    apart = float(np.abs(got - want).max())
+    if not apart <= rounding * largest:
+        raise NumericsError(
+            f"tokens{list(tokens.shape)}: IREE's outputs lie {apart:.3g} from XLA's, whose largest is {largest:.3g}; "
+            f"rounding explains {rounding * largest:.3g}"
+        )
+    # by turns, so that what else the machine does falls on both
+    times = [(_time(own.run, [tokens]), _time(other, [tokens])) for _ in range(max(repeat, 1))]
+    xla, second = (statistics.median(column) for column in zip(*times, strict=True))
+    return (
+        f"tokens{list(tokens.shape)}: outputs {apart:.2g} apart, of at most {largest:.3g} (rounding explains "
+        f"{rounding * largest:.2g}); XLA {xla * 1e3:.3f} ms, IREE {second * 1e3:.3f} ms a call, medians of {len(times)}"
+    )
 
 
 def describe(artifact: Artifact) -> list[str]:
@@ -101,7 +151,7 @@ def infer(prefix: Path, inputs: Mapping[str, Path], output: Path | None, device:
             np.save(path, out.numpy())
             text += f"  -> {path}"
         lines.append(text)
-    times = [_time(predictor, arrays) for _ in range(repeat)]
+    times = [_time(predictor.run, arrays) for _ in range(repeat)]
     lines.append(f"first run {first * 1e3:.1f} ms, compilation included")
     if times:
         median, least = statistics.median(times), min(times)
@@ -153,8 +203,8 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "output"
 
 
-def _time(predictor: Predictor, arrays: Sequence[np.ndarray]) -> float:
+def _time(run: Callable[[Sequence[np.ndarray]], Sequence[Any]], arrays: Sequence[np.ndarray]) -> float:
     start = time.perf_counter()
-    for out in predictor.run(arrays):
-        out.numpy()
+    for out in run(arrays):
+        np.asarray(out)
     return time.perf_counter() - start
