@@ -20,8 +20,9 @@ Loss = Callable[[Any, Any, Any], Any]
 class TuningStage:
     """One kind of fine-tuning. samples: what it reads. loss: (the run's configuration) -> the loss; None for the
     model's own, which alone a pipeline can compute. settings: those that it alone, or some stages, have a use for.
-    build: (model, configuration) -> adds what the model lacks. prepare: (configuration, Trainer, data, folder) -> does
-    what is to be done once, before the first step and when a run resumes, of the model as it begins. roll_out:
+    build: (model, configuration) -> adds what the model lacks. prepare: (configuration, Trainer, data, folder, say) ->
+    does what is to be done once, before the first step and when a run resumes, of the model as it begins; say takes
+    lines of how far it is. roll_out:
     (configuration, Trainer, data) -> (batch, step) -> what the loss takes, where the model itself makes it."""
 
     name: str
@@ -29,7 +30,7 @@ class TuningStage:
     loss: Reference[Callable[[Any], Loss]] | None = None
     settings: tuple[str, ...] = ()
     build: Reference[Callable[[Any, Any], None]] | None = None
-    prepare: Reference[Callable[[Any, Any, Any, Any], None]] | None = None
+    prepare: Reference[Callable[..., None]] | None = None
     roll_out: Reference[Callable[[Any, Any, Any], Callable[[Any, int], Any]]] | None = None
     aliases: tuple[str, ...] = ()
 

@@ -11,6 +11,7 @@ from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DataError
+from polyreme.io import safetensors_file
 from polyreme.recipes.data.batches import Numbered, gather
 from polyreme.recipes.stages import STAGES
 from polyreme.recipes.training.alignment import answer_log_probs, read_scores, rewards
@@ -115,6 +116,21 @@ def test_a_preference_run_learns_and_goes_on_to_the_same_bits(tmp_path, base):
     train(tmp_path / "whole", base, *settings, resume="3")
     assert history(tmp_path / "whole") == records
     assert read_scores(tmp_path / "whole" / "reference.safetensors", "of other pairs") is None
+    # what no step reads is not computed, until the run goes on
+    known = reference_of(tmp_path / "whole")
+    assert len(known) == 32
+    assert (~np.isnan(known).any(1)).sum() == 24
+    clear_plan()
+    train(tmp_path / "whole", base, *settings, "train.steps=8")
+    more = reference_of(tmp_path / "whole")
+    assert not np.isnan(more).any()
+    np.testing.assert_array_equal(more[~np.isnan(known)], known[~np.isnan(known)])
+
+
+def reference_of(folder):
+    """What the reference says of the training pairs, [pairs, 2]."""
+    with (folder / "reference.safetensors").open("rb") as file:
+        return safetensors_file.read(file, "reference")[0]["0"]
 
 
 @pytest.mark.slow

@@ -61,7 +61,13 @@ def record(config: RunConfig, folder: Path, steps: int, devices: Sequence[Device
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
     config.check_platform(config.device or select.backend())
-    config = config.model_copy(update={"log": config.log.model_copy(update={"validation_interval": 0})})
+    config = config.model_copy(
+        update={
+            "log": config.log.model_copy(update={"validation_interval": 0}),
+            # as many as are read here, which what prepares the data looks at
+            "train": config.train.model_copy(update={"steps": max(config.train.steps, _WARM_UP + 1 + 2 * steps)}),
+        }
+    )
     corpus = config.samples.load.load()(config, folder)
     trainer = Trainer(config, devices)
     if isinstance(config, FinetuneConfig) and config.record.prepare is not None:

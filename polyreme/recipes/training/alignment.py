@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from polyreme.training.preference import (
 )
 
 _REFERENCE = "reference.safetensors"
+_SECONDS_A_LINE = 10.0
 
 
 def answer_log_probs(model: Any, tokens: Any, labels: Any) -> tuple[Any, Any]:
@@ -107,15 +109,23 @@ def judged_loss(config: FinetuneConfig) -> Callable[[Any, Any, Any], Any]:
     return loss
 
 
-def score_reference(config: FinetuneConfig, trainer: Any, data: Any, folder: Path) -> None:
-    """Give the pairs what the model says of them as it begins, computed once under the run's plan, and kept in the
-    run's folder for when it resumes. With adapters that is the base, as they begin with nothing."""
+def score_reference(
+    config: FinetuneConfig, trainer: Any, data: Any, folder: Path, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Give the pairs that the run reads what the model says of them as it begins, computed once under the run's plan,
+    and kept in the run's folder for when it resumes. With adapters that is the base, as they begin with nothing.
+
+    Other pairs have NaN, so that none is read unnoticed. say: takes lines of how far it is.
+    """
     if not needs_reference(config):
         return
     path, digest = folder / _REFERENCE, xxhash.xxh3_128_hexdigest(f"{data.digest} {base_digest(config.model)}".encode())
     scores = read_scores(path, digest)
     if scores is None:
-        scores = [_scores(trainer, dataset, config.train.global_batch) for dataset in data.datasets]
+        scores = [np.full((len(dataset), 2), np.nan, np.float32) for dataset in data.datasets]
+    missing = [rows[np.isnan(known[rows]).any(1)] for rows, known in zip(_rows_read(config, data), scores, strict=True)]
+    if any(map(len, missing)):
+        _score(trainer, data.datasets, missing, scores, config.train.global_batch, say)
         if jax.process_index() == 0:
             aside = path.with_name(f".{path.name}.tmp")
             with aside.open("wb") as file:
@@ -124,6 +134,23 @@ def score_reference(config: FinetuneConfig, trainer: Any, data: Any, folder: Pat
             os.replace(aside, path)
     for dataset, array in zip(data.datasets, scores, strict=True):
         dataset.reference[:] = array
+
+
+def _rows_read(config: FinetuneConfig, data: Any) -> list[np.ndarray]:
+    """Of each data set, the pairs that the steps and validations of a run read."""
+    size = config.train.global_batch
+    validated = (
+        min(config.log.validation_batches, len(data.validation) // size) if config.log.validation_interval else 0
+    )
+    rows: list[np.ndarray] = []
+    for mixture, count in ((data.train, config.train.steps * size), (data.validation, validated * size)):
+        if count >= 2 * len(mixture):  # whatever their weights and the order of a pass: as good as all
+            rows += [np.arange(length) for length in mixture.lengths]
+            continue
+        places = {mixture.locate(number) for number in range(count)}
+        of_each = [sorted(row for number, row in places if number == source) for source in range(len(mixture.lengths))]
+        rows += [np.array(each, np.int64) for each in of_each]
+    return rows
 
 
 def read_scores(path: Path, digest: str) -> list[np.ndarray] | None:
@@ -135,25 +162,42 @@ def read_scores(path: Path, digest: str) -> list[np.ndarray] | None:
     return [arrays[str(number)] for number in range(len(arrays))] if metadata.get("of") == digest else None
 
 
-def _scores(trainer: Any, data: PairDataset, size: int) -> np.ndarray:
-    """The log-probabilities of all answers of a data set, float32 [pairs, 2], in batches of one size."""
+def _score(
+    trainer: Any,
+    datasets: Sequence[PairDataset],
+    rows: Sequence[np.ndarray],
+    scores: Sequence[np.ndarray],
+    size: int,
+    say: Callable[[str], None],
+) -> None:
+    """Put the log-probabilities of the answers of these rows of data sets into scores, in batches of one size."""
     model, step = trainer.model, trainer.planned.step
 
     def score(tokens: Any, labels: Any) -> Any:
         with no_grad(), step.step.policy.precision.autocast():
             return answer_log_probs(model, tokens, labels)[0]
 
-    captured, scores = to_static(score), []
+    captured = to_static(score)
+    places = [(number, row) for number, listed in enumerate(rows) for row in listed]
+    count, told_at = len(places), time.monotonic()
     model.eval()
     try:
-        for begin in range(0, len(data), size):
-            rows = np.arange(begin, begin + size) % len(data)  # one shape, one program
-            (part,) = step.place(cut([data.tokens[rows].astype(np.int64), data.labels[rows].astype(np.int64)], 1, None))
+        for begin in range(0, count, size):
+            batch = [places[place % count] for place in range(begin, begin + size)]  # one shape, one program
+            tokens, labels = (
+                np.stack([getattr(datasets[number], part)[row] for number, row in batch]).astype(np.int64)
+                for part in ("tokens", "labels")
+            )
+            (part,) = step.place(cut([tokens, labels], 1, None))
             out = captured(part.inputs, part.labels)
-            scores.append(np.asarray(replicas.whole(out._array, trainer.layout.replicated())))
+            values = np.asarray(replicas.whole(out._array, trainer.layout.replicated()))
+            for (number, row), value in zip(batch, values, strict=True):
+                scores[number][row] = value
+            if time.monotonic() - told_at > _SECONDS_A_LINE:
+                say(f"what the reference says of the answers: {min(begin + size, count)} of {count} pairs")
+                told_at = time.monotonic()
     finally:
         model.train()
-    return np.concatenate(scores)[: len(data)]
 
 
 # rewards
@@ -230,7 +274,9 @@ class DistillationLoss:
         return soft_cost * weight + cost * (1 - weight), {"loss/soft": soft_cost, "loss/hard": cost}
 
 
-def load_teacher(config: FinetuneConfig, trainer: Any, data: Any, folder: Path) -> None:
+def load_teacher(
+    config: FinetuneConfig, trainer: Any, data: Any, folder: Path, say: Callable[[str], None] = lambda text: None
+) -> None:
     """Put the teacher's weights beside the model's, under the run's plan."""
     assert config.teacher is not None
     teacher = load_base(config.teacher)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -64,7 +64,7 @@ def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> 
         renamed = set_aside(folder, ("checkpoints", "tensorboard")) if is_anew else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
             with told_if_slow("placing the model", say):
-                job = _TrainingRun(config, folder, corpus, store)
+                job = _TrainingRun(config, folder, corpus, store, say)
             job.notes += [f"{old}/ of an earlier run is kept as {new}/" for old, new in renamed.items()]
             first = job.restore(resume)
             job.train(first, stop, overrides_source["resume_command"])
@@ -115,7 +115,9 @@ class _Waiting(NamedTuple):
 
 
 class _TrainingRun:
-    def __init__(self, config: RunConfig, folder: Path, corpus: Any, store: CheckpointStore) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, corpus: Any, store: CheckpointStore, say: Callable[[str], None]
+    ) -> None:
         self.config, self.folder, self.corpus, self.store = config, folder, corpus, store
         self.notes: list[str] = []
         self.check = config.samples.check.load()
@@ -127,7 +129,7 @@ class _TrainingRun:
             self._check_saved(store.manifest(latest).meta)
         self.trainer = Trainer(config)
         if isinstance(config, FinetuneConfig) and config.record.prepare is not None:
-            config.record.prepare.load()(config, self.trainer, corpus, folder)
+            config.record.prepare.load()(config, self.trainer, corpus, folder, say)
         self.roll_out = None
         if isinstance(config, FinetuneConfig) and config.record.roll_out is not None:
             self.roll_out = config.record.roll_out.load()(config, self.trainer, corpus)
