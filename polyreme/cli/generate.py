@@ -39,6 +39,10 @@ def generate(
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are drafted at a time.")] = 5,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or auto for the files'.")] = None,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="Of keys and values: int8 (a scale for each head and token), bfloat16, float16, float32."),
+    ] = None,
 ) -> None:
     """Write text with a trained model.
 
@@ -69,7 +73,10 @@ def generate(
             num_beams=num_beams, n=n, length_penalty=length_penalty, max_tokens=max_new_tokens,
             repetition_penalty=repetition_penalty,
         )  # fmt: skip
-        recipe.search(packages.resolve(weights), prompt=prompt, params=beams, chat=chat, dtype=dtype, say=say)
+        recipe.search(
+            packages.resolve(weights), prompt=prompt, params=beams, chat=chat, dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype, say=say,
+        )  # fmt: skip
         return
     params = SamplingParams(
         n=n, temperature=0.8 if temperature is None else temperature, top_p=top_p, top_k=top_k, min_p=min_p,
@@ -77,5 +84,5 @@ def generate(
     )  # fmt: skip
     recipe.run(
         packages.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, speculative=speculative,
-        num_draft_tokens=num_draft_tokens, say=say,
+        num_draft_tokens=num_draft_tokens, kv_cache_dtype=kv_cache_dtype, say=say,
     )  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
+from polyreme.models.cache import KVCache
 from polyreme.models.low_bit_folder import linear_maps
 from polyreme.nn import Layer, Linear
 from polyreme.nn import functional as F
@@ -108,12 +109,23 @@ def maps_of(model: Any, name: str) -> dict[str, Linear]:
 
 
 def nats_per_token(model: Any, rows: Sequence[np.ndarray]) -> float:
-    """The mean cross-entropy of each token but the first after those before it in its row. rows: ids [n, seq] each."""
+    """The mean cross-entropy of each token but the first after those before it in its row. rows: ids [n, seq] each.
+
+    Keys and values are read out of a cache where the model keeps those in a dtype of their own.
+    """
     total = count = 0.0
     with no_grad():
         for ids in rows:
-            logits = model(to_tensor(ids[:, :-1])).astype("float32")
+            logits = _logits(model, to_tensor(ids[:, :-1])).astype("float32")
             loss = F.cross_entropy(logits, to_tensor(ids[:, 1:].astype(np.int64)), reduction="sum")
             total += float(loss)
             count += ids[:, 1:].size
     return total / count
+
+
+def _logits(model: Any, ids: Any) -> Any:
+    if model.kv_cache_dtype is None:
+        return model(ids)
+    cache = KVCache(model, *ids.shape)
+    cache.is_empty = False  # so that what was put in is read
+    return model.project(model.extend(ids, cache))

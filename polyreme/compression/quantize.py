@@ -23,18 +23,20 @@ _BITS = {"int8": 8, "int4": 4}
 
 
 class WeightType(NamedTuple):
-    """What linear maps become: the kind of their codes, whether what they take in is rounded too, and whether inputs
-    share scales in groups."""
+    """What linear maps become: the kind of their codes, whether what they take in is rounded too, whether inputs share
+    scales in groups; and what caches of keys and values are kept in, that of the weights if None."""
 
     weight_dtype: str
     low_bit_input: bool = False
     has_groups: bool = False
+    kv_cache_dtype: str | None = None
 
 
 WEIGHT_TYPES = {
     "wint8": WeightType("int8", has_groups=True),
     "wint4": WeightType("int4", has_groups=True),
     "a8w8": WeightType("int8", low_bit_input=True),
+    "a8w8c8": WeightType("int8", low_bit_input=True, kv_cache_dtype="int8"),
     "wfp8": WeightType("fp8"),
     "a8w8_fp8": WeightType("fp8", low_bit_input=True),
 }
@@ -42,7 +44,7 @@ QUANTIZATION_METHODS = {
     "rtn": tuple(WEIGHT_TYPES),
     "gptq": ("wint8", "wint4"),
     "awq": ("wint8", "wint4"),
-    "smooth": ("a8w8", "a8w8_fp8"),
+    "smooth": ("a8w8", "a8w8c8", "a8w8_fp8"),
     "fp8": ("wfp8", "a8w8_fp8"),
 }
 """Methods, and the types that each makes: rtn rounds to the nearest."""
@@ -90,7 +92,10 @@ class QuantizationOptions:
     def layout(self) -> LowBitLayout:
         """How the folder has them: GPTQ's own where it is that."""
         method = "gptq" if self.method == "gptq" else "compressed-tensors"
-        return LowBitLayout(method, self.weight_type.weight_dtype, self.group_size, self.weight_type.low_bit_input)
+        kind = self.weight_type
+        return LowBitLayout(
+            method, kind.weight_dtype, self.group_size, kind.low_bit_input, kv_cache_dtype=kind.kv_cache_dtype
+        )
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ def quantize_decoder(
     map's inputs, for names of skip that fit no map, and for a decoder without maps.
     """
     _check(model, options)
+    model.kv_cache_dtype = options.weight_type.kv_cache_dtype
     errors: list[LayerError] = []
 
     def change(name: str, block: Any, run: Callable[[], None]) -> None:

@@ -101,10 +101,7 @@ class BlockwiseSteps:
 
     def _pairs(self, first: int, number: int) -> list[tuple[TensorState, TensorState]]:
         """Tensors of the one block and its cache, each with that of the other."""
-        mine, other = (
-            [*tensors_of(self.model.blocks[n]), self.cache.layers[n].keys, self.cache.layers[n].values]
-            for n in (first, number)
-        )
+        mine, other = ([*tensors_of(self.model.blocks[n]), *self.cache.layers[n].tensors] for n in (first, number))
         return list(zip(mine, other, strict=True))
 
     # what is captured

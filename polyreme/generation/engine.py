@@ -159,7 +159,8 @@ class TextEngine:
     drafted. drafter: what proposes them, which may be taken away and given back between steps.
 
     adapters: what models.adapters.place_adapters returned of the model, so that requests may name one; those of several
-    are written in the same steps.
+    are written in the same steps. kv_cache_dtype: of keys and values, as of KVCache: int8 for codes with a scale for
+    each head and token.
 
     max_model_len: tokens of a prompt and its text at most, the model's positions if None. num_blocks: if None, enough
     for 2,048 tokens of each row and for one text of max_model_len. end, num_known: as of TextGenerator. One thread at a
@@ -180,6 +181,7 @@ class TextEngine:
         enable_prefix_caching: bool = True,
         speculation: Speculation | None = None,
         adapters: AdapterRows | None = None,
+        kv_cache_dtype: Any = None,
     ) -> None:
         positions = model.config.seq_len
         self.max_model_len = positions if max_model_len is None else max_model_len
@@ -203,7 +205,7 @@ class TextEngine:
         self.max_num_seqs, self.enable_prefix_caching = max_num_seqs, enable_prefix_caching
         self._vocab, self._end = vocab, tuple(end)
         self._pool = BlockPool(total_blocks)
-        self.cache = PagedCache(model, total_blocks, block_size)
+        self.cache = PagedCache(model, total_blocks, block_size, kv_cache_dtype)
         self._rows = self.cache.rows(max_num_seqs, self.max_model_len)
         self._prompt_row = self.cache.rows(1, self.max_model_len)
         self._decode = BlockwiseSteps(model, self._rows, is_first=False)

@@ -30,12 +30,18 @@ class TextGenerator:
     end: token ids that end a text. num_known: ids below it alone are chosen, as a model's vocabulary may be larger than
     its tokenizer's. speculation: tokens of a prompt that is alone are drafted and verified several at a time, which
     gives the same bits; several prompts at once are written token by token, as one product serves them all.
+    kv_cache_dtype: of keys and values, as of KVCache: int8 for codes with a scale for each head and token.
     """
 
     def __init__(
-        self, model: Any, end: Sequence[int] = (), num_known: int | None = None, speculation: Speculation | None = None
+        self,
+        model: Any,
+        end: Sequence[int] = (),
+        num_known: int | None = None,
+        speculation: Speculation | None = None,
+        kv_cache_dtype: Any = None,
     ) -> None:
-        self.model, self.end, self.speculation = model, tuple(end), speculation
+        self.model, self.end, self.speculation, self.kv_cache_dtype = model, tuple(end), speculation, kv_cache_dtype
         self.num_drafted = self.num_accepted = 0
         vocab = model.config.vocab_size
         self.num_known = vocab if num_known is None else min(num_known, vocab)
@@ -172,7 +178,7 @@ class RowPrograms:
     """Of a number of rows and a room: the cache, and what fills it, continues it and makes tokens."""
 
     def __init__(self, generator: TextGenerator, rows: int, room: int) -> None:
-        self.cache = KVCache(generator.model, rows, room)
+        self.cache = KVCache(generator.model, rows, room, generator.kv_cache_dtype)
         vocab = generator.model.config.vocab_size
         self.chooser = TokenChooser(rows, vocab, generator.num_known, generator.end)
         self._prefill = BlockwiseSteps(generator.model, self.cache, is_first=True)
@@ -216,8 +222,8 @@ class RowPrograms:
         index = to_tensor(rows.astype(np.int64))
         self.cache.lengths.set_value(source.cache.lengths.numpy()[rows])
         for mine, theirs in zip(self.cache.layers, source.cache.layers, strict=True):
-            mine.keys.set_value(theirs.keys.index_select(index, 0))
-            mine.values.set_value(theirs.values.index_select(index, 0))
+            for tensor, other in zip(mine.tensors, theirs.tensors, strict=True):
+                tensor.set_value(other.index_select(index, 0))
 
     def steps(self, tokens: Sequence[int]) -> Iterator[ChosenTokens]:
         """What is chosen after each of some tokens of the only row, the same as by a step for each; those after which

@@ -56,7 +56,8 @@ class LLM:
     Decoder, which needs a tokenizer. tokenizer: that of the adapter, or of the path, if None. dtype, plan, ...: as of
     AutoModelForCausalLM.from_pretrained. speculative: "ngram", or a smaller model with the same tokens, likewise:
     drafts num_draft_tokens at a time for a prompt that is alone, the same text sooner (Speculation). adapter: the
-    folder of one that was trained on the weights of the path, which is merged into them.
+    folder of one that was trained on the weights of the path, which is merged into them. kv_cache_dtype: of keys and
+    values, as of TextGenerator.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LLM:
         speculative: Any = None,
         num_draft_tokens: int = 5,
         adapter: str | Path | None = None,
+        kv_cache_dtype: Any = None,
         **options: Any,
     ) -> None:
         is_path = isinstance(model, (str, Path))
@@ -91,7 +93,9 @@ class LLM:
             apply_adapter(self.model, opened)
             merge_adapters(self.model)
         speculation = None if speculative is None else speculation_of(speculative, num_draft_tokens, self.tokenizer)
-        self.generator = TextGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size, speculation)
+        self.generator = TextGenerator(
+            self.model, self.tokenizer.end, self.tokenizer.vocab_size, speculation, kv_cache_dtype
+        )
 
     def generate(
         self,

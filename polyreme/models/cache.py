@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from polyreme.core import dtype as dtypes
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
 from polyreme.ops import creation
-from polyreme.ops.caches import attend_blocks, attend_cached, blocks_written, tokens_cached
+from polyreme.ops.caches import attend_blocks, attend_cached, blocks_written, token_codes, tokens_cached
 from polyreme.ops.layout import constrain
+
+CACHE_DTYPES = ("int8", "bfloat16", "float16", "float32")
+"""Of keys and values in a cache, as commands name them."""
+
+
+def check_cache_dtype(name: str | None) -> None:
+    """Raises ConfigError for a name that is not among CACHE_DTYPES; None is that of the model."""
+    if name is not None and name not in CACHE_DTYPES:
+        raise ConfigError(f"--kv-cache-dtype {name}: unknown{did_you_mean(name, CACHE_DTYPES)}")
 
 
 class LayerCache:
-    """What one block of a Decoder has of a KVCache."""
+    """What one block of a Decoder has of a KVCache: keys, values, and of codes of 8 bits the scales of both."""
 
-    def __init__(self, owner: Any, keys: Any, values: Any) -> None:
-        self.owner, self.keys, self.values = owner, keys, values
+    def __init__(self, owner: Any, *tensors: Any) -> None:
+        self.owner, self.tensors = owner, tensors
+
+    @property
+    def _scales(self) -> dict[str, Any]:
+        return dict(zip(("key_scales", "value_scales"), self.tensors[2:], strict=False))
+
+    def _put(self, write: Callable[..., Any], keys: Any, values: Any, *where: Any) -> None:
+        """Write new keys and values, in the form that the tensors have."""
+        parts = (keys, values)
+        if len(self.tensors) > len(parts):
+            codes, scales = zip(*map(token_codes, parts), strict=True)
+            parts = (*codes, *scales)
+        for held, new in zip(self.tensors, parts, strict=True):
+            write(held, new, *where, out=held)
 
     def attend(self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None) -> Any:
         """Causal attention of new tokens to those in the cache and to themselves, which are put in.
@@ -25,10 +50,9 @@ class LayerCache:
         scale: as of attend_cached.
         """
         start = self.owner.lengths
-        keys = tokens_cached(self.keys, k, start, out=self.keys)
-        values = tokens_cached(self.values, v, start, out=self.values)
+        self._put(tokens_cached, k, v, start)
         if not self.owner.is_empty:
-            return attend_cached(q, keys, values, start, window, scale)
+            return attend_cached(q, *self.tensors[:2], start, window, scale, **self._scales)
         # nothing before them: as in training, without the places that are still free
         if window and window < q.shape[1]:
             options = {"causal": True, "window_size": (window - 1, 0), "softmax_scale": scale}
@@ -42,11 +66,9 @@ class PagedLayerCache(LayerCache):
     def attend(self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None) -> Any:
         """As of LayerCache; tokens past the blocks that a row's table names are left out."""
         start, tables, (batch, seq) = self.owner.lengths, self.owner.block_tables, q.shape[:2]
-        sequence, place = self.owner.places_of(seq)
-        keys = blocks_written(self.keys, k.reshape([batch * seq, *k.shape[2:]]), tables, sequence, place, out=self.keys)
-        values = v.reshape([batch * seq, *v.shape[2:]])
-        values = blocks_written(self.values, values, tables, sequence, place, out=self.values)
-        return attend_blocks(q, keys, values, tables, start, window, scale)
+        keys, values = (x.reshape([batch * seq, *x.shape[2:]]) for x in (k, v))
+        self._put(blocks_written, keys, values, tables, *self.owner.places_of(seq))
+        return attend_blocks(q, *self.tensors[:2], tables, start, window, scale, **self._scales)
 
 
 class CacheRows:
@@ -68,8 +90,9 @@ class KVCache(CacheRows):
     """Keys and values of `batch` sequences, at most `places` tokens of each, for a Decoder's blocks.
 
     lengths: int32 [batch], tokens that are in. is_empty: whether none is, for code that is captured with this cache; a
-    fact of the call, not of the arrays. Under a plan the heads lie as those of attention. Raises ConfigError for more
-    places than the model has positions.
+    fact of the call, not of the arrays. dtype: floating, or int8: codes with a scale for each head and token; the
+    model's kv_cache_dtype if None, or else that of its weights. Under a plan the heads lie as those of attention.
+    Raises ConfigError for more places than the model has positions, and for another dtype.
     """
 
     def __init__(self, model: Any, batch: int, places: int, dtype: Any = None) -> None:
@@ -81,23 +104,23 @@ class KVCache(CacheRows):
         self.batch, self.places = batch, places
         self.lengths = creation.zeros([batch], "int32")
         self.is_empty = True
-        self.layers = [LayerCache(self, *pair) for pair in _empty_pairs(model, batch, places, "batch", dtype)]
+        self.layers = [LayerCache(self, *tensors) for tensors in _empty(model, batch, places, "batch", dtype)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return sum(t.size * t.element_size() for layer in self.layers for t in (layer.keys, layer.values))
+        return sum(t.size * t.element_size() for layer in self.layers for t in layer.tensors)
 
 
 class PagedCache:
     """Keys and values in `num_blocks` blocks of block_size tokens, which sequences are given as they grow.
 
-    rows() are what a Decoder extends: any number of them read and write the same blocks.
+    rows() are what a Decoder extends: any number of them read and write the same blocks. dtype: as of KVCache.
     """
 
     def __init__(self, model: Any, num_blocks: int, block_size: int, dtype: Any = None) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.pairs = _empty_pairs(model, num_blocks, block_size, None, dtype)
+        self.layers = _empty(model, num_blocks, block_size, None, dtype)
 
     def rows(self, batch: int, places: int) -> PagedRows:
         """Rows for `batch` sequences of at most so many places."""
@@ -106,7 +129,7 @@ class PagedCache:
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return sum(t.size * t.element_size() for pair in self.pairs for t in pair)
+        return sum(t.size * t.element_size() for tensors in self.layers for t in tensors)
 
 
 class PagedRows(CacheRows):
@@ -120,7 +143,7 @@ class PagedRows(CacheRows):
         self.places, self.is_empty = places, False
         self.lengths = creation.zeros([batch], "int32")
         self.block_tables = creation.full([batch, -(-places // cache.block_size)], -1, "int32")
-        self.layers = [PagedLayerCache(self, *pair) for pair in cache.pairs]
+        self.layers = [PagedLayerCache(self, *tensors) for tensors in cache.layers]
 
     def places_of(self, count: int) -> tuple[Any, Any]:
         """The row and the place of `count` tokens of each row that come next, int32 [batch * count] both."""
@@ -130,12 +153,17 @@ class PagedRows(CacheRows):
         return rows.reshape([-1]), places.reshape([-1])
 
 
-def _empty_pairs(model: Any, rows: int, places: int, dim: str | None, dtype: Any) -> list[tuple[Any, Any]]:
-    """Of each block of a Decoder, keys [rows, heads, places, width] and values. dim: what the rows are."""
+def _empty(model: Any, rows: int, places: int, dim: str | None, dtype: Any) -> list[tuple[Any, ...]]:
+    """Of each block of a Decoder, keys [rows, heads, places, width] and values, and of int8 the scales of both. dim:
+    what the rows are."""
     heads, *widths = model.cache_dims
+    dtype = getattr(model, "kv_cache_dtype", None) if dtype is None else dtype
     dtype = model.output_weight.dtype if dtype is None else dtypes.as_dtype(dtype)
+    if dtype != np.int8 and not dtypes.is_floating(dtype):
+        raise ConfigError(f"a cache of keys and values in {dtype}; give int8 or a floating dtype")
 
-    def zeros(width: int) -> Any:
-        return constrain(creation.zeros([rows, heads, places, width], dtype), dim, "kv_heads", None, None)
+    def zeros(width: int, kind: Any) -> Any:
+        return constrain(creation.zeros([rows, heads, places, width], kind), dim, "kv_heads", None, None)
 
-    return [(zeros(widths[0]), zeros(widths[1])) for _ in model.blocks]
+    forms = [(width, dtype) for width in widths] + [(1, np.float32)] * (2 if dtype == np.int8 else 0)
+    return [tuple(zeros(*form) for form in forms) for _ in model.blocks]

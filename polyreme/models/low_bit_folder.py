@@ -25,6 +25,8 @@ KEY = "quantization_config"
 """Of config.json."""
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _WHOLE = slice(None)
+_CACHE_SCHEME = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+"""Of compressed-tensors, of caches of keys and values: a scale for each head and token, made as they come."""
 # dims of a part, and bytes that each of its whole numbers may have; none where they are floating
 _FORMS: dict[str, tuple[int, tuple[int, ...]]] = {
     "qweight": (2, (4,)), "qzeros": (2, (4,)), "scales": (2, ()), "g_idx": (1, (4, 8)),
@@ -38,7 +40,8 @@ class LowBitLayout:
 
     method: compressed-tensors or gptq. weight_dtype: int8, int4 or fp8. group_size: inputs that share a scale, all if
     -1. low_bit_input: activations are rounded too. stored_bits: of a number in the files, where those are codes with
-    zero points of their own, which become int8. Raises ConfigError for what no layout has.
+    zero points of their own, which become int8. kv_cache_dtype: int8 where caches of keys and values are to be kept so.
+    Raises ConfigError for what no layout has.
     """
 
     method: str = "compressed-tensors"
@@ -46,6 +49,7 @@ class LowBitLayout:
     group_size: int = -1
     low_bit_input: bool = False
     stored_bits: int = 0
+    kv_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
         kinds = ("int8", "int4") if self.method == "gptq" else ("int8", "int4", "fp8")
@@ -100,6 +104,7 @@ class LowBitLayout:
             "quantization_status": "compressed",
             "ignore": sorted(ignored),
             "config_groups": {"group_0": scheme},
+            **({} if self.kv_cache_dtype is None else {"kv_cache_scheme": _CACHE_SCHEME}),
         }
 
     def pack(self, codes: np.ndarray, scales: np.ndarray) -> dict[str, np.ndarray]:
@@ -229,10 +234,20 @@ def read_layout(config: Any) -> LowBitLayout:
             raise ConfigError(
                 f"{KEY}: input_activations {dict(inputs)}; those that are rounded token by token are read"
             )
-    layout = LowBitLayout(method, kind, _group_size(weights), bool(inputs))
+    layout = LowBitLayout(method, kind, _group_size(weights), bool(inputs), kv_cache_dtype=_cache_dtype(config))
     if config.get("format") != layout.format:
         raise ConfigError(f"{KEY}: format {config.get('format')!r} of {kind}; it is read as {layout.format}")
     return layout
+
+
+def _cache_dtype(config: Mapping[str, Any]) -> str | None:
+    scheme = config.get("kv_cache_scheme")
+    if scheme is None:
+        return None
+    said = {**_section(scheme, "kv_cache_scheme")}
+    if any(said.get(key) != value for key, value in _CACHE_SCHEME.items()):
+        raise ConfigError(f"{KEY}: kv_cache_scheme {said}; caches of {_CACHE_SCHEME} are read")
+    return "int8"
 
 
 def _section(value: Any, name: str) -> Mapping[str, Any]:

@@ -115,6 +115,8 @@ def build_without_values(opened: Opened, config: Any) -> Any:
             place_low_bit_layers(model, opened.published, opened.layout, opened.weights)
     model.family = opened.family
     model.low_bit_layout = opened.layout
+    if opened.layout is not None:
+        model.kv_cache_dtype = opened.layout.kv_cache_dtype
     return model
 
 
@@ -208,6 +210,8 @@ class Pretrained:
     family: Any = None
     low_bit_layout: LowBitLayout | None = None
     """How linear maps lie in a folder that are QuantizedLinears here; compressed-tensors' if None."""
+    kv_cache_dtype: Any = None
+    """Of keys and values that a cache keeps where it is not told otherwise; that of the weights if None."""
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
@@ -287,7 +291,8 @@ def _layout_of(model: Any, layers: Iterable[QuantizedLinear]) -> LowBitLayout:
         raise ConfigError(f"save_pretrained: linear maps in {len(kinds)} forms {sorted(kinds)}; a folder has one")
     kind, group_size, low_bit_input = kinds.pop()
     method = model.low_bit_layout.method if model.low_bit_layout else LowBitLayout.method
-    return LowBitLayout(method, kind, group_size, low_bit_input)
+    cache = getattr(model, "kv_cache_dtype", None)
+    return LowBitLayout(method, kind, group_size, low_bit_input, kv_cache_dtype=cache if method != "gptq" else None)
 
 
 def cast_floating(array: np.ndarray, dtype: Any) -> np.ndarray:

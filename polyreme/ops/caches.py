@@ -5,6 +5,8 @@ b batch, n key heads, d head_dim. Writes give the new cache; callers write it in
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -58,15 +60,33 @@ def tokens_cached(cache: Array, new: Array, start: Array) -> Array:
     return cache.at[rows, :, place].set(jnp.swapaxes(new, 1, 2), mode="drop")
 
 
+@op(method=False)
+def token_codes(x: Array) -> tuple[Array, Array]:
+    """Tokens [..., d] in 8 bits: codes, int8 [..., d], and float32 scales [..., 1], the largest number of each being
+    127 scales. A token of zeros has the scale 0."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    scale = jnp.abs(x).max(-1, keepdims=True) / 127
+    codes = jnp.round(x / jnp.where(scale == 0, 1, scale)).astype(jnp.int8)
+    return codes, scale.astype(jnp.float32)
+
+
 @op(amp="low", method=False)
 def attend_cached(
-    query: Array, keys: Array, values: Array, start: Array, window: int = 0, scale: float | None = None
+    query: Array,
+    keys: Array,
+    values: Array,
+    start: Array,
+    window: int = 0,
+    scale: float | None = None,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to the places of a cache up to their own.
 
     query [b, s, h, d], keys [b, n, places, d], values [b, n, places, e], start [b] -> [b, s, h, e]. window: so many
-    places, its own the last of them; all if 0. scale is d ** -0.5 unless given. Scores are computed in at least
-    float32. Raises ShapeError for dims that do not fit.
+    places, its own the last of them; all if 0. scale is d ** -0.5 unless given. key_scales, value_scales: what codes of
+    token_codes are multiplied by, [b, n, places, 1]. Scores are computed in at least float32. Raises ShapeError for
+    dims that do not fit.
     """
     b, s, h, d = query.shape
     n, places = keys.shape[1:3]
@@ -76,16 +96,30 @@ def attend_cached(
             f"{list(start.shape)}; needs [b, s, h, d], [b, n, places, d], [b, n, places, e] and [b], n dividing h"
         )
     acc = jnp.promote_types(query.dtype, jnp.float32)
+    keys, values = _levels(keys, query.dtype), _levels(values, query.dtype)
     grouped = jnp.transpose(query.reshape(b, s, n, h // n, d), (0, 2, 3, 1, 4)).reshape(b, n, h // n * s, d)
     scores = jnp.einsum("bnrd,bntd->bnrt", grouped, keys, preferred_element_type=acc)
+    scores = _scaled(scores, key_scales)
     scores = scores.reshape(b, n, h // n, s, places) * (d**-0.5 if scale is None else scale)
     place = start.reshape(b, 1, 1, 1, 1).astype(jnp.int32) + jnp.arange(s, dtype=jnp.int32)[:, None]
     key = jnp.arange(places, dtype=jnp.int32)
     seen = (key <= place) & (key > place - window) if window else key <= place
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(values.dtype)
-    out = jnp.einsum("bnrt,bnte->bnre", weights.reshape(b, n, h // n * s, places), values, preferred_element_type=acc)
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).reshape(b, n, h // n * s, places)
+    weights = _scaled(weights, value_scales).astype(values.dtype)
+    out = jnp.einsum("bnrt,bnte->bnre", weights, values, preferred_element_type=acc)
     out = jnp.transpose(out.reshape(b, n, h // n, s, -1), (0, 3, 1, 2, 4))
     return out.reshape(b, s, h, values.shape[-1]).astype(query.dtype)
+
+
+def _levels(codes: Array, dtype: Any) -> Array:
+    """What codes say before they are scaled, exact in any floating dtype of 8 bits and more; other values as they
+    are."""
+    return codes.astype(dtype) if codes.dtype == jnp.int8 else codes
+
+
+def _scaled(scores: Array, scales: Array | None) -> Array:
+    """scores [b, n, r, t] times scales [b, n, t, 1]."""
+    return scores if scales is None else scores * jnp.swapaxes(scales, 2, 3).astype(scores.dtype)
 
 
 @op(method=False)
@@ -153,11 +187,14 @@ def attend_blocks(
     start: Array,
     window: int = 0,
     scale: float | None = None,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to their sequence's places, in blocks, up to theirs.
 
     query [b, s, h, d], keys [blocks, n, block_size, d], values [blocks, n, block_size, e], block_tables [b, count] as
-    of blocks_written, start [b] -> [b, s, h, e]. window, scale: as of attend_cached. A round takes the same places of
+    of blocks_written, start [b] -> [b, s, h, e]. window, scale: as of attend_cached; key_scales, value_scales likewise,
+    [blocks, n, block_size, 1]. A round takes the same places of
     all sequences, and there are as many rounds as the longest needs: to a shorter one the later rounds add exact zeros,
     so that its bits do not depend on the others. What lies in a block past a sequence's end counts for nothing, be it
     NaN. Raises ShapeError for dims that do not fit.
@@ -181,21 +218,27 @@ def attend_blocks(
     query_place = jnp.broadcast_to(query_place[:, None], (b, h // n, s)).reshape(b, 1, rows, 1)
 
     def fetch(cache: Array, ids: Array) -> Array:
-        return jnp.swapaxes(read(cache, (ids,), "clip"), 1, 2).reshape(b, n, places, cache.shape[-1])
+        return _levels(jnp.swapaxes(read(cache, (ids,), "clip"), 1, 2), query.dtype).reshape(
+            b, n, places, cache.shape[-1]
+        )
 
     def attend(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         most, total, mixed = state
         ids = lax.dynamic_slice_in_dim(tables, number * together, together, 1)
         place = number * places + jnp.arange(places, dtype=jnp.int32)
         scores = jnp.einsum("bnrd,bntd->bnrt", grouped, fetch(keys, ids), preferred_element_type=acc)
+        scores = scores if key_scales is None else _scaled(scores, fetch(key_scales, ids))
         seen = (place <= query_place) & (place > query_place - window) if window else place <= query_place
         scores = jnp.where(seen, scores * scaling, -jnp.inf)
         is_in = (place < start[:, None] + s)[:, None, :, None]
-        rows_of_values = jnp.where(is_in, fetch(values, ids), jnp.zeros((), values.dtype))
+        rows_of_values = jnp.where(is_in, fetch(values, ids), jnp.zeros((), query.dtype))
         larger = jnp.maximum(most, scores.max(-1))
         base = jnp.where(larger == -jnp.inf, 0, larger)
         weights, factor = jnp.exp(scores - base[..., None]), jnp.exp(most - base)
-        added = jnp.einsum("bnrt,bnte->bnre", weights.astype(values.dtype), rows_of_values, preferred_element_type=acc)
+        scaled = weights if value_scales is None else _scaled(weights, jnp.where(is_in, fetch(value_scales, ids), 0))
+        added = jnp.einsum(
+            "bnrt,bnte->bnre", scaled.astype(rows_of_values.dtype), rows_of_values, preferred_element_type=acc
+        )
         return larger, total * factor + weights.sum(-1), mixed * factor[..., None] + added
 
     empty = jnp.full((b, n, rows), -jnp.inf, acc), jnp.zeros((b, n, rows), acc), jnp.zeros((b, n, rows, width), acc)

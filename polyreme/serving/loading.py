@@ -12,6 +12,7 @@ from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import TextGrammars
 from polyreme.mesh import Plan
 from polyreme.models.bert import BertConfig
+from polyreme.models.cache import check_cache_dtype
 from polyreme.models.pretrained import open_published
 from polyreme.recipes.weights.base import is_run
 from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_adapters, load_writer
@@ -26,7 +27,7 @@ class EngineOptions:
     """Sizes of the engine, as of TextEngine; dtype of published weights: one of DTYPES, float32 if None. speculative,
     num_draft_tokens, adapter: as of drafting and load_writer of recipes.weights.trained. adapters: folders of others by
     name, which stand beside the weights and are written by in the same steps. plan: "mp=N" for weights, heads and their
-    cache split over N devices, or None for one.
+    cache split over N devices, or None for one. kv_cache_dtype: of keys and values, one of CACHE_DTYPES.
 
     Raises ConfigError for another dtype, and for what does not go together.
     """
@@ -43,8 +44,10 @@ class EngineOptions:
     adapter: Path | None = None
     adapters: Mapping[str, Path] = field(default_factory=dict)
     plan: str | None = None
+    kv_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        check_cache_dtype(self.kv_cache_dtype)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype}: not one that is served in{did_you_mean(self.dtype, DTYPES)}")
         folders = [*self.adapters.values()] if self.adapter is None else [self.adapter, *self.adapters.values()]
@@ -99,6 +102,7 @@ def load_served(
         enable_prefix_caching=options.enable_prefix_caching,
         speculation=drafting(options.speculative, options.num_draft_tokens, tokenizer, options.dtype),
         adapters=rows,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
     say("compiling")
     warm(engine)

@@ -23,6 +23,7 @@ from polyreme.serving import loading, server
         ([".", "--plan", "dp=2"], "--plan dp=2: a model is served split by tensors alone; give mp=N"),
         ([".", "--plan", "mp=2", "--speculative", "."], "--speculative .: under --plan drafts come from the text"),
         ([".", "--served-model-name", ""], "--served-model-name is empty"),
+        ([".", "--kv-cache-dtype", "int7"], "--kv-cache-dtype int7: unknown; did you mean 'int8'?"),
         ([".", "--adapter", "a=x", "--adapter", "a=y"], "--adapter a=y: give each adapter a name of its own"),
         ([".", "--adapter", "a=x", "--adapter", "y"], "--adapter y: without a name it becomes one with the weights"),
         ([".", "--adapter", "a=x", "--plan", "mp=2"], "--adapter x: is served on one device"),

@@ -327,7 +327,7 @@ def test_a_plan_that_splits_heads_writes_the_same(alone):
     engine = TextEngine(split, END, **SIZES)
     texts = write(engine, *REQUESTS[:2])
     assert [text[0] for text in texts] == [text[0] for text in alone[:2]]
-    keys = engine.cache.pairs[0][0]._array
+    keys = engine.cache.layers[0][0]._array
     assert keys.addressable_shards[0].data.shape[1] == keys.shape[1] // 2
 
 
@@ -417,6 +417,24 @@ def test_an_id_is_of_one_request(engine):
 def test_sizes_that_do_not_fit_are_refused(model, changes, message):
     with pytest.raises(ConfigError, match=message):
         TextEngine(model, **{**SIZES, **changes})
+
+
+def test_a_cache_of_8_bits_leaves_the_bits_alone_and_is_near(model, alone):
+    """Alone and in company, after known prefixes and preemptions; log-probabilities move by what 8 bits lose."""
+    engine = TextEngine(model, END, num_blocks=16, kv_cache_dtype="int8", **SIZES)
+    together = write(engine, *REQUESTS)
+    assert engine.statistics.num_preemptions > 0
+    plain = TextEngine(model, END, num_blocks=16, **SIZES)
+    width = model.config.hidden_size // model.config.num_heads
+    assert engine.cache.nbytes / plain.cache.nbytes == (width + 4) / (4 * width)
+    for request, text, want in zip(REQUESTS, together, alone, strict=True):
+        engine.forget_prefixes()
+        assert write(engine, request) == [text]
+        # of the first token, before choices can part: half a step of 127 in 2 blocks, far below what logits differ by
+        assert abs(text[1][0] - want[1][0]) < 0.01 if want[1] else True
+    assert [text[1] for text in together] != [text[1] for text in alone]
+    with pytest.raises(ConfigError, match="a cache of keys and values in int32; give int8 or a floating dtype"):
+        TextEngine(model, kv_cache_dtype="int32", **SIZES)
 
 
 def adapted(kind, folder, name="gpt2"):

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from polyreme.cli.main import main
+from polyreme.errors import ConfigError
 from polyreme.generation import LLM, SamplingParams
 from polyreme.io import safetensors_file
 from polyreme.models.auto import AutoModelForCausalLM
@@ -35,6 +36,29 @@ def run(folder, capsys, command, *options, out="out"):
     code = main([command, str(folder / "model"), str(folder / out), "--data", str(folder / "text.txt"), *options])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+def test_a_folder_says_that_its_caches_are_of_8_bits(folder, capsys):
+    code, _, err = run(folder, capsys, "quantize", "--type", "a8w8c8", "--length", "64", out="c8")
+    assert code == 0, err
+    run(folder, capsys, "quantize", "--type", "a8w8", "--length", "64", out="c16")
+    with_cache, without = (json.loads((folder / out / "compression.json").read_text()) for out in ("c8", "c16"))
+    # measured through the cache: another number, hardly a worse one
+    assert with_cache["perplexity_after"] != without["perplexity_after"]
+    assert with_cache["perplexity_after"] < 1.01 * without["perplexity_after"]
+    writers = [LLM(folder / "c8"), LLM(folder / "c8", kv_cache_dtype="float32"), LLM(folder / "c16")]
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=0)
+    rounded, wide, plain = ([text.generate("In the beginning", params)[0].outputs[0]] for text in writers)
+    assert rounded[0].logprobs != wide[0].logprobs == plain[0].logprobs
+    caches = [writer.generator.programs(1, 64).cache for writer in writers]
+    # a byte a number and a scale of 4 for each head's 16, of 4 bytes a number
+    assert caches[0].nbytes < 0.32 * caches[1].nbytes == 0.32 * caches[2].nbytes
+    config = folder / "c8" / "config.json"
+    settings = json.loads(config.read_text())
+    settings["quantization_config"]["kv_cache_scheme"]["strategy"] = "tensor"
+    config.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"kv_cache_scheme .*; caches of .* are read"):
+        LLM(folder / "c8")
 
 
 def nbytes(path):

@@ -32,8 +32,14 @@ def tokens(cache, new, start):
     return out
 
 
-def attend(query, keys, values, start, window=0, scale=None):
+def codes(x):
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    return np.round(x / np.where(scale == 0, 1, scale)).astype("int8"), scale
+
+
+def attend(query, keys, values, start, window=0, scale=None, key_scales=1, value_scales=1):
     """One query at a time: softmax over the places up to its own."""
+    keys, values = keys * key_scales, values * value_scales
     out = np.zeros((*query.shape[:3], values.shape[-1]))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     for b, s, h in np.ndindex(query.shape[:3]):
@@ -63,8 +69,21 @@ def from_blocks(cache, tables):
     return np.stack([np.concatenate([cache[max(t, 0)].swapaxes(0, 1) for t in row]) for row in tables])
 
 
-def attend_in_blocks(query, keys, values, tables, start, window=0, scale=None):
+def attend_in_blocks(query, keys, values, tables, start, window=0, scale=None, key_scales=None, value_scales=None):
+    if key_scales is not None:
+        keys, values = keys * key_scales, values * value_scales
     return attend(query, *(from_blocks(x, tables).swapaxes(1, 2) for x in (keys, values)), start, window, scale)
+
+
+def in_codes(*shapes):
+    """Samples of a query, and of keys and values with their scales, as token_codes gives them."""
+
+    def sample(rng, *more):
+        query, keys, values = floats(*shapes)(rng)
+        (key_codes, key_scales), (value_codes, value_scales) = codes(keys), codes(values)
+        return query, key_codes, value_codes, *more, 0, None, key_scales, value_scales
+
+    return sample
 
 
 def angles(rope, sequence, place, adjacent=True):
@@ -80,6 +99,8 @@ CASES = [
     Case("tokens_cached", then(floats((1, 2, 4, 3), (1, 1, 2, 3)), START[1:] + 1), tokens, tag="past-the-end"),
     Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START), attend, terms=24, bad=((ONES, ONES, ONES, START), ShapeError, r"start \[2\]; needs")),
     Case("attend_cached", then(floats((2, 2, 2, 3), (2, 2, 5, 3), (2, 2, 5, 3)), START, 2, 0.5), attend, terms=24, tag="window"),
+    Case("token_codes", lambda rng: (np.array([[[0.5, -2, 1], [0, 0, 0]], [[254, 127, -1], [3, 1e-3, 0]]], "float32"),), codes, no_grad="rounding"),
+    Case("attend_cached", lambda rng: in_codes((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2))(rng, START), attend, terms=24, no_grad="codes are not trained", tag="codes"),
     Case("cache_mask", lambda rng: (START, 2, 5), mask, no_grad=WHERE, bad=((START, 1, 1, ONES), ShapeError, "cache of 1 places")),
     Case("cache_mask", then(lambda rng: (START, 2, 5), np.arange(16, dtype="float32").reshape(2, 1, 2, 4)), mask, no_grad="minus infinity", tag="added"),
     Case("token_places", lambda rng: (ENDS, START, 6), lambda ends, start, n: (np.array([0, 0, 1, 1, 1, 2]), np.array([1, 2, 3, 4, 5, 3])), no_grad=WHERE),
@@ -87,6 +108,7 @@ CASES = [
     Case("blocks_gathered", then(floats((4, 1, 2, 3)), TABLES), from_blocks),
     Case("attend_blocks", then(floats((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2)), TABLES, START - 1), attend_in_blocks, terms=24, no_grad=CACHED, bad=((ONES, ONES, ONES, TABLES, START), ShapeError, r"start \[2\]; needs")),
     Case("attend_blocks", then(floats((2, 2, 2, 3), (4, 2, 1, 3), (4, 2, 1, 3)), np.array([[3, 0, 1, -1, -1], [0, 1, 2, 3, 3]], "int32"), START, 2, 0.5), attend_in_blocks, terms=24, no_grad=CACHED, tag="window"),
+    Case("attend_blocks", lambda rng: in_codes((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2))(rng, TABLES, START - 1), attend_in_blocks, terms=24, no_grad=CACHED, tag="codes"),
     Case("block_angles", then(floats((2, 1, 4, 1, 2)), SEQUENCE, PLACE), angles, bad=((ONES, SEQUENCE, PLACE), ShapeError, r"rope_emb \[1, 1, 1, 2\]")),
     Case("block_angles", then(floats((2, 3, 4, 1, 2)), SEQUENCE, PLACE, False), angles, tag="halves"),
     Case("stage_mask", then(lambda rng: (np.array([[2], [0]], "int32"), (3, 4)), *floats((2, 1, 2, 5), (2, 1, 1, 3))(np.random.default_rng(0))), lambda new, _, m, n: np.stack([np.pad(m[0], [(0, 0), (0, 1), (0, 0)])[..., :4], np.pad(np.repeat(n[1], 3, 1), [(0, 0), (0, 0), (0, 1)])])),

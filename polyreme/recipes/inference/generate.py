@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polyreme.generation import BeamSearch, BeamSearchParams, SamplingParams, TextGenerator, TextTokenizer
 from polyreme.generation.text_stream import TextStream
+from polyreme.models.cache import check_cache_dtype
 from polyreme.recipes.weights.trained import drafting, load_writer
 
 
@@ -20,17 +21,20 @@ def run(
     dtype: str | None = None,
     speculative: str | None = None,
     num_draft_tokens: int = 5,
+    kv_cache_dtype: str | None = None,
     say: Callable[[str], None],
 ) -> None:
     """Write n texts, of seeds seed, seed + 1, ..., after the prompt, each beginning with it; as answers to it if chat.
 
-    path: as of load_writer, and dtype. speculative, num_draft_tokens: as of drafting. say: takes each piece of text
-    as soon as it is sure. Raises as load_writer does, ConfigError for a model without a chat template.
+    path: as of load_writer, and dtype. speculative, num_draft_tokens: as of drafting. kv_cache_dtype: one of
+    models.cache.CACHE_DTYPES. say: takes each piece of text as soon as it is sure. Raises as load_writer does,
+    ConfigError for a model without a chat template.
     """
+    check_cache_dtype(kv_cache_dtype)
     model, tokenizer = load_writer(path, dtype)
     ids = prompt_ids(tokenizer, prompt, chat=chat)
     speculation = drafting(speculative, num_draft_tokens, tokenizer, dtype)
-    generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, speculation)
+    generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, speculation, kv_cache_dtype)
     for copy in range(params.n):
         if not chat:
             say(prompt)
@@ -47,12 +51,15 @@ def search(
     params: BeamSearchParams,
     chat: bool = False,
     dtype: str | None = None,
+    kv_cache_dtype: str | None = None,
     say: Callable[[str], None],
 ) -> None:
     """Say the n texts of highest score after the prompt, as `run` says texts. Raises as run does."""
+    check_cache_dtype(kv_cache_dtype)
     model, tokenizer = load_writer(path, dtype)
     ids = prompt_ids(tokenizer, prompt, chat=chat)
-    texts = BeamSearch(TextGenerator(model, tokenizer.end, tokenizer.vocab_size)).search(ids, params)
+    generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, kv_cache_dtype=kv_cache_dtype)
+    texts = BeamSearch(generator).search(ids, params)
     for number, text in enumerate(texts):
         stream = TextStream(tokenizer, (), 0, () if chat else ids)
         written = stream.add(text.token_ids) + stream.finish()
