@@ -1,7 +1,7 @@
 // Runs of polyreme: curves drawn as SVG, asked for again while runs go on. What comes from a run is only ever text.
 "use strict";
 
-const LIVE_MS = 2000, POINTS = 800, COLOURS = 8, HEIGHT = 210, LEFT = 52, RIGHT = 10, TOP = 10, BOTTOM = 22;
+const LIVE_MS = 2000, POINTS = 800, COLOURS = 8, HEIGHT = 210, LEFT = 52, RIGHT = 24, TOP = 10, BOTTOM = 22;
 // a chart for each name, training and validation in one; those that every run has come first, by these titles
 const TITLES = {
   loss: "Loss", tokens_per_second: "Tokens a second", memory_bytes: "Memory, GiB", grad_norm: "Gradient norm",
@@ -59,7 +59,12 @@ function showRuns() {
     const facts = node("small", {}, node("span", { className: run.state, textContent: run.state }), `, ${step}`,
       loss === undefined ? "" : `, loss ${number(loss)}`, run.num_bad ? `, ${run.num_bad} lines unreadable` : "");
     const open = node("button", { type: "button" }, run.name, facts);
-    open.addEventListener("click", () => { state.open = state.open === run.id ? null : run.id; showRuns(); showDetails(); });
+    open.addEventListener("click", async () => {
+      state.open = state.open === run.id ? null : run.id;
+      showRuns();
+      await showDetails();
+      if (state.open) at("details").scrollIntoView();
+    });
     const row = node("li", { className: state.open === run.id ? "open" : "" }, box,
       node("span", { className: `swatch ${colour(run.id)}` }), open);
     return row;
