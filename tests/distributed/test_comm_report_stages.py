@@ -28,7 +28,7 @@ CASES = {
     "llama ZeRO 2, VPP": (
         "llama", 4, {"sharding": 2, "sharding_stage": 2, "mp": 2, "schedule": "VPP", "virtual_stages": 2},
     ),
-    "gpt ZBVPP, ZeRO 1": ("gpt", 4, {"dp": 2, "sharding": 2, "schedule": "ZBVPP"}),
+    "gpt ZBVPP, ZeRO 1": ("gpt", 4, {"dp": 2, "sharding": 2, "sharding_stage": 1, "schedule": "ZBVPP"}),
     "gpt over segments": ("gpt", 2, {"dp": 2, "sep": 2}),
 }  # fmt: skip
 
