@@ -27,7 +27,8 @@ _FORMAT = "polyreme trace 1"
 class TraceEvent:
     """Something that took a time. begin and duration: nanoseconds, from the beginning of the trace. thread: the line it
     stands on. device: that it ran on, "" for the host. module: of a kernel, the compiled function that it is part of.
-    args: of a kernel, numbers of its program and of the program's run, where the device tells them.
+    args: of a kernel, numbers of its program and of the program's run, where the device tells them. rank: of the
+    process, in a trace of several.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TraceEvent:
     device: str = ""
     module: str = ""
     args: dict[str, Any] = field(default_factory=dict)
+    rank: int | None = None
 
     @property
     def end(self) -> float:
@@ -96,8 +98,11 @@ def _once(events: Iterable[TraceEvent]) -> list[TraceEvent]:
 
 
 def write_chrome(events: Sequence[TraceEvent], path: Path, facts: dict[str, Any] | None = None) -> None:
-    """Write events as Chrome's trace format, which ui.perfetto.dev and chrome://tracing open; .gz compresses."""
-    places = list(dict.fromkeys((event.device or "host", event.thread) for event in events))
+    """Write events as Chrome's trace format, which ui.perfetto.dev and chrome://tracing open; .gz compresses.
+
+    A device is a process there, and so is the host; in a trace of several ranks a rank is, with its devices' threads.
+    """
+    places = list(dict.fromkeys(_place(event) for event in events))
     processes = list(dict.fromkeys(device for device, _ in places))
     number = {place: i for i, place in enumerate(places)}
     rows: list[dict[str, Any]] = [
@@ -109,7 +114,7 @@ def write_chrome(events: Sequence[TraceEvent], path: Path, facts: dict[str, Any]
         for place, i in number.items()
     ]
     for event in events:
-        place = event.device or "host", event.thread
+        place = _place(event)
         row = {"ph": "X", "name": event.name, "cat": event.kind, "ts": event.begin / 1e3, "dur": event.duration / 1e3}
         args = event.args | ({"module": event.module} if event.module else {})
         rows.append(row | {"pid": processes.index(place[0]), "tid": number[place]} | ({"args": args} if args else {}))
@@ -117,6 +122,24 @@ def write_chrome(events: Sequence[TraceEvent], path: Path, facts: dict[str, Any]
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def _place(event: TraceEvent) -> tuple[str, str]:
+    """The names of the process and thread that an event has in Chrome's format."""
+    device = event.device or "host"
+    return (device, event.thread) if event.rank is None else (f"{_RANK_NAME}{event.rank}", f"{device}: {event.thread}")
+
+
+def _of_place(process: str, thread: str) -> dict[str, Any]:
+    """What _place tells of an event."""
+    rank = None
+    if process.startswith(_RANK_NAME):
+        rank = int(process.removeprefix(_RANK_NAME))
+        process, _, thread = thread.partition(": ")
+    return {"thread": thread, "device": "" if process == "host" else process, "rank": rank}
+
+
+_RANK_NAME = "rank "
 
 
 def write_within(events: Sequence[TraceEvent], path: Path, most_bytes: int, facts: dict[str, Any] | None = None) -> int:
@@ -155,10 +178,9 @@ def read_chrome(path: Path) -> list[TraceEvent]:
                 row["cat"],
                 row["ts"] * 1e3,
                 row["dur"] * 1e3,
-                threads[row["tid"]],
-                "" if processes[row["pid"]] == "host" else processes[row["pid"]],
-                row.get("args", {}).get("module", ""),
-                {key: value for key, value in row.get("args", {}).items() if key != "module"},
+                module=row.get("args", {}).get("module", ""),
+                args={key: value for key, value in row.get("args", {}).items() if key != "module"},
+                **_of_place(processes[row["pid"]], threads[row["tid"]]),
             )
             for row in rows
             if row["ph"] == "X"

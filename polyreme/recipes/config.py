@@ -498,6 +498,16 @@ class CheckpointConfig(Section):
     async_save: bool = True
 
 
+class ProfileConfig(Section):
+    """steps: so many steps of a run are recorded (0: none), from the start-th that it takes on, after a resume too.
+
+    output/profile/trace.json.gz then holds them, of all ranks, for Perfetto.
+    """
+
+    steps: Whole = 0
+    start: Count = 10
+
+
 class RunConfig(Section):
     """What every run is told: a model, data of its kind, and how it is trained on them."""
 
@@ -507,6 +517,7 @@ class RunConfig(Section):
     plan: PlanConfig = PlanConfig()
     log: LogConfig = LogConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    profile: ProfileConfig = ProfileConfig()
     output: Text = "runs"
     device: Text | None = None
 

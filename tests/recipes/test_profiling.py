@@ -1,6 +1,9 @@
 """`polyreme profile`: the account of recorded steps beside the programs, the schedule and the formulas."""
 
 import json
+import os
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import jax
@@ -15,6 +18,7 @@ from polyreme.recipes.profiling import drawing as profile_drawing
 from polyreme.recipes.profiling import report as profile_report
 from polyreme.recipes.profiling import run as profiling
 from polyreme.recipes.profiling.step_profile import PARTS, planned_tasks
+from polyreme.recipes.training.traces import TRACE
 
 CONFIG = """
 model: {family: gpt, vocab_size: 64, hidden_size: 32, num_layers: 2, num_heads: 2, seq_len: 16}
@@ -85,7 +89,7 @@ def test_data_and_tensor_parallel(tmp_path, monkeypatch):
         2 * written["memory"][names[0]]["parameters"], rel=0.01
     )
     # the file reads back as the trace
-    events = load_profiler_result(tmp_path / "profile" / profile_report.TRACE).events
+    events = load_profiler_result(tmp_path / "profile" / TRACE).events
     assert [event.name for event in events] == [event.name for event in recording.trace.events]
     check_pictures(tmp_path / "profile", profile_drawing.COMMUNICATION, profile_drawing.PLACEMENT)
     assert not (tmp_path / "profile" / profile_drawing.TIMELINE).exists()
@@ -146,3 +150,32 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, overrides, steps, told):
     config = config_file.load(tmp_path / "run.yaml", overrides).config
     with pytest.raises(ConfigError, match=told):
         profiling.record(config, tmp_path, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_ranks_are_in_one_trace(tmp_path):
+    """Two processes of two devices each, profiled and trained; the config asks for a recording of steps 3 and 4."""
+    (tmp_path / "run.yaml").write_text(CONFIG + "profile: {steps: 2, start: 3}\noutput: run\n")
+    start = [sys.executable, "-m", "polyreme.cli.main", "launch", "--nproc_per_node", "2"]
+    plan = ["plan.dp=2", "plan.mp=2", "train.steps=6", "log.validation_interval=0", "log.sample_tokens=0"]
+    told = os.environ | {"CPU_NUM": "2", "POLYREME_INIT_TIMEOUT": "60"}
+    for command in (["profile", "run.yaml", *plan, "--output", "profile"], ["pretrain", "run.yaml", *plan]):
+        done = subprocess.run([*start, *command], cwd=tmp_path, env=told, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "profile" / profile_report.SUMMARY).read_text())
+    assert len(summary["device_parts"]) == len(summary["memory"]) == 4
+    assert {round(row["runs"]) for row in summary["collectives"]} <= {1, 2, 3}
+    assert summary["placement"]["programs"] == [{"stage": 0, "program": "step", "runs": 1}]
+    for parts in summary["device_parts"].values():
+        assert sum(parts.values()) == pytest.approx(summary["step_seconds"], rel=1e-6)
+    for folder in ("profile", "run/profile"):
+        events = load_profiler_result(tmp_path / folder / TRACE).events
+        assert {event.rank for event in events} == {0, 1}
+        assert {event.device for event in events} - {""} == set(summary["memory"])
+        # ranks leave a collective together, on a clock that is theirs in common: within what a busy machine makes of it
+        ends = {}
+        for event in (e for e in events if e.kind == "kernel" and e.name.startswith("all-reduce")):
+            ends.setdefault((event.name, event.args["run"]), []).append(event.end)
+        spread = sorted(max(each) - min(each) for each in ends.values())
+        assert spread[len(spread) // 2] < 50e6

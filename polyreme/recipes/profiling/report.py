@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 from polyreme.distributed.comm_report.report import axes_text, table
 from polyreme.profiler.occupancy import length, united
-from polyreme.profiler.trace import write_within
 from polyreme.recipes.pictures import has_matplotlib
 from polyreme.recipes.profiling import drawing as profile_drawing
 from polyreme.recipes.profiling.run import Recording
 from polyreme.recipes.profiling.step_profile import PARTS, MeasuredTask, OperatorTime, layers_of, planned_tasks
+from polyreme.recipes.training.traces import write_trace
 from polyreme.units import bytes_text
 
-TRACE, SUMMARY, TEXT = "trace.json.gz", "summary.json", "summary.txt"
-MOST_TRACE_BYTES = 50 * 10**6
+SUMMARY, TEXT = "summary.json", "summary.txt"
 _ROWS = 24  # of a table in the text; the JSON has all
 
 
@@ -143,6 +142,8 @@ def notes(recording: Recording) -> list[str]:
             "collectives and idle time as it would not on a machine of its own; shares of computing compare, those of "
             "waiting do not"
         )
+    if "clocks" in recording.trace.facts:
+        sentences.append(f"note: {recording.trace.facts['clocks']}; waits shorter than that are not told apart")
     if profile.joined < 0.999:
         sentences.append(
             f"note: {1 - profile.joined:.1%} of the kernels' time is of small programs between the step's own, which "
@@ -157,14 +158,7 @@ def notes(recording: Recording) -> list[str]:
 
 def write(recording: Recording, folder: Path) -> list[str]:
     """Write the trace, the tables and the JSON into a folder; returns what else there is to say of them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    left_out = write_within(recording.trace.events, folder / TRACE, MOST_TRACE_BYTES, recording.trace.facts)
-    said = []
-    if left_out:
-        said.append(
-            f"note: {left_out:,} of {len(recording.trace.events):,} events, the shortest, are not in {TRACE}, which "
-            f"would be over {MOST_TRACE_BYTES // 10**6} MB; the tables count them"
-        )
+    said = write_trace(recording.trace, folder)
     if has_matplotlib():
         profile_drawing.draw(recording.profile, recording.sends, folder)
     else:

@@ -14,18 +14,21 @@ import jax
 from polyreme import flags
 from polyreme.core import place
 from polyreme.core.backend import Device
+from polyreme.distributed.checkpoint.parts import everyone_says
 from polyreme.distributed.pipeline.dry_run import local_bytes, working_bytes
 from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.pipeline.transfer import Sent, recorded
 from polyreme.errors import ConfigError
 from polyreme.io.epoch import waiting
 from polyreme.kernels import select
-from polyreme.profiler import Profiler, RecordEvent, TraceResult
+from polyreme.profiler import RecordEvent, TraceResult
 from polyreme.recipes.config import RunConfig
 from polyreme.recipes.data.batches import Batch
 from polyreme.recipes.data.loading import training_batches, training_loader
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.profiling.step_profile import DATA, Send, StepProfile, StepProgram, account
+from polyreme.recipes.training.run import join_processes, load_data
+from polyreme.recipes.training.traces import StepRecorder, device_name
 from polyreme.recipes.training.trainer import Trainer
 from polyreme.training import Microbatch
 
@@ -49,15 +52,17 @@ class Recording:
     measured_memory: dict[str, int]
 
 
-def record(config: RunConfig, folder: Path, steps: int, devices: Sequence[Device] | None = None) -> Recording:
+def record(config: RunConfig, folder: Path, steps: int, devices: Sequence[Device] | None = None) -> Recording | None:
     """Train some steps of a configuration as a run would, and record so many after the first.
 
     folder: where the data's relative paths are looked for. The host reads a step's result while the devices work on
-    the next, as in a run. Nothing is saved. devices: those of the plan's mesh, all by default. Raises ConfigError for
-    what a recording cannot show: several processes, parameters that stream from the host, texts that a model writes for
-    itself.
+    the next, as in a run. Nothing is saved. devices: those of the plan's mesh, all by default. In one of several
+    processes it joins the others; the first gets the recording of all, the others None. Raises ConfigError for what a
+    recording cannot show: pipeline stages over several processes, parameters that stream from the host, texts that a
+    model writes for itself.
     """
     _check(config, steps)
+    join_processes()
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
     config.check_platform(config.device or select.backend())
@@ -68,7 +73,7 @@ def record(config: RunConfig, folder: Path, steps: int, devices: Sequence[Device
             "train": config.train.model_copy(update={"steps": max(config.train.steps, _WARM_UP + 1 + 2 * steps)}),
         }
     )
-    corpus = config.samples.load.load()(config, folder)
+    corpus = load_data(config, folder)
     trainer = Trainer(config, devices)
     if isinstance(config, FinetuneConfig) and config.record.prepare is not None:
         config.record.prepare.load()(config, trainer, corpus, Path(config.output))
@@ -82,29 +87,34 @@ def record(config: RunConfig, folder: Path, steps: int, devices: Sequence[Device
     _train(trainer, batches, steps)
     plain_seconds = (time.perf_counter() - begun) / steps
     waited = waiting.seconds
-    with Profiler(on_trace_ready=lambda _: None, scheduler=(0, steps)) as profiler:
-        _train(trainer, batches, steps, profiler)
-    assert profiler.result is not None
-    places = [_name(device) for device in trainer.layout.mesh.devices.flat]
+    recorder = StepRecorder(steps)
+    recorder.begin()
+    _train(trainer, batches, steps, recorder)
+    waited = waiting.seconds - waited
+    trace = recorder.finish()
+    measured = _measured_memory(trainer)
+    if trace is None:
+        return None
+    places = [device_name(device) for device in trainer.layout.mesh.devices.flat]
     return Recording(
         config,
-        profiler.result,
-        account(profiler.result.events, programs, config.parallel_plan, places),
+        trace,
+        account(trace.events, programs, config.parallel_plan, places),
         _sends(trainer, sent),
-        (waiting.seconds - waited) / steps,
+        waited / steps,
         plain_seconds,
         _memory(trainer, works),
-        _measured_memory(trainer),
+        measured,
     )
 
 
 def _check(config: RunConfig, steps: int) -> None:
     if steps < 1:
         raise ConfigError(f"profile: --steps {steps}; give at least 1")
-    if flags.trainers_num() > 1:
+    if flags.trainers_num() > 1 and config.plan.pp > 1:
         raise ConfigError(
-            f"profile: {flags.trainers_num()} processes, and one alone is recorded; start it without a launcher, on "
-            "the devices of one machine or virtual ones (device: cpu)"
+            f"profile: plan.pp={config.plan.pp} over {flags.trainers_num()} processes: stages are recorded in one "
+            "process alone; start it without a launcher, on the devices of one machine or virtual ones (device: cpu)"
         )
     if "param" in config.parallel_plan.offload:
         raise ConfigError("profile: plan.offload of param is not recorded, whose programs come and go; leave it out")
@@ -112,7 +122,9 @@ def _check(config: RunConfig, steps: int) -> None:
         raise ConfigError("profile: this stage writes its own texts before each step, which is not recorded; give sft")
 
 
-def _train(trainer: Trainer, batches: Iterator[Batch], steps: int, profiler: Profiler | None = None) -> Batch | None:
+def _train(
+    trainer: Trainer, batches: Iterator[Batch], steps: int, recorder: StepRecorder | None = None
+) -> Batch | None:
     """So many steps, the result of each read while the next is under way; the last batch."""
     result = batch = None
     for number in range(steps):
@@ -125,8 +137,8 @@ def _train(trainer: Trainer, batches: Iterator[Batch], steps: int, profiler: Pro
         result = following
         if number == steps - 1:
             _read(result)
-        if profiler is not None:
-            profiler.step()
+        if recorder is not None:
+            recorder.end_step()
     return batch
 
 
@@ -136,21 +148,16 @@ def _read(result: Any) -> None:
         jax.block_until_ready([p._array for p in (result.grad_norm,) if p is not None])
 
 
-def _name(device: Any) -> str:
-    """A device as traces name it."""
-    return f"{device.platform}:{device.id}"
-
-
 def _programs(trainer: Trainer, batch: Batch) -> tuple[list[StepProgram], list[tuple[tuple[str, ...], Any]]]:
     """The compiled programs of a step, and each as (devices, jax.stages.Compiled)."""
     planned, layout = trainer.planned, trainer.layout
     parts: list[Microbatch] = planned.cut(batch.inputs, batch.labels)
     if not planned.is_staged:
         compiled = planned.step.compiled(parts)
-        devices = tuple(map(_name, layout.mesh.devices.flat))
+        devices = tuple(map(device_name, layout.mesh.devices.flat))
         return [StepProgram(0, "step", compiled.as_text(), devices)], [(devices, compiled)]
     step: PipelineStep = planned.step
-    places = [tuple(map(_name, stage.mesh.devices.flat)) for stage in layout.stages]
+    places = [tuple(map(device_name, stage.mesh.devices.flat)) for stage in layout.stages]
     programs, works = [], []
     for stage, name, call in step.pipeline.programs():
         compiled = call.compiled()
@@ -173,7 +180,7 @@ def _updates(
         return
     step.gradients(parts)
     for group, (norms, update) in updating.compiled(updating.squares(), step.halted if step.policy.guards else None):
-        here = {_name(device) for device in group.parameters[0]._array.sharding.device_set}
+        here = {device_name(device) for device in group.parameters[0]._array.sharding.device_set}
         stage = next(at for at, devices in enumerate(places) if set(devices) == here)
         yield stage, "norms", norms
         yield stage, "update", update
@@ -190,7 +197,9 @@ def _sends(trainer: Trainer, sent: Sequence[Sent]) -> list[Send]:
 
 def _memory(trainer: Trainer, works: Sequence[tuple[tuple[str, ...], Any]]) -> dict[str, dict[str, int]]:
     """By device: bytes of parameters and buffers, of optimizer state, and of what the largest program works in."""
-    memory = {_name(d): {"parameters": 0, "optimizer": 0, "workspace": 0} for d in trainer.layout.mesh.devices.flat}
+    memory = {
+        device_name(d): {"parameters": 0, "optimizer": 0, "workspace": 0} for d in trainer.layout.mesh.devices.flat
+    }
     counted: set[int] = set()
     for name, array in trainer.arrays().items():
         if not isinstance(array, jax.Array) or id(array) in counted:
@@ -198,8 +207,8 @@ def _memory(trainer: Trainer, works: Sequence[tuple[tuple[str, ...], Any]]) -> d
         counted.add(id(array))
         part = "optimizer" if name.startswith("optimizer/") else "parameters"
         for device in array.sharding.device_set:
-            if _name(device) in memory:
-                memory[_name(device)][part] += local_bytes(array)
+            if device_name(device) in memory:
+                memory[device_name(device)][part] += local_bytes(array)
     for devices, compiled in works:
         for name in devices:
             memory[name]["workspace"] = max(memory[name]["workspace"], working_bytes(compiled))
@@ -207,5 +216,7 @@ def _memory(trainer: Trainer, works: Sequence[tuple[tuple[str, ...], Any]]) -> d
 
 
 def _measured_memory(trainer: Trainer) -> dict[str, int]:
-    told = {_name(d): (d.memory_stats() or {}).get("peak_bytes_in_use") for d in trainer.layout.mesh.devices.flat}
-    return {name: int(most) for name, most in told.items() if most is not None}
+    """By device, of all processes."""
+    here = [d for d in trainer.layout.mesh.devices.flat if d.process_index == jax.process_index()]
+    told = {device_name(d): (d.memory_stats() or {}).get("peak_bytes_in_use") for d in here}
+    return {name: int(most) for part in everyone_says(told) for name, most in part.items() if most is not None}

@@ -228,7 +228,8 @@ def account(
 ) -> StepProfile:
     """The account of a trace whose steps the programs ran, on these devices; every step's work lies between the
     beginning of the first and the end of the last."""
-    steps = [event for event in events if event.kind == "step"]
+    host = [event for event in events if event.rank in (None, 0)]  # of several ranks the first's
+    steps = [event for event in host if event.kind == "step"]
     begin = min(event.begin for event in steps)
     kernels = [event for event in events if event.kind == "kernel" and event.device in devices and event.end > begin]
     end = max(event.end for event in (*steps, *kernels))
@@ -237,7 +238,7 @@ def account(
     busy = {device: occupancy.occupancy(spans.of[device], begin, end) for device in devices}
     at_work = [occupancy.without([(begin, end)], taken.idle) for taken in busy.values()]
     anyone = occupancy.united(itertools.chain.from_iterable(at_work))
-    data = occupancy.united((e.begin, e.end) for e in events if e.kind == "user" and e.name == DATA)
+    data = occupancy.united((e.begin, e.end) for e in host if e.kind == "user" and e.name == DATA)
     second = 1e9 * len(steps)
     rows, collectives = _Rows(second, len(devices)), _Collectives(second)
     for device, taken in busy.items():

@@ -13,7 +13,7 @@ _MAY_CHANGE = {
     "data.text", "data.train", "data.validation", "model",
     "data.skip_bad", "data.cache", "data.num_workers", "data.worker_timeout", "output", "device",
 }  # fmt: skip
-_SECTIONS_THAT_MAY_CHANGE = ("log.", "checkpoint.", "plan.")
+_SECTIONS_THAT_MAY_CHANGE = ("log.", "checkpoint.", "plan.", "profile.")
 
 
 def changes(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -33,6 +33,7 @@ from polyreme.recipes.training.peak import Peak, bytes_in_use, find_peak
 from polyreme.recipes.training.progress import Meter, ProgressDisplay, told_if_slow
 from polyreme.recipes.training.replica_check import check_replicas
 from polyreme.recipes.training.signals import StopRequest
+from polyreme.recipes.training.traces import StepRecorder, write_trace
 from polyreme.recipes.training.trainer import StepResult, Trainer, learning_rate_schedule, told
 from polyreme.recipes.weights.base import base_digest, check_base_digest, keep_config
 
@@ -59,7 +60,7 @@ def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> 
     say = ProgressDisplay(config.train.steps, is_silent=not _is_first()).note
     with _claim(Path(config.output)) as folder, StopRequest() as stop:
         with told_if_slow(_DATA_IS_READ, say):
-            corpus = _load_data(config, overrides_source["folder"])
+            corpus = load_data(config, overrides_source["folder"])
         is_anew = resume == "never" and _is_first()
         renamed = set_aside(folder, ("checkpoints", "tensorboard")) if is_anew else {}
         with CheckpointStore(folder / "checkpoints", max_to_keep=config.checkpoint.keep) as store:
@@ -87,7 +88,7 @@ def _claim(folder: Path) -> contextlib.AbstractContextManager[Path]:
     return claim(folder) if _is_first() else contextlib.nullcontext(folder)
 
 
-def _load_data(config: RunConfig, base: Path) -> Any:
+def load_data(config: RunConfig, base: Path) -> Any:
     """The data, prepared by the first process, then read by the others; raises if they are not at the same run."""
     if not _is_first():
         everyone_says(None)
@@ -122,6 +123,7 @@ class _TrainingRun:
         self.notes: list[str] = []
         self.check = config.samples.check.load()
         self.skipped = 0  # steps left out, one after the other
+        self.recorder: StepRecorder | None = None
         # of the weights that it begins with, None where it begins with none
         self.base_digest = base_digest(config.model) if isinstance(config, FinetuneConfig) else None
         latest = store.latest_step()
@@ -235,6 +237,8 @@ class _TrainingRun:
             _inject_flip(step, self.trainer)
             self.store.check()
             learning_rate = self.trainer.schedule.last_lr
+            if step == first + config.profile.start and config.profile.steps:
+                self._begin_recording(progress)
             self.check(batch, config.dimensions, f"step {step}")
             if self.roll_out is not None:
                 batch = self.roll_out(batch, step)
@@ -245,6 +249,11 @@ class _TrainingRun:
             # one step behind, so that the host reads a result while the devices work on the next
             self._check_result(waiting, log, progress)
             waiting = _Waiting(step, batch, result)
+            if self.recorder is not None:
+                self.recorder.end_step()
+                if step == min(first + config.profile.start + config.profile.steps - 1, total):
+                    with meter.paused(), watchdog.phase("trace"):
+                        self._write_recording(progress)
             # asked once: a signal may come between any two lines
             is_stopping = watchdog.stop_requested_anywhere(step, here=stop.requested)
             is_logged = step % config.log.interval == 0 or step in (1, total)
@@ -322,6 +331,20 @@ class _TrainingRun:
             f"step {step}: loss {loss}, gradient norm {norm}; {first}; samples {ids_text(batch.ids)}. The update was "
             f"left out; {kept}. Lower train.learning_rate, set train.clip_norm, or look at those samples"
         )
+
+    def _begin_recording(self, progress: ProgressDisplay) -> None:
+        steps = self.config.profile.steps
+        progress.note(f"recording {steps} steps, which take longer by it")
+        self.recorder = StepRecorder(steps)
+        self.recorder.begin()
+
+    def _write_recording(self, progress: ProgressDisplay) -> None:
+        assert self.recorder is not None
+        trace, note, self.recorder = self.recorder.finish(), self.recorder.note, None
+        if trace is not None:
+            for line in write_trace(trace, self.folder / "profile"):
+                progress.note(line)
+            progress.note(f"recorded: {self.folder / 'profile'}{f' ({note})' if note else ''}")
 
     def _validate(self) -> float:
         size = self.config.train.global_batch
