@@ -60,7 +60,7 @@ def test_clocks_are_compared_to_what_they_are_apart(monkeypatch):
     monkeypatch.setattr(
         clocks, "time", type("Time", (), {"monotonic_ns": lambda: real() + ahead[threading.current_thread().name]})
     )
-    addresses, found = Queue(), {}
+    addresses, offsets = Queue(), {}
 
     def share(value):
         if value is None:
@@ -70,14 +70,14 @@ def test_clocks_are_compared_to_what_they_are_apart(monkeypatch):
         return value
 
     def measure(rank):
-        found[rank] = clocks.measure(rank, 3, "127.0.0.1", share)
+        offsets[rank] = clocks.measure(rank, 3, "127.0.0.1", share)
 
     threads = [threading.Thread(target=measure, args=(rank,), name=f"rank {rank}") for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert found[0] == (0, 0)
+    assert offsets[0] == (0, 0)
     for rank in (1, 2):
-        assert abs(found[rank].ahead - ahead[f"rank {rank}"]) <= found[rank].error
-        assert 0 < found[rank].error < 10**9
+        assert abs(offsets[rank].ahead - ahead[f"rank {rank}"]) <= offsets[rank].error
+        assert 0 < offsets[rank].error < 10**9

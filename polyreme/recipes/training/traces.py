@@ -50,11 +50,11 @@ class StepRecorder:
     def finish(self) -> TraceResult | None:
         """Stop; the trace of all ranks on rank 0, None on the others. Every rank calls it."""
         self._profiler.stop()
-        own = self._profiler.result
-        assert own is not None
+        trace = self._profiler.result
+        assert trace is not None
         if self._is_alone:
-            return own
-        events = [event for event in own.events if event.name != f"{STEP}#0"]
+            return trace
+        events = [event for event in trace.events if event.name != f"{STEP}#0"]
         rank, count = jax.process_index(), jax.process_count()
         offset = clocks.measure(rank, count, own_address(), _from_first)
         names = {f"{device.platform}:{at}": device_name(device) for at, device in enumerate(jax.local_devices())}
@@ -69,7 +69,7 @@ class StepRecorder:
             traces.append(RankTrace.unpacked(bytes(told[0])))
             errors.append(told[1])
         self.note = f"{count} ranks by one clock, to {max(errors) / 1e3:.0f} us"
-        return TraceResult(merge(traces), facts=own.facts | {"clocks": self.note})
+        return TraceResult(merge(traces), facts=trace.facts | {"clocks": self.note})
 
 
 def _from_first(value: str | None) -> str:
