@@ -32,6 +32,12 @@ def evaluate(
     stop: Annotated[list[str] | None, typer.Option(help="Where an answer ends; several times for several.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the rows that are shown.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or auto for the files'.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="An adapter of these weights, merged into them.")
+    ] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(help="Of keys and values: int8 (a scale for each head and token), bfloat16, ...")
+    ] = None,
     include_path: Annotated[Path | None, typer.Option(help="Folder of tasks of your own for lm_eval.")] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The server's key, on its first line.")
@@ -55,7 +61,8 @@ def evaluate(
     options = EvalOptions(
         limit, max_length, stride, num_fewshot, seed, chat, add_bos, max_new_tokens, tuple(stop or ())
     )
-    scorer = recipe.open_scorer(target, dtype, None if api_key_file is None else first_line(api_key_file))
+    key = None if api_key_file is None else first_line(api_key_file)
+    scorer = recipe.open_scorer(target, dtype, key, adapter, kv_cache_dtype)
     for result in recipe.evaluate(scorer, names, options, data or [], include_path):
         for line in recipe.result_lines(result):
             typer.echo(line)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,6 +40,9 @@ def generate(
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are drafted at a time.")] = 5,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, or auto for the files'.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="An adapter of these weights, merged into them.")
+    ] = None,
     kv_cache_dtype: Annotated[
         str | None,
         typer.Option(help="Of keys and values: int8 (a scale for each head and token), bfloat16, float16, float32."),
@@ -75,7 +79,7 @@ def generate(
         )  # fmt: skip
         recipe.search(
             packages.resolve(weights), prompt=prompt, params=beams, chat=chat, dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype, say=say,
+            adapter=adapter, kv_cache_dtype=kv_cache_dtype, say=say,
         )  # fmt: skip
         return
     params = SamplingParams(
@@ -84,5 +88,5 @@ def generate(
     )  # fmt: skip
     recipe.run(
         packages.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, speculative=speculative,
-        num_draft_tokens=num_draft_tokens, kv_cache_dtype=kv_cache_dtype, say=say,
+        num_draft_tokens=num_draft_tokens, adapter=adapter, kv_cache_dtype=kv_cache_dtype, say=say,
     )  # fmt: skip

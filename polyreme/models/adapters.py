@@ -308,7 +308,8 @@ def open_adapter(folder: str | Path) -> Adapter:
     """
     folder = Path(folder)
     if not is_adapter(folder):
-        raise CheckpointError(f"{folder}: no {CONFIG} in it; give the folder of an adapter")
+        within = f", as {folder / 'adapter'}" if is_adapter(folder / "adapter") else ""
+        raise CheckpointError(f"{folder}: no {CONFIG} in it; give the folder of an adapter{within}")
     config = read_json(folder / CONFIG)
     _check_config(folder, config)
     arrays_of: dict[str, dict[str, np.ndarray]] = {}

@@ -228,7 +228,7 @@ def test_what_cannot_be_asked(here, data):
         ServerScorer("ftp://x")
     with pytest.raises(DataError, match="is a server there"):
         ServerScorer("http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="http://x serves its model in the dtype"):
+    with pytest.raises(ConfigError, match="--dtype bfloat16: http://x serves its model as it was started"):
         evaluate.open_scorer("http://x", "bfloat16")
 
 

@@ -11,25 +11,40 @@ from polyreme.evaluation import TASKS, EngineScorer, EvalOptions, Scorer, Server
 from polyreme.evaluation.harness import run_harness
 from polyreme.generation.engine import TextEngine
 from polyreme.models import packages
+from polyreme.models.cache import check_cache_dtype
 from polyreme.recipes.weights.trained import ONE_DEVICE, dtype_of, load_writer
 
 HARNESS = "lm_eval:"
 
 
-def open_scorer(target: str, dtype: str | None = None, key: str | None = None) -> Scorer:
-    """What there is at an address, or of a run, a folder, a GGUF file or a fetched name.
+def open_scorer(
+    target: str,
+    dtype: str | None = None,
+    key: str | None = None,
+    adapter: Path | None = None,
+    kv_cache_dtype: str | None = None,
+) -> Scorer:
+    """What there is at an address, or of a run, a folder, a GGUF file or a fetched name; adapter, kv_cache_dtype: as of
+    load_writer and TextEngine.
 
-    Raises ConfigError for a dtype of a server, and what reading weights raises.
+    Raises ConfigError for settings that a server has for itself, and what reading weights raises.
     """
+    check_cache_dtype(kv_cache_dtype)
     if target.startswith(("http://", "https://")):
-        if dtype is not None:
-            raise ConfigError(f"--dtype {dtype}: {target} serves its model in the dtype that it was started with")
+        for name, value in (("dtype", dtype), ("adapter", adapter), ("kv-cache-dtype", kv_cache_dtype)):
+            if value is not None:
+                raise ConfigError(f"--{name} {value}: {target} serves its model as it was started; leave it out")
         return ServerScorer(target, key)
     path = packages.resolve(target)
-    model, tokenizer = load_writer(path, dtype)
+    model, tokenizer = load_writer(path, dtype, adapter)
     # sizes as the server has them, so that numbers are the server's, bit for bit
-    engine = TextEngine(model, tokenizer.end, tokenizer.vocab_size)
-    return EngineScorer(engine, tokenizer, {"model": path.name, "dtype": dtype_of(model), "plan": ONE_DEVICE})
+    engine = TextEngine(model, tokenizer.end, tokenizer.vocab_size, kv_cache_dtype=kv_cache_dtype)
+    facts = {"model": path.name, "dtype": dtype_of(model), "plan": ONE_DEVICE}
+    if adapter is not None:
+        facts["adapter"] = str(adapter)
+    if kv_cache_dtype is not None:
+        facts["kv_cache_dtype"] = kv_cache_dtype
+    return EngineScorer(engine, tokenizer, facts)
 
 
 def check_tasks(names: Sequence[str]) -> None:

@@ -21,17 +21,18 @@ def run(
     dtype: str | None = None,
     speculative: str | None = None,
     num_draft_tokens: int = 5,
+    adapter: Path | None = None,
     kv_cache_dtype: str | None = None,
     say: Callable[[str], None],
 ) -> None:
     """Write n texts, of seeds seed, seed + 1, ..., after the prompt, each beginning with it; as answers to it if chat.
 
-    path: as of load_writer, and dtype. speculative, num_draft_tokens: as of drafting. kv_cache_dtype: one of
+    path, dtype, adapter: as of load_writer. speculative, num_draft_tokens: as of drafting. kv_cache_dtype: one of
     models.cache.CACHE_DTYPES. say: takes each piece of text as soon as it is sure. Raises as load_writer does,
     ConfigError for a model without a chat template.
     """
     check_cache_dtype(kv_cache_dtype)
-    model, tokenizer = load_writer(path, dtype)
+    model, tokenizer = load_writer(path, dtype, adapter)
     ids = prompt_ids(tokenizer, prompt, chat=chat)
     speculation = drafting(speculative, num_draft_tokens, tokenizer, dtype)
     generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, speculation, kv_cache_dtype)
@@ -51,12 +52,13 @@ def search(
     params: BeamSearchParams,
     chat: bool = False,
     dtype: str | None = None,
+    adapter: Path | None = None,
     kv_cache_dtype: str | None = None,
     say: Callable[[str], None],
 ) -> None:
     """Say the n texts of highest score after the prompt, as `run` says texts. Raises as run does."""
     check_cache_dtype(kv_cache_dtype)
-    model, tokenizer = load_writer(path, dtype)
+    model, tokenizer = load_writer(path, dtype, adapter)
     ids = prompt_ids(tokenizer, prompt, chat=chat)
     generator = TextGenerator(model, tokenizer.end, tokenizer.vocab_size, kv_cache_dtype=kv_cache_dtype)
     texts = BeamSearch(generator).search(ids, params)
