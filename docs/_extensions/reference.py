@@ -252,7 +252,8 @@ class Reference:
             shown = shown if len(shown) < 60 and " at 0x" not in shown and "\n" not in shown else type(value).__name__
             return [f"````{{py:data}} {full}", f"`{shown}`", "````", ""]
         lines = [f"``````{{{kind}}} {head}", prose(docstring(value)), ""]
-        rows = facts(value, self.gradient)
+        # an in-place form is described by the function that it is a form of
+        rows = [] if name.endswith("_") and name[:-1] in self.modules[module] else facts(value, self.gradient)
         theirs = self.coverage.names().get(module, {})
         if name in theirs:
             rows.append(("PaddlePaddle", paddle_page(full) + self._difference(module, name, theirs[name])))
@@ -305,9 +306,9 @@ class Reference:
                 for group, page in links.items():
                     listed = ", ".join(f"{{py:obj}}`{n} <{module}.{n}>`" for n, _ in sorted(groups[group]))
                     lines.append(f"| [{group or 'others'}]({page}.md) | {listed} |")
-                    texts[page] = "\n".join(
-                        [f"# {module}: {group or 'others'}", "", *self.entries(module, sorted(groups[group]))]
-                    )
+                    said = first_paragraph(groups[group][0][1].__module__) if group else ""
+                    lead = [f"# {module}: {group or 'others'}", "", prose(said), ""]
+                    texts[page] = "\n".join([*lead, *self.entries(module, sorted(groups[group]))])
                 lines += ["", "```{toctree}", ":hidden:", "", *links.values(), "```", ""]
             else:
                 lines += self.entries(module, groups.popitem()[1])
