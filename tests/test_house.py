@@ -74,7 +74,7 @@ FLOORS = {
         "model",
     ],
     "polyreme.recipes": [
-        "samples preference_losses pictures doctor corpus",
+        "samples preference_losses pictures doctor corpus shipped",
         "stages config",
         "finetune_config",
         "config_file estimate",

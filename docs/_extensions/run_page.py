@@ -71,4 +71,5 @@ if __name__ == "__main__":
     page, result = map(Path, sys.argv[1:])
     sys.path.insert(0, "")
     main = sys.modules["__main__"].__dict__
+    main["__file__"] = str(Path("examples", "page.py").absolute())  # pages show scripts that stand there
     result.write_text(json.dumps(run(page, main)))

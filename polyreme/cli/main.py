@@ -23,6 +23,7 @@ from polyreme.cli.data import ConfigPath, Overrides, data_app
 from polyreme.cli.deploy import export, infer
 from polyreme.cli.device import device_app
 from polyreme.cli.evaluate import evaluate
+from polyreme.cli.examples import examples
 from polyreme.cli.explain import explain
 from polyreme.cli.failure import describe, exit_code, report
 from polyreme.cli.generate import generate
@@ -229,6 +230,7 @@ def _examine_cluster(sheet: Path | None, least: float, as_json: bool) -> None:
 app.command()(plan)
 app.command()(profile)
 app.command()(prove)
+app.command()(examples)
 app.command()(schedule)
 app.command()(comm)
 app.command()(calibrate)

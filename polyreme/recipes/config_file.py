@@ -174,7 +174,8 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else [])
-        raise ConfigError(f"{path}: no such configuration file{near}") from None
+        shipped = "" if near else "; `polyreme examples` writes those that come with polyreme"
+        raise ConfigError(f"{path}: no such configuration file{near}{shipped}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     except OSError as error:
