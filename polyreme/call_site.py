@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import linecache
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,8 @@ def _folders() -> tuple[str, ...]:
 
 # frames of these packages are never the user's
 _PACKAGES = _folders()
+# of a layer that called others: their names by id
+_names: Any = weakref.WeakKeyDictionary()
 
 
 def user_frame() -> FrameType | None:
@@ -60,7 +63,7 @@ def layer_note() -> str:
     layers = layers_here()
     if not layers:
         return ""
-    names = [_name(layer, parent) for parent, layer in itertools.pairwise(layers)]
+    names = [name_within(layer, parent) for parent, layer in itertools.pairwise(layers)]
     model, kind = type(layers[0]).__name__, type(layers[-1]).__name__
     inside = f"in layer {'.'.join(names)} ({kind}) of {model}" if names else f"in layer {model}"
     frame = user_frame()
@@ -70,5 +73,9 @@ def layer_note() -> str:
     return f"{inside}, {user_line()}{f': {source}' if source else ''}"
 
 
-def _name(layer: Any, parent: Any) -> str:
-    return next((name for name, held in parent.named_sublayers() if held is layer), type(layer).__name__)
+def name_within(layer: Any, parent: Any) -> str:
+    """A layer's dotted name within the layer that calls it; its class where that one does not hold it."""
+    names = _names.get(parent)
+    if names is None or id(layer) not in names:
+        names = _names[parent] = {id(held): name for name, held in parent.named_sublayers()}
+    return names.get(id(layer), type(layer).__name__)

@@ -209,7 +209,8 @@ class NoSpaceError(CheckpointError):
 class DeviceMemoryError(Explained, MemoryError, RuntimeError):
     """A device's memory does not suffice. Exit code 2.
 
-    asked: bytes that could not be allocated, 0 if not known; parts: name -> bytes of what lies on the fullest device.
+    asked: bytes that could not be allocated, 0 if not known; parts: name -> bytes of what lies on the fullest device;
+    facts: the message without what to change.
     """
 
     code = "PR105"
@@ -224,9 +225,9 @@ class DeviceMemoryError(Explained, MemoryError, RuntimeError):
     )
     tells_layer = True
 
-    def __init__(self, message: str, asked: int = 0, parts: Mapping[str, int] | None = None) -> None:
-        super().__init__(message)
-        self.asked, self.parts = asked, dict(parts or {})
+    def __init__(self, facts: str, asked: int = 0, parts: Mapping[str, int] | None = None, advice: str = "") -> None:
+        super().__init__(f"{facts}. {advice}" if advice else facts)
+        self.asked, self.parts, self.facts = asked, dict(parts or {}), facts
 
 
 class RankError(Explained, RuntimeError):

@@ -7,6 +7,7 @@ import pickle
 import re
 
 import jax
+import numpy as np
 import pytest
 
 import polyreme as paddle
@@ -14,6 +15,7 @@ from polyreme import errors, nn, static
 from polyreme.cli.main import main
 from polyreme.core import device_memory
 from polyreme.errors import DeviceMemoryError, ShapeError, error_classes
+from polyreme.jit.called import Called
 from tools import write_errors
 
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
@@ -130,6 +132,26 @@ def test_a_shape_error_names_layer_sizes_and_line(run):
     assert last == "more: polyreme explain PR101"
 
 
+def test_a_program_that_runs_says_where_it_was_recorded():
+    paddle.enable_static()
+    try:
+        main, startup = static.Program(), static.Program()
+        with static.program_guard(main, startup):
+            x = static.data("x", [None, None])
+            out = FFN(16)(x)
+        exe = static.Executor()
+        exe.run(startup)
+        with pytest.raises(ShapeError) as caught:
+            exe.run(main, feed={"x": np.ones([2, 7], np.float32)}, fetch_list=[out])
+    finally:
+        paddle.disable_static()
+    operation, recorded, last = caught.value.__notes__[-3:]
+    assert operation.startswith("in the Program's operation: ")
+    assert recorded.startswith("recorded in layer up (Linear) of FFN, ")
+    assert "return self.down(nn.functional.gelu(self.up(x)))" in recorded
+    assert last == "more: polyreme explain PR101"
+
+
 def test_outside_of_layers_and_in_layers_that_no_other_holds():
     with pytest.raises(ShapeError) as caught:
         paddle.ones([2, 3]) @ paddle.ones([4, 5])
@@ -206,6 +228,12 @@ def test_eager_ops_captured_steps_and_fit_say_what_ran_out(monkeypatch):
     with pytest.raises(DeviceMemoryError) as caught:
         (huge.reshape([-1, 1]) @ huge.reshape([1, -1])).numpy()
     assert caught.value.asked == 4 << 48
+
+    def widened(x):
+        return (x.T @ x).sort(axis=0)
+
+    with pytest.raises(DeviceMemoryError, match="out of memory in program widened"):
+        jax.block_until_ready(Called(widened)(jax.numpy.ones([2, 1 << 20])))
 
     net = nn.Linear(1, 1 << 20)
     optimizer = paddle.optimizer.SGD(parameters=net.parameters())

@@ -25,8 +25,9 @@ line that begins with `error:`, the notes below it, and an exit code; `--debug` 
 ## Where it was
 
 A shape or dtype that does not fit inside a Layer is told with the layer's path in the model and your line, in eager
-code, in code that `to_static` captures and while a Program is recorded. Nothing is kept for it while all goes well:
-the path is read from the interpreter's frames when the error is made.
+code, in code that `to_static` captures and while a Program is recorded; a Program that runs names the operation, and
+where that was recorded. Nothing is kept for it while all goes well: the path is read from the interpreter's frames
+when the error is made, or a Program's operation is recorded.
 
 ```python
 import traceback
@@ -60,11 +61,11 @@ except ValueError as error:
 A `DeviceMemoryError` is a `MemoryError` that names the op, the captured function or the pipeline's program (and the
 layer, where the op runs at once), the bytes that were asked for (`asked`), what lies on the fullest device by part
 (`parts`), and three changes with what each would save, the least loss of speed first. It is raised by eager and
-captured code and by `Model.fit` alike. `polyreme pretrain` and `finetune` add what the planner predicts for settings
+captured code and by `Model.fit` alike. `polyreme pretrain` and `finetune` say what the planner predicts for settings
 of that configuration:
 
     error: out of memory in program last_backward: 2.1 GiB more asked for. On cuda:0 lie 74.2 GiB of 75.0 GiB: parameters ...
-    for this configuration, as the planner predicts: 1) train.amp_level=O1: 9.1 GiB a device less; 2) train.accumulation=4: ...
+    The cheapest changes, as the planner predicts: 1) train.amp_level=O1: 9.1 GiB a device less; 2) train.accumulation=4: ...
     more: polyreme explain PR105
 
 Large arrays that only wait to be collected count as "other". On CPU XLA allocates when a program runs, which may be

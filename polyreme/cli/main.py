@@ -178,11 +178,13 @@ def _train(
     try:
         recipe.run(config, resume=resume, overrides_source=source)
     except Exception as error:
-        if isinstance(error, DeviceMemoryError) or is_out_of_memory(error):
-            from polyreme.recipes.planning.memory_advice import advice
+        if not (isinstance(error, MemoryError) or is_out_of_memory(error)):
+            raise
+        from polyreme.recipes.planning.memory_advice import advice
 
-            raise DeviceMemoryError(" ".join([describe(error), advice(loaded)]).strip()) from error
-        raise
+        facts = error if isinstance(error, DeviceMemoryError) else DeviceMemoryError(describe(error))
+        planned = advice(loaded) or str(error).removeprefix(facts.facts).removeprefix(". ")
+        raise DeviceMemoryError(facts.facts, facts.asked, facts.parts, planned) from error
 
 
 @app.command()

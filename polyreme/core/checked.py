@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme import flags
-from polyreme.call_site import layers_here
+from polyreme.call_site import layers_here, name_within
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState, Tracer
@@ -34,7 +34,7 @@ class _Checked:
     the layer it was made in. updates: optimizer -> its steps since the mode was switched on.
     """
 
-    __slots__ = ("at_run_time", "late", "layer_of", "names", "number", "on", "stepped", "updates")
+    __slots__ = ("at_run_time", "late", "layer_of", "number", "on", "stepped", "updates")
     at_run_time: Callable[..., None]
 
     def __init__(self) -> None:
@@ -47,7 +47,6 @@ class _Checked:
         self.late: list[BaseException] = []
         self.stepped: list[Any] = []
         self.layer_of: Any = weakref.WeakKeyDictionary()
-        self.names: Any = weakref.WeakKeyDictionary()
         self.updates: Any = weakref.WeakKeyDictionary()
 
 
@@ -61,17 +60,8 @@ _FLAG.changed.append(checked.follow)
 def layer_here() -> str:
     """The path of the layer whose call this is inside, Model/blocks.0/attention; empty outside of layers."""
     layers = layers_here()
-    return "/".join(_name(layer, parent) for parent, layer in itertools.pairwise([None, *layers]))
-
-
-def _name(layer: Any, parent: Any) -> str:
-    """A layer's dotted name within the layer that calls it; its class where that one does not hold it."""
-    if parent is None:
-        return type(layer).__name__
-    names = checked.names.get(parent)
-    if names is None or id(layer) not in names:
-        names = checked.names[parent] = {id(found): name for name, found in parent.named_sublayers()}
-    return names.get(id(layer), type(layer).__name__)
+    names = [name_within(layer, parent) for parent, layer in itertools.pairwise(layers)]
+    return "/".join([*(type(layer).__name__ for layer in layers[:1]), *names])
 
 
 def step_done(optimizer: Any) -> None:

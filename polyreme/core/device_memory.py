@@ -89,11 +89,11 @@ def raise_explained(error: BaseException, what: str) -> NoReturn:
         total = f"{bytes_text(sum(parts.values()))}{_of_limit(device)}"
         shares = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in parts.items())
         lines.append(f"On {device} lie {total}: {shares}")
-    found = changes(asked, parts)
+    found, advice = changes(asked, parts), ""
     if found:
         numbered = (f"{i}) {c.what}: about {bytes_text(c.nbytes)} less" for i, c in enumerate(found, 1))
-        lines.append(f"The cheapest changes: {'; '.join(numbered)}")
-    raise DeviceMemoryError(". ".join(lines), asked, parts) from error
+        advice = f"The cheapest changes: {'; '.join(numbered)}"
+    raise DeviceMemoryError(". ".join(lines), asked, parts, advice) from error
 
 
 def changes(asked: int, parts: dict[str, int], most: int = 3) -> list[Saving]:

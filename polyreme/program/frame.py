@@ -110,3 +110,5 @@ def _say_where(error: Exception, operation: Operation, block: Block) -> None:
     """Note on an error which operation it comes from: the innermost, if that is inside others."""
     if not any(note.startswith(_IN_OPERATION) for note in getattr(error, "__notes__", ())):
         error.add_note(f"{_IN_OPERATION}{line(operation, block)}")
+        if operation.origin:
+            error.add_note(f"recorded {operation.origin}")

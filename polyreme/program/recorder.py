@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.call_site import user_line
+from polyreme.call_site import layer_note, user_line
 from polyreme.core import amp_policy, state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import DynamicSize, Symbol
@@ -183,6 +183,7 @@ class Recorder:
             policy=amp_policy.active.policy,
             taped=tape.grad_mode.enabled,
             scope="/".join(defaults.scopes),
+            origin=layer_note(),
         )
         results, recorded.changes = infer.call_results(recorded, by_name)
         result = self.defined(recorded, results, name.rpartition(".")[2].strip("_"))

@@ -1,7 +1,9 @@
 """Configurations: defaults, the checks between settings, files, overrides, and what a refusal says."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig, Tra
 from polyreme.recipes.config_file import known_keys, load, nearest
 from polyreme.recipes.planning.plan import memory_of
 from polyreme.recipes.weights.build import build_model
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -274,3 +278,13 @@ def test_the_balance_loss_left_out_is_the_familys():
 def test_experts_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         PretrainConfig.model_validate(settings)
+
+
+def test_make_train_is_over_four_dimensions():
+    recipe = (ROOT / "Makefile").read_text()
+    (name,) = re.findall(r"polyreme pretrain (\S+)", recipe)
+    config = load(ROOT / name).config
+    plan = config.plan
+    assert (plan.dp, plan.pp, plan.sharding, plan.mp, plan.sharding_stage) == (2, 2, 2, 2, 3)
+    assert f"CPU_NUM={plan.num_devices} " in recipe
+    assert estimate.run_flops_per_token(config) * config.tokens_per_step * config.train.steps < 2e12  # a minute's

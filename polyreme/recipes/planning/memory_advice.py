@@ -54,4 +54,4 @@ def advice(loaded: Loaded) -> str:
     """The changes as a line, empty without any."""
     found = cheapest_changes(loaded)
     numbered = [f"{i}) {words}: {bytes_text(saving)} a device less" for i, (words, saving) in enumerate(found, 1)]
-    return f"for this configuration, as the planner predicts: {'; '.join(numbered)}" if numbered else ""
+    return f"The cheapest changes, as the planner predicts: {'; '.join(numbered)}" if numbered else ""
