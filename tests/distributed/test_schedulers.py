@@ -311,6 +311,41 @@ def test_a_scheduler_that_is_not_here_is_named(name, match, script, monkeypatch,
     assert {*SCHEDULERS} == {"slurm", "ray", "k8s"}
 
 
+class PretendedRay:
+    """A cluster of one node of two processors, where nothing can be placed."""
+
+    is_initialized = staticmethod(lambda: True)
+    shutdown = staticmethod(lambda: None)
+    PlacementGroupSchedulingStrategy = None
+
+    @staticmethod
+    def nodes():
+        return [{"Alive": True, "Resources": {"CPU": 2}}, {"Alive": False, "Resources": {"CPU": 9}}]
+
+    @staticmethod
+    def placement_group(bundles, strategy):
+        assert (bundles, strategy) == ([{"CPU": 2}], "STRICT_SPREAD")
+        return type("Group", (), {"wait": staticmethod(lambda seconds: False)})()
+
+    remove_placement_group = staticmethod(lambda group: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--nnodes", "2"], "1 nodes have {'CPU': 1}, the job needs 2; lower --nnodes"),
+        (["--job_options", "cpus=3"], "0 nodes have {'CPU': 3}, the job needs 1"),
+        (["--nnodes", "1:3", "--job_options", "cpus=2"], "1 x {'CPU': 2} could not be placed in 120 s"),
+    ],
+    ids=str,
+)
+def test_what_a_cluster_of_ray_s_has_no_place_for_is_said(words, match, script, monkeypatch, capsys):
+    for name in ("ray", "ray.util.placement_group", "ray.util.scheduling_strategies"):
+        monkeypatch.setitem(sys.modules, name, PretendedRay)
+    assert main(["--on", "ray", *words, script]) == 2
+    assert match in capsys.readouterr().err
+
+
 # real schedulers
 
 

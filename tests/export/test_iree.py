@@ -11,7 +11,7 @@ from polyreme import jit, nn
 from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import CheckpointError, ConfigError
+from polyreme.errors import CheckpointError, ConfigError, NumericsError
 from polyreme.export import iree, read
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.recipes.inference import deploy
@@ -71,6 +71,8 @@ def test_what_iree_does_not_take_is_refused(tmp_path, pretended):
         iree.compile_artifact(read(save(tmp_path, [2, 4], ("cpu", "cuda", "tpu"))))
     with pytest.raises(ConfigError, match="input 'x' has open sizes"):
         iree.compile_artifact(read(save(tmp_path, [None, 4])))
+    with pytest.raises(ConfigError, match="IREE takes artefacts of polyreme's own"):
+        iree.compile_artifact(read(Path(__file__).parents[1] / "paddle_files" / "text"))
     pretended.said = "Error code: 1\n<stdin>:1:2: error: failed to legalize operation 'stablehlo.fft'\n more"
     with pytest.raises(
         ConfigError, match=r"net.stablehlo: IREE 9.9 does not compile it: failed to legalize operation 'stablehlo.fft'"
@@ -92,6 +94,19 @@ def test_modules_are_of_the_programs_that_they_were_compiled_from(tmp_path, pret
     (tmp_path / "net.iree.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not what IREE's modules are listed in"):
         iree._modules(artifact, programs)
+
+
+def test_outputs_further_apart_than_rounding_explains_end_it():
+    class Own:
+        @staticmethod
+        def run(arrays):
+            return [to_tensor(np.float32([1, 4]))]
+
+    tokens = np.zeros((1, 2), np.int64)
+    near = np.float32([1, 4]) + np.float32(4e-6)
+    assert "outputs 4.1e-06 apart, of at most 4" in deploy._compared(Own, lambda arrays: [near], tokens, 2e-6, 1)
+    with pytest.raises(NumericsError, match=r"tokens\[1, 2\]: IREE's outputs lie .* from XLA's, whose largest is 4"):
+        deploy._compared(Own, lambda arrays: [near], tokens, 1e-7, 1)
 
 
 @pytest.mark.slow

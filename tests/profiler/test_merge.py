@@ -8,7 +8,8 @@ from queue import Queue
 import pytest
 
 from polyreme.distributed.job import clocks
-from polyreme.errors import DataError
+from polyreme.distributed.job.rendezvous import free_port
+from polyreme.errors import ConfigError, DataError
 from polyreme.profiler.merge import MARK, RankTrace, merge
 from polyreme.profiler.trace import TraceEvent, read_chrome, write_chrome
 
@@ -51,6 +52,15 @@ def test_a_trace_without_a_mark_is_refused():
     trace = RankTrace(1, [TraceEvent("a", "user", 0, 1, "python")], 0, 0, {})
     with pytest.raises(DataError, match="trace of rank 1 has no event"):
         merge([trace])
+
+
+def test_a_rank_whose_clock_nobody_asks_says_so(monkeypatch):
+    monkeypatch.setenv("POLYREME_INIT_TIMEOUT", "1")
+    port = free_port("127.0.0.1")
+    with pytest.raises(ConfigError, match=f"rank 0's clock at 127.0.0.1:{port} does not answer rank 1"):
+        clocks.measure(1, 2, "127.0.0.1", lambda value: f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match="a rank did not come to compare its clock"):
+        clocks.measure(0, 2, "127.0.0.1", str)
 
 
 def test_clocks_are_compared_to_what_they_are_apart(monkeypatch):

@@ -83,7 +83,7 @@ def test_a_job_that_loses_a_node_goes_on_with_another_plan(tmp_path):
     finally:
         for node in nodes:
             node.kill()
-            node.wait()
+            node.communicate()
     assert "is lost with its node" in after
     assert "2 devices, the plan is for 4: going on with " in after
     assert "resumed after step 6" in after

@@ -69,9 +69,13 @@ def test_what_is_slow_is_named():
     assert found([fast, slow, (1, 2, True, 9e9), far], least=0.4) == []
 
 
-def test_what_cannot_be_examined_is_refused(tmp_path, capsys):
+def test_what_cannot_be_examined_is_refused(tmp_path, capsys, monkeypatch):
     with pytest.raises(ConfigError, match="--sheet is of 4 devices, here are 8"):
         links.examine(declared(4))
+    (first, *_) = links.jax.devices()
+    monkeypatch.setattr(links.jax, "devices", lambda: [first])
+    with pytest.raises(ConfigError, match="one device; start it over several with polyreme launch"):
+        links.examine()
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"device": "h100", "devices_per_node": 8}))
     assert main(["doctor", "--sheet", str(tmp_path / "c.yaml")]) == 2
     assert "add --cluster" in capsys.readouterr().err

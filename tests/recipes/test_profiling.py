@@ -152,6 +152,14 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, overrides, steps, told):
         profiling.record(config, tmp_path, steps)
 
 
+def test_stages_over_processes_are_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    config = config_file.load(tmp_path / "run.yaml", ["plan.pp=2"]).config
+    with pytest.raises(ConfigError, match=r"plan.pp=2 over 2 processes: stages are recorded in one process alone"):
+        profiling.record(config, tmp_path, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.process
 def test_ranks_are_in_one_trace(tmp_path):
