@@ -329,6 +329,8 @@ def _scalar(cls: type, value: Any, text: str, device: Any) -> jax.Array:
 def constant(value: Any) -> Any:
     """An array for something that is not a Tensor: a weakly typed scalar, or an ndarray or nested list as it stands."""
     if isinstance(value, (bool, int, float, complex)):
+        if isinstance(value, np.generic):  # a float64 or complex128, which is a Python number too: np.sqrt(2)
+            value = value.item()
         return _scalar(value.__class__, value, "" if value else repr(value), _config.jax_default_device)
     if isinstance(value, jax.Array):
         return value

@@ -105,7 +105,7 @@ def matrix_nms(
     return_rois_num: bool = True,
     name: str | None = None,
 ) -> tuple[Any, Any, Any]:
-    """(boxes [k, 6], their indices [k, 1] or None, number by image [n] or None): scores decay, no box is dropped.
+    """(boxes [k, 6], number by image [n] or None, their indices [k, 1] or None): scores decay, no box is dropped.
 
     bboxes [n, m, 4] and scores [n, classes, m]. In each class but background_label, of the scores above
     score_threshold the best nms_top_k (-1: all) are multiplied by the least, over better boxes j, of (1 - iou) / (1 -
@@ -136,7 +136,7 @@ def matrix_nms(
         numbers.append(len(best))
     index = _tensor(np.concatenate(indices)[:, None], np.int32) if return_index else None
     number = _tensor(numbers, np.int32) if return_rois_num else None
-    return _tensor(np.concatenate(rows), b.dtype), index, number
+    return _tensor(np.concatenate(rows), b.dtype), number, index
 
 
 def _decay(boxes: np.ndarray, sigma: float | None, extra: float) -> np.ndarray:

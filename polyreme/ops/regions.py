@@ -24,6 +24,8 @@ from polyreme.ops.windows import per_dim
 
 # regions pooled at once: a [32, channels, bins, width] array stays small beside the images
 _AT_ONCE = 32
+_FARTHEST = 2.0**40
+"""Pixels from the origin beyond which a corner may as well be there: products with a number of bins stay exact."""
 _INT32 = jnp.iinfo(jnp.int32)
 
 
@@ -61,10 +63,16 @@ def _halves_up(value: Array) -> Array:
 
 
 def _bin_ends(start: Array, length: Array, bins: int, size: int) -> tuple[Array, Array]:
-    """First row and end of each bin, int32 [..., bins]: floor(start + i length / bins), ceil of the next start."""
-    at = jnp.arange(bins)
-    step = (length / bins)[..., None]
-    low, high = jnp.floor(start[..., None] + at * step), jnp.ceil(start[..., None] + (at + 1) * step)
+    """First row and end of each bin, int32 [..., bins]: floor(start + i length / bins), ceil of the next start.
+
+    Exact for integers: 3 (14 / 3), rounded, is more than 14, and XLA divides by a constant as it multiplies.
+    """
+    at, start, length = jnp.arange(bins), start[..., None], length[..., None]
+    if jnp.issubdtype(start.dtype, jnp.integer):
+        low, high = start + at * length // bins, start - (-(at + 1) * length // bins)
+    else:
+        step = length / bins
+        low, high = jnp.floor(start + at * step), jnp.ceil(start + (at + 1) * step)
     return jnp.clip(low, 0, size).astype(jnp.int32), jnp.clip(high, 0, size).astype(jnp.int32)
 
 
@@ -141,6 +149,7 @@ def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial
     if not boxes.shape[0]:
         return jnp.zeros((0, x.shape[1], height, width), x.dtype)
     corners = _halves_up(lax.stop_gradient(wide(boxes)) * spatial_scale)
+    corners = jnp.clip(corners, -_FARTHEST, _FARTHEST).astype(jnp.int64)
     low, length = corners[:, :2], jnp.maximum(corners[:, 2:4] - corners[:, :2] + 1, 1)
     rows = _bin_ends(low[:, 1], length[:, 1], height, x.shape[2])
     columns = _bin_ends(low[:, 0], length[:, 0], width, x.shape[3])

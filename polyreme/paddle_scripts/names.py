@@ -160,6 +160,8 @@ vision
     RandomVerticalFlip
 vision.models._utils
   internals.layers: IntermediateLayerGetter
+vision.ops
+  internals.layers: ConvNormActivation
 vision.transforms.functional
   vision.transforms.color: adjust_saturation
   vision.transforms: to_tensor resize crop center_crop hflip vflip pad

@@ -86,3 +86,15 @@ def test_kernels_of_a_number_that_changes_each_call_do_not_pile_up(monkeypatch):
         assert F.leaky_relu(x, negative_slope=0.25).tolist() == [-0.25, 1.0]
     assert len(op.kernels) <= 4
     assert set(op.calls.values()) <= set(op.kernels.values())
+
+
+def test_a_numpy_float64_is_a_python_number():
+    """np.sqrt(2) beside float32 made float64 of all that followed."""
+    x, half = paddle.arange(3, dtype="float32"), paddle.zeros([3], "bfloat16")
+    numbers = np.sqrt(2), np.float64(0.0), np.complex128(1j)
+    dtypes = [[(x * n).dtype.name, (n + x).dtype.name, (half - n).dtype.name] for n in numbers]
+    assert dtypes == [["float32", "float32", "bfloat16"]] * 2 + [["complex64"] * 3]
+    assert paddle.jit.to_static(lambda x, n: x * n)(x, numbers[0]).dtype == "float32"
+    assert (paddle.scale(x, numbers[0]).dtype, (x ** numbers[0]).dtype) == ("float32", "float32")
+    assert (x * np.float32(2)).dtype == "float32"
+    assert (paddle.arange(3) * np.float32(2.5)).tolist() == [0.0, 2.5, 5.0]  # others keep their dtype

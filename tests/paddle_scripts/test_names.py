@@ -437,6 +437,20 @@ def test_numbers_that_an_optimizer_was_made_with():
     adam.load_state_dict(adam.state_dict())
 
 
+def test_a_convolution_with_its_normalization_and_activation():
+    from paddle import nn
+    from paddle.vision.ops import ConvNormActivation
+
+    whole = ConvNormActivation(3, 4, (3, 5), 2, activation_layer=nn.Hardswish)
+    assert [type(layer).__name__ for layer in whole] == ["Conv2D", "BatchNorm2D", "Hardswish"]
+    assert list(whole.state_dict()) == ["0.weight", "1.weight", "1.bias", "1._mean", "1._variance"]
+    bare = ConvNormActivation(3, 4, dilation=2, norm_layer=None, activation_layer=None)
+    x = bare.create_parameter([1, 3, 8, 8])
+    assert (whole(x).shape, bare(x).shape, list(bare.state_dict())) == (
+        [1, 4, 4, 4], [1, 4, 8, 8], ["0.weight", "0.bias"]
+    )  # fmt: skip
+
+
 def test_modules_of_one_name_are_where_their_names_are():
     import paddle
     from paddle.incubate.nn.functional.masked_multihead_attention import masked_multihead_attention

@@ -76,7 +76,7 @@ def test_no_boxes_give_no_regions():
     assert ops.nms(none, scores=to_tensor(np.zeros(0, "float32"))).numpy().dtype == np.int64
     levels, restore, numbers = ops.distribute_fpn_proposals(none, 2, 3, 2, 10)
     assert ([list(v.shape) for v in levels], restore.shape, numbers) == ([[0, 4], [0, 4]], [0, 1], None)
-    rows, index, number = ops.matrix_nms(
+    rows, number, index = ops.matrix_nms(
         to_tensor(BOXES[None]), to_tensor(np.zeros((1, 2, 2), "float32")), 0.5, 0, 2, 2
     )
     assert (rows.shape, index, number.numpy().tolist()) == ([0, 6], None, [0])
@@ -100,10 +100,20 @@ def test_the_largest_of_a_bin_may_be_nan_or_minus_infinity():
     np.testing.assert_array_equal(found[0, 0], [[5, -np.inf], [-np.inf, np.nan]])
 
 
+@pytest.mark.parametrize("bins", [3, 7, 14])
+def test_the_last_bin_ends_with_its_region(bins):
+    """3 (14 / 3) in float32, by a reciprocal, is more than 14: the bin took the row behind the region."""
+    rows = np.arange(64, dtype="float32").reshape(1, 1, 64, 1)
+    for length in (1, 14, 57, 62):
+        box = to_tensor(np.array([[0, 0, 0, length - 1]], "float32"))
+        largest = ops.roi_pool(to_tensor(rows), box, to_tensor(np.array([1], "int32")), (bins, 1)).numpy().ravel()
+        assert largest.tolist() == [-(-(i + 1) * length // bins) - 1 for i in range(bins)]
+
+
 def test_identical_boxes_decay_to_nothing_once():
     boxes = to_tensor(np.repeat(BOXES[:1], 3, 0)[None])
     scores = to_tensor(np.array([[[0.9, 0.8, 0.7]]], "float32"))
-    rows, index, number = ops.matrix_nms(boxes, scores, 0.1, 0.05, -1, -1, background_label=-1, return_index=True)
+    rows, number, index = ops.matrix_nms(boxes, scores, 0.1, 0.05, -1, -1, background_label=-1, return_index=True)
     assert (index.numpy().tolist(), number.numpy().tolist()) == ([[0]], [1])
     np.testing.assert_array_equal(rows.numpy(), np.array([[0, 0.9, 0, 0, 4, 4]], "float32"))
 

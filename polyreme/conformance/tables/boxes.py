@@ -236,7 +236,7 @@ def matrix_nms(bboxes, scores, score_threshold, post_threshold, nms_top_k, keep_
         rows += rows_of_class
         numbers.append(len(rows_of_class))
     table = np.array(rows)
-    return table[:, :6], table[:, 6:].astype("int32"), np.array(numbers, "int32")
+    return table[:, :6], np.array(numbers, "int32"), table[:, 6:].astype("int32")
 
 
 def candidates(rng):

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError
-from polyreme.nn import LayerDict, Linear
+from polyreme.nn import BatchNorm2D, Conv2D, LayerDict, Linear, ReLU, Sequential
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr, Parameter
@@ -144,3 +144,30 @@ class IntermediateLayerGetter(LayerDict):
             if name in self.return_layers:
                 results[self.return_layers[name]] = x
         return results
+
+
+class ConvNormActivation(Sequential):
+    """A convolution with its normalization and activation, each left out where its layer is None.
+
+    padding: (kernel_size - 1) / 2 * dilation unless given. bias: as a convolution without normalization has one.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any = 3, stride: Any = 1, padding: Any = None,
+        groups: int = 1, norm_layer: Any = BatchNorm2D, activation_layer: Any = ReLU, dilation: int = 1,
+        bias: bool | None = None,
+    ) -> None:  # fmt: skip
+        if padding is None:
+            size = [kernel_size] if isinstance(kernel_size, int) else kernel_size
+            padding = [(s - 1) // 2 * dilation for s in size]
+            padding = padding[0] if isinstance(kernel_size, int) else padding
+        if bias is None:
+            bias = norm_layer is None
+        super().__init__(
+            Conv2D(
+                in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
+                bias_attr=None if bias else False,
+            ),
+            *(() if norm_layer is None else (norm_layer(out_channels),)),
+            *(() if activation_layer is None else (activation_layer(),)),
+        )  # fmt: skip

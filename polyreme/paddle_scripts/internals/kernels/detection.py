@@ -65,10 +65,11 @@ def _matrix_nms(
     bboxes: Any, scores: Any, score_threshold: float, nms_top_k: int, keep_top_k: int, post_threshold: float = 0.0,
     use_gaussian: bool = False, gaussian_sigma: float = 2.0, background_label: int = 0, normalized: bool = True,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    return vision.matrix_nms(
+    rows, number, index = vision.matrix_nms(
         bboxes, scores, score_threshold, post_threshold, nms_top_k, keep_top_k, use_gaussian, gaussian_sigma,
         background_label, normalized, return_index=True, return_rois_num=True,
     )  # fmt: skip
+    return rows, index, number
 
 
 @_kernel
