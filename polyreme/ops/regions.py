@@ -67,12 +67,12 @@ def _bin_ends(start: Array, length: Array, bins: int, size: int) -> tuple[Array,
 
     Exact for integers: 3 (14 / 3), rounded, is more than 14, and XLA divides by a constant as it multiplies.
     """
-    at, start, length = jnp.arange(bins), start[..., None], length[..., None]
+    bin_number, start, length = jnp.arange(bins), start[..., None], length[..., None]
     if jnp.issubdtype(start.dtype, jnp.integer):
-        low, high = start + at * length // bins, start - (-(at + 1) * length // bins)
+        low, high = start + bin_number * length // bins, start - (-(bin_number + 1) * length // bins)
     else:
         step = length / bins
-        low, high = jnp.floor(start + at * step), jnp.ceil(start + (at + 1) * step)
+        low, high = jnp.floor(start + bin_number * step), jnp.ceil(start + (bin_number + 1) * step)
     return jnp.clip(low, 0, size).astype(jnp.int32), jnp.clip(high, 0, size).astype(jnp.int32)
 
 
