@@ -5,6 +5,7 @@ Read from the interpreter's frames when it is asked, so that calls pay nothing f
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import linecache
@@ -18,13 +19,13 @@ from typing import Any
 _LAYER_CALL, _LAYERS = "Layer.__call__", "polyreme.nn.layer"  # nn stands above
 
 
-def _folders() -> tuple[str, ...]:
+@functools.cache
+def _packages() -> tuple[str, ...]:
+    """Folders whose frames are never the user's."""
     specs = [importlib.util.find_spec(name) for name in ("jax", "malt")]
     return (str(Path(__file__).resolve().parent), *(str(Path(s.origin).parent) for s in specs if s and s.origin))
 
 
-# frames of these packages are never the user's
-_PACKAGES = _folders()
 # of a layer that called others: their names by id
 _names: Any = weakref.WeakKeyDictionary()
 
@@ -32,7 +33,8 @@ _names: Any = weakref.WeakKeyDictionary()
 def user_frame() -> FrameType | None:
     """The innermost frame that belongs to no package of ours, or None."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+    packages = _packages()
+    while frame is not None and frame.f_code.co_filename.startswith(packages):
         frame = frame.f_back
     return frame
 
