@@ -6,6 +6,7 @@ from polyreme.generation.engine import EngineStatistics, StepOutput, TextEngine
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.llm import LLM, RequestOutput
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.seq2seq import Seq2SeqGenerator
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.module_names import suggest_names
@@ -20,6 +21,7 @@ __all__ = [
     "EngineStatistics",
     "RequestOutput",
     "SamplingParams",
+    "Seq2SeqGenerator",
     "Speculation",
     "StepOutput",
     "TextEngine",

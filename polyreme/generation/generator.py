@@ -86,8 +86,8 @@ class TextGenerator:
                 )
         # the last token that is made needs no place
         wanted = max(len(p) + count - 1 for p, count in zip(prompts, new_tokens, strict=True))
-        room = _room(min(wanted, positions), positions)
-        return _room(max(map(len, prompts)), room), room
+        room = room_for(min(wanted, positions), positions)
+        return room_for(max(map(len, prompts)), room), room
 
     def programs(self, rows: int, room: int) -> RowPrograms:
         """What writes so many texts in caches of so many places."""
@@ -109,12 +109,12 @@ class TextGenerator:
         texts = [Completion() for _ in prompts]
         limits = [min(s.max_tokens, room + 1 - len(p)) for p, s in zip(prompts, settings, strict=True)]
         chosen = programs.start(prompts, settings, longest, grammars)
-        self._take(texts, settings, limits, chosen, on_token, grammars)
+        take_chosen(texts, settings, limits, chosen, self.end, on_token, grammars)
         if programs.drafter is not None and grammars == [None]:
             self._verify(programs, prompts, settings, texts, limits, on_token)
         while not all(completion.finish_reason for completion in texts):
             chosen = programs.step(chosen.token_ids)
-            self._take(texts, settings, limits, chosen, on_token, grammars)
+            take_chosen(texts, settings, limits, chosen, self.end, on_token, grammars)
         return texts
 
     def _verify(
@@ -138,40 +138,13 @@ class TextGenerator:
             drafts = drafter.propose({0: [*prompts[0], *text]}, {0: count}).get(0, []) if count > 0 else []
             num_met = 0
             for chosen, draft in zip(programs.steps([last, *drafts]), [*drafts, None], strict=False):
-                self._take(texts, settings, limits, chosen, on_token, [None])
+                take_chosen(texts, settings, limits, chosen, self.end, on_token, [None])
                 if completion.finish_reason or completion.token_ids[-1] != draft:
                     break
                 num_met += 1
             gate.note(time.perf_counter() - began, len(drafts), num_met)
             self.num_drafted += len(drafts)
             self.num_accepted += num_met
-
-    def _take(
-        self,
-        texts: list[Completion],
-        settings: list[SamplingParams],
-        limits: list[int],
-        chosen: ChosenTokens,
-        on_token: Callable[[int, int], bool] | None,
-        grammars: list[TokenGrammar | None],
-    ) -> None:
-        """Put a token into each text that has not ended."""
-        for row, (completion, params) in enumerate(zip(texts, settings, strict=True)):
-            if completion.finish_reason:
-                continue
-            if chosen.token_ids[row] < 0:
-                raise NumericsError(
-                    f"generate: logits of row {row} are not finite at token {len(completion.token_ids)}; the "
-                    "parameters have overflowed, or the dtype is too narrow"
-                )
-            was_added = completion.take(chosen, row, params, self.end, limits[row])
-            grammar = grammars[row]
-            if was_added and grammar is not None:
-                grammar.take(completion.token_ids[-1])
-                if grammar.is_done:
-                    completion.finish_reason = "stop"
-            if was_added and on_token is not None and on_token(row, completion.token_ids[-1]):
-                completion.finish_reason = "stop"
 
 
 class RowPrograms:
@@ -232,7 +205,35 @@ class RowPrograms:
             yield self.chooser(self._decode.finish(self._one_each, parts), self.cache.lengths)
 
 
-def _room(wanted: int, most: int) -> int:
+def take_chosen(
+    texts: Sequence[Completion],
+    settings: Sequence[SamplingParams],
+    limits: Sequence[int],
+    chosen: ChosenTokens,
+    end: Sequence[int],
+    on_token: Callable[[int, int], bool] | None,
+    grammars: Sequence[TokenGrammar | None],
+) -> None:
+    """Put a token into each text that has not ended. Raises NumericsError for logits that are not finite."""
+    for row, (completion, params) in enumerate(zip(texts, settings, strict=True)):
+        if completion.finish_reason:
+            continue
+        if chosen.token_ids[row] < 0:
+            raise NumericsError(
+                f"generate: logits of row {row} are not finite at token {len(completion.token_ids)}; the "
+                "parameters have overflowed, or the dtype is too narrow"
+            )
+        was_added = completion.take(chosen, row, params, end, limits[row])
+        grammar = grammars[row]
+        if was_added and grammar is not None:
+            grammar.take(completion.token_ids[-1])
+            if grammar.is_done:
+                completion.finish_reason = "stop"
+        if was_added and on_token is not None and on_token(row, completion.token_ids[-1]):
+            completion.finish_reason = "stop"
+
+
+def room_for(wanted: int, most: int) -> int:
     """The least power of two that holds so many, at most `most`."""
     room = _LEAST_ROOM
     while room < wanted:

@@ -13,14 +13,18 @@ from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.grammar import without_words
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.seq2seq import Seq2SeqGenerator
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.mesh import Plan
 from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
-from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.models.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from polyreme.models.folder import weights_digest
+from polyreme.models.gguf_file import is_gguf
 from polyreme.models.packages import resolve
+from polyreme.models.pretrained import open_published
+from polyreme.models.t5 import T5ForConditionalGeneration
 
 
 def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: Any = None) -> Speculation:
@@ -30,6 +34,11 @@ def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, 
         return Speculation(draft, num_draft_tokens)
     AutoTokenizer.from_pretrained(draft).check_same_tokens(tokenizer, draft)
     return Speculation(AutoModelForCausalLM.from_pretrained(draft, dtype=dtype), num_draft_tokens)
+
+
+def _reads_another(path: Path) -> bool:
+    """Whether weights are of a model that reads a text and writes another."""
+    return not is_gguf(path) and open_published(path, needs_weights=False).family.task == "seq2seq_lm"
 
 
 @dataclass
@@ -52,8 +61,9 @@ class RequestOutput:
 class LLM:
     """A model and its tokenizer.
 
-    model: a folder of published weights, a GGUF file, the name of weights that `polyreme models fetch` brought, or a
-    Decoder, which needs a tokenizer. tokenizer: that of the adapter, or of the path, if None. dtype, plan, ...: as of
+    model: a folder of published weights (of a decoder, or of a T5, which writes a text of each prompt), a GGUF file,
+    the name of weights that `polyreme models fetch` brought, or a Decoder or T5, which needs a tokenizer. tokenizer:
+    that of the adapter, or of the path, if None. dtype, plan, ...: as of
     AutoModelForCausalLM.from_pretrained. speculative: "ngram", or a smaller model with the same tokens, likewise:
     drafts num_draft_tokens at a time for a prompt that is alone, the same text sooner (Speculation). adapter: the
     folder of one that was trained on the weights of the path, which is merged into them. kv_cache_dtype: of keys and
@@ -82,9 +92,13 @@ class LLM:
         self.tokenizer = named if isinstance(named, TextTokenizer) else AutoTokenizer.from_pretrained(named)
         if not is_path and (dtype is not None or plan is not None or options):
             raise ConfigError("LLM: dtype, plan and options are for weights that are read; the model is there already")
-        self.model = (
-            AutoModelForCausalLM.from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
-        )
+        loader = AutoModelForSeq2SeqLM if is_path and _reads_another(model) else AutoModelForCausalLM
+        self.model = loader.from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
+        if isinstance(self.model, T5ForConditionalGeneration):
+            if speculative is not None or adapter is not None or kv_cache_dtype is not None:
+                raise ConfigError("LLM: speculative, adapter and kv_cache_dtype are for decoders, not for a T5")
+            self.generator: Any = Seq2SeqGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size)
+            return
         if adapter is not None:
             if not is_path:
                 raise ConfigError("LLM: adapter is for weights that are read; put it on the model by models.adapters")
@@ -116,6 +130,8 @@ class LLM:
         """The texts of highest score after each prompt, a text or token ids, one prompt after the other; of a text,
         `score` says it. Raises ConfigError as generate."""
         listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        if isinstance(self.generator, Seq2SeqGenerator):
+            raise ConfigError("LLM: beam_search is of decoders, not of a T5; generate writes greedily or by drawing")
         search, params = BeamSearch(self.generator), params or BeamSearchParams()
         outputs = []
         for prompt in listed:

@@ -15,9 +15,11 @@ from polyreme.generation.beams import BeamSearch, BeamSearchParams, BeamText
 from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.seq2seq import Seq2SeqGenerator
+from polyreme.models.t5 import T5ForConditionalGeneration
 
 STRATEGIES = ("greedy_search", "beam_search", "sampling")
-_SEARCHES: WeakKeyDictionary[Any, dict[tuple[int, ...], BeamSearch]] = WeakKeyDictionary()
+_SEARCHES: WeakKeyDictionary[Any, dict[tuple[int, ...], BeamSearch | Seq2SeqGenerator]] = WeakKeyDictionary()
 """Of each model, what writes with it to these ends, with its programs."""
 
 
@@ -67,14 +69,12 @@ def generate(
     pad = (end[0] if end else 0) if pad_token_id is None else pad_token_id
     was_training = model.training
     model.eval()
-    searches = _SEARCHES.setdefault(model, {})
-    if tuple(end) not in searches:
-        searches[tuple(end)] = BeamSearch(TextGenerator(model, end))
-    search = searches[tuple(end)]
+    search = _search(model, tuple(end), decode_strategy)
     shared = {"max_tokens": max_length, "min_tokens": min_length, "repetition_penalty": repetition_penalty}
     try:
         if decode_strategy == "beam_search":
             params = BeamSearchParams(num_beams, length_penalty, early_stopping, num_return_sequences, **shared)
+            assert isinstance(search, BeamSearch)
             texts = [text for prompt in prompts for text in search.search(prompt, params)]
             return _as_tensors([_with_end(text) for text in texts], [text.score for text in texts], pad)
         if decode_strategy == "sampling":
@@ -89,12 +89,24 @@ def generate(
             for number in range(len(prompts) * num_return_sequences)
         ]
         copies = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-        texts = search.generator.generate(copies, params)
+        generator = search if isinstance(search, Seq2SeqGenerator) else search.generator
+        texts = generator.generate(copies, params)
         rows = [_with_end(text) for text in texts]
         return _as_tensors(rows, [float(np.mean(t.logprobs)) if t.logprobs else 0.0 for t in texts], pad)
     finally:
         if was_training:
             model.train()
+
+
+def _search(model: Any, end: tuple[int, ...], strategy: str) -> BeamSearch | Seq2SeqGenerator:
+    """What writes with a model. Raises ConfigError for beams of one that reads a text and writes another."""
+    reads_another = isinstance(model, T5ForConditionalGeneration)
+    if reads_another and strategy == "beam_search":
+        raise ConfigError("generate: beam_search is of decoders; take greedy_search or sampling for a T5")
+    searches = _SEARCHES.setdefault(model, {})
+    if end not in searches:
+        searches[end] = Seq2SeqGenerator(model, end) if reads_another else BeamSearch(TextGenerator(model, end))
+    return searches[end]
 
 
 def _refuse_unread(strategy: str, **settings: dict[str, bool]) -> None:
@@ -106,7 +118,10 @@ def _refuse_unread(strategy: str, **settings: dict[str, bool]) -> None:
 
 def _prompts(input_ids: Any, attention_mask: Any) -> list[list[int]]:
     """The token ids of each row."""
-    ids = np.asarray(input_ids.numpy() if hasattr(input_ids, "numpy") else input_ids)
+    try:
+        ids = np.asarray(input_ids.numpy() if hasattr(input_ids, "numpy") else input_ids)
+    except ValueError:
+        raise ShapeError("generate: input_ids are rows of several lengths; pad them, and give attention_mask") from None
     mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
     if ids.ndim != 2 or mask.shape != ids.shape:
         raise ShapeError(

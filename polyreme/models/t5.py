@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,14 @@ from polyreme.models.pretrained import Pretrained
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, RMSNorm
 from polyreme.nn import functional as F
-from polyreme.ops.creation import full_like
+from polyreme.ops.caches import tokens_cached
+from polyreme.ops.creation import arange, full_like, zeros
 from polyreme.ops.gather_scatter import where
 from polyreme.ops.layout import constrain
 from polyreme.ops.manipulation import concat
+from polyreme.registry import Reference
 
+_GENERATE: Reference[Any] = Reference("polyreme.generation.strategies", "generate")
 _UNSEEN = -1e9  # added to a score, leaves nothing of it in any dtype
 
 
@@ -111,14 +114,24 @@ class T5Attention(Layer):
         self.out = linear(inner, width, ("heads", "embed"), bias=False)
 
     def forward(self, x_bse: Any, bias: Any, context: Any = None, is_causal: bool = False) -> Any:
-        context = x_bse if context is None else context
-        q, k, v = (
-            constrain(part(x).reshape([*x.shape[:2], self.num_heads, -1]), "batch", "block_seq", "heads", None)
-            for part, x in ((self.q, x_bse), (self.k, context), (self.v, context))
-        )
+        keys, values = self.keys_values(x_bse if context is None else context)
+        return self.attend(x_bse, keys, values, bias, is_causal)
+
+    def keys_values(self, context: Any) -> tuple[Any, Any]:
+        """Keys and values of context [batch, t, embed], [batch, t, heads, head_dim] each."""
+        return self._by_heads(self.k, context), self._by_heads(self.v, context)
+
+    def attend(self, x_bse: Any, keys: Any, values: Any, bias: Any, is_causal: bool = False) -> Any:
+        """What x gives of these."""
         options = {"dropout_p": self.dropout, "is_causal": is_causal, "training": self.training, "scale": 1.0}
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
+        query = self._by_heads(self.q, x_bse)
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, **options)
         return self.out(mixed.reshape([*x_bse.shape[:2], -1]))
+
+    def _by_heads(self, part: Layer, x_bse: Any) -> Any:
+        return constrain(
+            part(x_bse).reshape([*x_bse.shape[:2], self.num_heads, -1]), "batch", "block_seq", "heads", None
+        )
 
 
 class T5FeedForward(Layer):
@@ -158,6 +171,45 @@ class T5Block(Layer):
             x_bse = x_bse + self.drop(self.cross(self.cross_norm(x_bse), context_bias, context))
         return constrain(x_bse + self.drop(self.ffn(self.ffn_norm(x_bse))), "batch", "seq", "embed")
 
+    def extend(self, x_bse: Any, bias: Any, cache: T5LayerCache, start: Any, context_bias: Any) -> Any:
+        """forward of tokens that come at the places start [batch] on, which the cache takes in."""
+        normed = self.attention_norm(x_bse)
+        for held, new in zip(cache.own, self.attention.keys_values(normed), strict=True):
+            tokens_cached(held, new, start, out=held)
+        keys, values = (held.transpose([0, 2, 1, 3]) for held in cache.own)
+        x_bse = x_bse + self.attention.attend(normed, keys, values, bias)
+        x_bse = x_bse + self.cross.attend(self.cross_norm(x_bse), *cache.cross, context_bias)
+        return x_bse + self.ffn(self.ffn_norm(x_bse))
+
+
+class T5LayerCache(NamedTuple):
+    """What a decoder's block has of tokens before: keys and values of its own, [batch, heads, places, head_dim], and of
+    the context, [batch, t, heads, head_dim]."""
+
+    own: tuple[Any, Any]
+    cross: tuple[Any, Any]
+
+
+class T5Cache:
+    """Of `batch` texts of at most `places` tokens, each after one of t tokens: what a decoder's blocks have of both.
+
+    length: int32 [batch], tokens that are in. mask: bool [batch, 1, 1, t], which of the t there are.
+    """
+
+    def __init__(self, model: T5ForConditionalGeneration, batch: int, t: int, places: int) -> None:
+        config, dtype = model.config, model.tokens.weight.dtype
+        heads, width = config.num_heads, config.head_dim
+        self.places = places
+        self.length, self.mask = zeros([batch], "int32"), zeros([batch, 1, 1, t], "bool")
+        self.layers = [
+            T5LayerCache(
+                (zeros([batch, heads, places, width], dtype), zeros([batch, heads, places, width], dtype)),
+                (zeros([batch, t, heads, width], dtype), zeros([batch, t, heads, width], dtype)),
+            )
+            for _ in model.decoder.blocks
+        ]
+        self.buckets = to_tensor(buckets(places, places, config.num_buckets, config.max_distance, True))
+
 
 class T5Stack(Layer):
     """Blocks that share one table of biases, and the norm after them."""
@@ -180,6 +232,16 @@ class T5Stack(Layer):
         for block in self.blocks:
             x_bse = block(x_bse, bias, context, context_mask)
         return self.drop(self.norm(x_bse))
+
+    def extend(self, x_bse: Any, cache: T5Cache) -> Any:
+        """forward of one token of each text, [batch, 1, embed], after those in the cache, which takes it in."""
+        place = cache.length[:1]
+        bias = self.distances(cache.buckets[place]).transpose([2, 0, 1]).unsqueeze(0)
+        bias = where(arange(cache.places, dtype="int32") <= place, bias, full_like(bias, _UNSEEN))
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            x_bse = block.extend(x_bse, bias, layer, cache.length, cache.mask)
+        cache.length.add_(1)
+        return self.norm(x_bse)
 
 
 class T5ForConditionalGeneration(Pretrained, Layer):
@@ -225,12 +287,37 @@ class T5ForConditionalGeneration(Pretrained, Layer):
         mask = key_mask("T5", attention_mask, input_ids.shape)
         context = self.encoder(self._embed(input_ids), mask)
         written_mask = key_mask("T5", decoder_attention_mask, decoder_input_ids.shape)
-        hidden = self.decoder(self._embed(decoder_input_ids), written_mask, context, mask)
-        if self.config.tie_embeddings:
-            logits = (hidden * self.config.hidden_size**-0.5).matmul(self.tokens.weight, transpose_y=True)
-        else:
-            logits = self.head(hidden)
+        logits = self._project(self.decoder(self._embed(decoder_input_ids), written_mask, context, mask))
         return logits if labels is None else F.cross_entropy(logits, labels, ignore_index=-100)
+
+    # token by token
+
+    def begin(self, input_ids: Any, attention_mask: Any, cache: T5Cache) -> None:
+        """Encode texts [batch, t] into a cache, whose decoder's texts are empty then."""
+        mask = key_mask("T5", attention_mask, input_ids.shape)
+        context = self.encoder(self._embed(input_ids), mask)
+        cache.length.zero_()
+        cache.mask.set_value(mask)
+        for block, layer in zip(self.decoder.blocks, cache.layers, strict=True):
+            for held, new in zip(layer.cross, block.cross.keys_values(context), strict=True):
+                held.set_value(new)
+
+    def extend(self, tokens: Any, cache: T5Cache) -> Any:
+        """Logits [batch, vocab], float32, after a token of each text, [batch, 1], which the cache takes in."""
+        return self._project(self.decoder.extend(self._embed(tokens), cache))[:, 0].astype("float32")
+
+    def generate(self, input_ids: Any, attention_mask: Any = None, **settings: Any) -> tuple[Any, Any]:
+        """Write after texts [batch, seq], by decode_strategy "greedy_search" or "sampling" -> ids of the new tokens,
+        config.start left out, int64 [batch * num_return_sequences, longest], and their scores, [.., 1].
+
+        settings: as of generation.strategies.generate.
+        """
+        return _GENERATE.load()(self, input_ids, attention_mask, **settings)
+
+    def _project(self, hidden: Any) -> Any:
+        if self.config.tie_embeddings:
+            return (hidden * self.config.hidden_size**-0.5).matmul(self.tokens.weight, transpose_y=True)
+        return self.head(hidden)
 
     def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray | None, ...]:
         """What a call takes, made up: token ids, all of them seen, and what is written."""
