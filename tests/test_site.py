@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import polyreme
 from polyreme.cli.main import app
 from tools.write_api_coverage import names
 
@@ -145,6 +146,31 @@ def test_each_of_the_24_points_has_a_command_and_a_test():
         for name in re.findall(r"`(tests/[\w/.:]+)`", test):
             file, _, function = name.partition("::")
             assert f"def {function}" in (ROOT / file).read_text(encoding="utf-8"), name
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "README.md"])
+def test_files_that_a_page_of_the_root_names_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:polyreme|tests|tools|docs|examples|configs|data)/[\w/.]*)`", text)
+    linked = [link.partition("#") for link in LINK.findall(text) if not link.startswith("http")]
+    assert linked
+    for path in (*named, *(path for path, _, _ in linked)):
+        assert (ROOT / path).exists(), path
+    for path, _, anchor in linked:
+        assert not anchor or anchor in _anchors(ROOT / path), anchor
+
+
+def test_recipes_for_contributors_are_those_that_are_promised():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    recipes = re.findall(r"^### An? (.+)$", text, re.MULTILINE)
+    assert recipes == ["op", "layer", "optimizer", "model family", "pipeline schedule", "device"]
+
+
+def test_one_version_everywhere():
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    built = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert cited[1] == built[1] == polyreme.__version__
+    assert f"## {polyreme.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_shell_completes():
