@@ -183,7 +183,8 @@ def _nothing(answer: Any) -> str:
     if answer.changes:
         return f"{what}; the cheapest change: {answer.changes[0].what}"
     if not answer.found.too_big:
-        return f"{what}: none divides the model and the batch; the reasons are listed, another --global-batch may help"
+        near = " and ".join(f"{count:,}" for count in answer.nearest if count) or "no near number"
+        return f"{what}: none divides the model and the batch; {near} devices do, another --global-batch may too"
     return f"{what}, nor many more of them; the model needs a kind with more memory"
 
 
@@ -223,5 +224,6 @@ def _line(row: dict[str, Any]) -> str:
     total = f"{row['memory']['total'] / 2**30:6.1f} GiB{'' if row['fits'] else ', more than there is'}"
     tokens = f"{row['tokens_per_second_per_device']:9.0f} tokens/s a device"
     assumed = f"; assumed: {', '.join(row['assumed'])}" if row["assumed"] else ""
-    seconds = f"{row['step_seconds']:10.3f} s"
+    low, high = row["interval"]
+    seconds = f"{row['step_seconds']:10.3f} s ({low:.3g} to {high:.3g})"
     return f"{name} {seconds}  {tokens}  MFU {row['mfu']:.1%}  {total}  {row['binds']}{assumed}"

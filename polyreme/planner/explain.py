@@ -15,7 +15,7 @@ from polyreme.planner.graph import ModelGraph
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.prediction import Training
 from polyreme.planner.search import Ranked, Refuse, fits_at_all, search
-from polyreme.planner.space import Space
+from polyreme.planner.space import Refused, Space, shapes
 
 _MOST_TIMES = 64  # times the devices asked for; who is that far off has another model in mind
 
@@ -60,6 +60,28 @@ def changes(
         if best is not None:
             result.append(Change(what, asked.num_devices, best))
     return tuple(sorted(result, key=lambda change: _cost(change, cluster))[:most])
+
+
+def nearest_counts(
+    model: ModelShape, cluster: Cluster, batch: int, training: Training, space: Space
+) -> tuple[int | None, int | None]:
+    """(fewer, more) devices nearest to the cluster's for which some mesh divides model and batch; None where none of
+    the next _NEAREST counts does."""
+    graph = model.graph(training.attention)
+
+    def divides(count: int) -> bool:
+        try:
+            asked = of_size(cluster, count)
+        except ConfigError:
+            return False
+        return next(shapes(graph, asked, batch, space, Refused(), training.cut), None) is not None
+
+    start = cluster.num_devices
+    fewer = next((n for n in range(start - 1, max(0, start - _NEAREST), -1) if divides(n)), None)
+    return fewer, next((n for n in range(start + 1, start + _NEAREST) if divides(n)), None)
+
+
+_NEAREST = 300
 
 
 def _cost(change: Change, cluster: Cluster) -> tuple[bool, bool, float]:

@@ -61,6 +61,7 @@ class OperationCost:
     causal attention by tiles leaves half of them out. unfused: bytes moved where each elementary operation is a kernel
     of its own, over those of one kernel for all. shared: of an elementwise operation, the itemsizes (as in Value) of
     what it computes on the way and its backward reads too, such as the tanh of a GELU; each as large as its output.
+    is_whole: of a loss, whether what it reads lies there whole, made by another operation, and not a chunk at a time.
     """
 
     kind: Kind
@@ -75,6 +76,7 @@ class OperationCost:
     executed: float = 1.0
     unfused: float = 1.0
     shared: tuple[int, ...] = ()
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,21 @@ class ModelGraph:
     """A whole model: blocks in the order data flows.
 
     tied: the head's weight is the embedding's: the head's operation names it, and only the embedding's block lists it.
-    tokens: of one sample: what throughput is counted in.
+    tokens: of one sample: what throughput is counted in. digest: the hash.
     """
 
     name: str
     blocks: tuple[BlockCost, ...]
     tied: bool = False
     tokens: int = 1
+    digest: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # what is remembered of a graph is looked up for every mesh of a search: not through all operations each time
+        object.__setattr__(self, "digest", hash((self.name, self.blocks, self.tied, self.tokens)))
+
+    def __hash__(self) -> int:
+        return self.digest
 
     @property
     def num_parameters(self) -> int:

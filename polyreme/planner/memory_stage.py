@@ -213,12 +213,15 @@ class Stage:
                 heads = [self.graph.parameter(name) for name in before.weights]
                 weight = sum(w.size / self.cuts.ways("use", w) for w in heads) * WIDE
                 weight *= self.training.trains == "all"
-                return Loss(self._logits(op.inputs[0]), weight, self.local(before.inputs[0], WIDE))
+                return Loss(self._logits(op), weight, self.local(before.inputs[0], WIDE))
         return Loss()
 
-    def _logits(self, value: Value) -> float:
+    def _logits(self, op: OperationCost) -> float:
         """All of them, or, over a vocabulary, a chunk of them; with their gradient."""
+        value = op.inputs[0]
         local = self.local(value, WIDE)
+        if op.is_whole:
+            return 2 * local
         if "vocab" not in value.dims:
             return local
         if self.training.keeps.logits:

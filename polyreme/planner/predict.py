@@ -18,6 +18,7 @@ from polyreme.planner.cluster import Cluster
 from polyreme.planner.communication import group
 from polyreme.planner.compute import ITEMSIZE, Arithmetic
 from polyreme.planner.graph import BlockCost, ModelGraph
+from polyreme.planner.interval import spread
 from polyreme.planner.memory import memory
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.pipeline import pipeline_seconds
@@ -60,6 +61,7 @@ def predict(
         times=times,
         capacity=cluster.device.memory * cluster.device.usable,
         binds=_binds(times, _products(setting, blocks)),
+        spread=spread(graph, plan, cluster, training),
     )
 
 

@@ -91,7 +91,8 @@ class Prediction:
     """Of one (model, plan, cluster, batch).
 
     mfu: model FLOP (without recompute) a second over the cluster's peak. memory: of the fullest device. stages: memory
-    of each pipeline stage. capacity: bytes a device can use. binds: what the step waits for most, in words.
+    of each pipeline stage. capacity: bytes a device can use. binds: what the step waits for most, in words. spread: how
+    far off the seconds may be either way, as a share of them (planner/interval.py).
     """
 
     step_seconds: float
@@ -102,6 +103,12 @@ class Prediction:
     times: Times
     capacity: float
     binds: str
+    spread: float = 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds of a step that nine of ten runs like this one lie between."""
+        return self.step_seconds / (1 + self.spread), self.step_seconds * (1 + self.spread)
 
     @property
     def fits(self) -> bool:

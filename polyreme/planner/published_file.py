@@ -15,6 +15,7 @@ import yaml
 
 from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.planner.conventions import flops_by_convention
+from polyreme.planner.interval import reasons
 from polyreme.planner.published import columns_not_read, run_of
 from polyreme.yaml_loader import YamlLoader
 
@@ -88,6 +89,8 @@ def answer(row: Row) -> dict[str, Any]:
     return {
         **name,
         "step_seconds": step,
+        "interval": list(prediction.interval),
+        "less_sure_by": list(reasons(run.model.graph(), run.plan, run.cluster, run.training)),
         "tokens_per_second_per_device": prediction.tokens_per_second / devices,
         "tflops_per_device": flops_by_convention("model", run.model, run.batch) / rate,
         "tflops_by_convention": flops_by_convention(convention, run.model, run.batch) / rate,

@@ -32,6 +32,12 @@ ENOUGH = 3000
 _MOST_MESHES = 32
 _NEAR = 1.25  # of the best at the first look
 
+MANY = 4000
+"""Meshes above which only those are looked at whose degrees promise most: the best _FAMILIES by one plan of each."""
+
+_FAMILIES = 6
+_NARROWED = 1200  # predictions, in place of ENOUGH
+
 Way = dict[str, object]
 """How a step is cut, as arguments of Shape.plan."""
 
@@ -51,7 +57,7 @@ class Ranked:
 class SearchResult:
     """What a search gives.
 
-    plans: that fit, best first. too_big: that do not, the fastest first: what one would run with more memory. refused:
+    plans: that fit, best first. too_big: that do not and would be faster, near misses first. refused:
     why meshes are no plans, with how many each reason refuses. looked_at: predictions made.
     """
 
@@ -116,6 +122,7 @@ class _Search:
         # where attention stores no scores there is nothing for core_attn to leave out
         self.modes = [mode for mode in space.recompute if mode != "core_attn" or training.attention == "plain"]
         self.looked_at = 0
+        self.narrowing = 0  # predictions that it took to tell which degrees promise most
         self.fitting: dict[Plan, Ranked] = {}
         self.too_big: dict[Plan, Ranked] = {}
         self.fastest: dict[object, float] = {}  # seconds, by what _placement says
@@ -123,15 +130,48 @@ class _Search:
     def meshes(self) -> dict[Shape, list[Way]]:
         """Every mesh that can be run, with the ways to cut a step."""
         ways_of: dict[Shape, list[Way]] = {}
-        cut = self.training.cut
-        for shape in shapes(self.graph, self.cluster, self.batch, self.space, self.refused, cut):
+        every = list(shapes(self.graph, self.cluster, self.batch, self.space, self.refused, self.training.cut))
+        for shape in every if len(every) <= MANY else self._promising(every):
             reason = self.refuse(shape.plan()) if self.refuse else ""
-            ways = cuts(shape, self.graph, self.batch, self.space, cut)
+            ways = self._cuts(shape)
             if reason:
                 self.refused.add(reason)
             elif ways:
                 ways_of[shape] = ways
         return ways_of
+
+    def _cuts(self, shape: Shape) -> list[Way]:
+        return cuts(shape, self.graph, self.batch, self.space, self.training.cut)
+
+    def _promising(self, every: list[Shape]) -> list[Shape]:
+        """Of very many meshes those of the best degrees of mp, sep, ep and pp; each by one mesh that has them, which
+        holds least: the residual stream split over mp, the state over all replicas, experts over all they can be."""
+        families: dict[tuple[int, int, int, int], list[Shape]] = {}
+        for shape in every:
+            families.setdefault((shape.mp, shape.sep, shape.ep, shape.pp), []).append(shape)
+        seconds = {}
+        for family, members in families.items():
+            thrifty = max(members, key=_thrift)
+            ways = self._cuts(thrifty)
+            how = ways[-1].get("expert_dispatch") if ways else None  # the last holds least
+            plain = [way for way in ways if way.get("expert_dispatch") == how]
+            if plain:
+                first = {key: value for key, value in plain[0].items() if key != "num_microbatches"}
+                most = max(way["num_microbatches"] for way in plain if first.items() <= way.items())  # type: ignore[type-var]
+                seconds[family] = self._first_that_fits(thrifty, {**first, "num_microbatches": most})
+        best = heapq.nsmallest(_FAMILIES, seconds, key=lambda family: seconds[family])
+        self.narrowing = self.looked_at
+        skipped = sum(each == math.inf for each in seconds.values())
+        if skipped:
+            self.refused.add(f"{skipped} of {len(families)} degrees of mp, sep, ep and pp fit with no recompute")
+        return [shape for family in best for shape in families[family]]
+
+    def _first_that_fits(self, shape: Shape, way: Way) -> float:
+        for mode in (self.modes[0], self.modes[-1]):
+            prediction = self._predict(shape.plan(**way, recompute=mode, offload=self.space.offload[0])).prediction
+            if prediction.fits:
+                return prediction.step_seconds
+        return math.inf
 
     def run(self, top: int) -> SearchResult:
         """The answer."""
@@ -139,19 +179,30 @@ class _Search:
         bounds = {shape: self._bounds(shape, ways[shape]) for shape in ways}
         promise = self._first_look(ways, bounds, top)
         near = min(promise.values(), default=math.inf) * _NEAR
+        enough = _NARROWED if self.narrowing else ENOUGH
         # sorted() keeps the order of enumeration on ties: the same question, the same answer
         for place, shape in enumerate(sorted(promise, key=lambda shape: promise[shape])):
-            if self.looked_at >= ENOUGH and (place >= _MOST_MESHES or promise[shape] > near):
+            if self.looked_at - self.narrowing >= enough and (place >= _MOST_MESHES or promise[shape] > near):
                 break
             for way in ways[shape]:
                 if bounds[shape][way["num_microbatches"]] <= self._slowest_listed(top):
                     self._look_at(shape, way, top)
         return SearchResult(
             tuple(_order(self.fitting, top)),
-            tuple(_order(self.too_big, top)),
+            tuple(self._near_misses(top)),
             self.refused.reasons,
             self.looked_at,
         )
+
+    def _near_misses(self, top: int) -> list[Ranked]:
+        """Of the plans that do not fit and would be faster than all that do, those that lack least, one of a placement;
+        if none fits, of all."""
+        best = min(self.fastest.values(), default=math.inf)
+        faster = [each for each in self.too_big.values() if each.prediction.step_seconds < best]
+        nearest: dict[object, Ranked] = {}
+        for each in sorted(faster, key=lambda each: (shortfall(each.prediction)[0], each.prediction.step_seconds)):
+            nearest.setdefault(_placement(each.plan), each)
+        return list(nearest.values())[:top]
 
     def can_fit(self, shape: Shape, ways: list[Way]) -> bool:
         """Whether a mesh fits with all that saves memory: the first question, as most of a large space fails it."""
@@ -202,14 +253,16 @@ class _Search:
             if len(modes) == 1 or not self._fits(shape, way, modes[-1], offload):
                 continue
             least = next((mode for mode in modes[1:-1] if self._fits(shape, way, mode, offload)), modes[-1])
+            any(self._fits(shape, way, least, offload, share) for share in self.space.recompute_shares)  # the least
             modes = modes[: modes.index(least)]
 
     def _seconds(self, shape: Shape, way: Way) -> float:
         plan = shape.plan(**way, recompute=self.modes[0], offload=self.space.offload[0])
         return self._predict(plan).prediction.step_seconds
 
-    def _fits(self, shape: Shape, way: Way, recompute: str, offload: tuple[str, ...]) -> bool:
-        return self._predict(shape.plan(**way, recompute=recompute, offload=offload)).prediction.fits
+    def _fits(self, shape: Shape, way: Way, recompute: str, offload: tuple[str, ...], share: float = 1.0) -> bool:
+        plan = shape.plan(**way, recompute=recompute, recompute_share=share, offload=offload)
+        return self._predict(plan).prediction.fits
 
     def _predict(self, plan: Plan) -> Ranked:
         known = self.fitting.get(plan) or self.too_big.get(plan)
@@ -221,6 +274,10 @@ class _Search:
                 place = _placement(plan)
                 self.fastest[place] = min(known.prediction.step_seconds, self.fastest.get(place, math.inf))
         return known
+
+
+def _thrift(shape: Shape) -> tuple[object, ...]:
+    return shape.sharding, -shape.sharding_stage, shape.sequence_parallel, len(shape.expert_axes)
 
 
 def shortfall(prediction: Prediction) -> tuple[float, str]:

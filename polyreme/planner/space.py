@@ -25,13 +25,14 @@ _MOST_ROWS = 16  # of a pipeline's microbatch; larger ones lengthen the bubble a
 @dataclass(frozen=True, slots=True)
 class Space:
     """What a search may choose. axes: mesh axes of degree above 1; microbatches: their numbers, () for any that divide
-    the batch; sequence_parallel: whether mp splits the residual stream; the others as in Plan. Experts are split over
-    ep and, with folding, over sep and mp too."""
+    the batch; recompute_shares: of the blocks that recompute, besides all of them; sequence_parallel: whether mp splits
+    the residual stream; the others as in Plan. Experts are split over ep and, with folding, over sep and mp too."""
 
     axes: tuple[str, ...] = AXES
     sharding_stages: tuple[int, ...] = (1, 2, 3)
     schedules: tuple[str, ...] = field(default_factory=lambda: _search())
     recompute: tuple[str, ...] = ("none", "core_attn", "full_attn", "full")
+    recompute_shares: tuple[float, ...] = ()
     offload: tuple[tuple[str, ...], ...] = ((), ("state",), ("state", "act"))
     microbatches: tuple[int, ...] = ()
     sequence_parallel: tuple[bool, ...] = (False, True)
@@ -167,6 +168,7 @@ def simplicity(plan: Plan) -> tuple:
         sum(degree > 1 for degree in (mesh.dp * mesh.sharding, mesh.pp, mesh.sep, mesh.mp, mesh.ep)),
         len(plan.offload),
         ("none", "core_attn", "full_attn", "full").index(plan.recompute),
+        plan.recompute_share != 1,
         _by_simplicity().index(plan.schedule),
         plan.virtual_stages,
         len(plan.strategy.rule("act")),

@@ -626,6 +626,10 @@ class RunConfig(Section):
             raise ValueError(
                 f"plan.recompute={plan.recompute}: {family.name} can compute again {' or '.join(family.recompute)}"
             )
+        if family.recompute is not None and plan.recompute_share != 1:
+            raise ValueError(
+                f"plan.recompute_share: {family.name} runs its blocks in one loop, where they are alike; leave it out"
+            )
         count = family.branches(self.dimensions)
         branched = " or ".join(name for name, other in FAMILIES.items() if other.branched_by)
         others = f"model.{family.branched_by}" if family.branched_by else f"model.family: {branched}"

@@ -224,3 +224,59 @@ def test_gpt_175b_on_1024_devices_is_planned_in_seconds():
     assert best.plan.mesh.size == 1024
     assert 0.4 < best.prediction.mfu < 0.7
     assert result.looked_at < 2500
+
+
+def test_a_part_of_the_blocks_recomputes_where_that_is_enough():
+    node, space = with_memory(NODE, 6.8e9), Space(axes=("dp",), offload=((),), microbatches=(1,))
+    shared = replace(space, recompute_shares=(0.25, 0.5, 0.75))
+    whole, part = (search.search(GPT, node, 512, TRAINING, each, 1).plans[0] for each in (space, shared))
+    assert whole.plan.recompute_share == 1
+    assert part.plan.recompute != "none"
+    assert part.plan.recompute_share < 1
+    assert part.prediction.step_seconds < whole.prediction.step_seconds
+
+
+def test_near_misses_come_first():
+    space = Space(axes=("dp", "sharding", "mp"), offload=((),))
+    misses = search.search(GPT, with_memory(NODE, 3e9), 512, TRAINING, space, 5)
+    lacks = [search.shortfall(each.prediction)[0] for each in misses.too_big]
+    assert lacks
+    assert lacks == sorted(lacks)
+    best = misses.plans[0].prediction.step_seconds
+    assert all(each.prediction.step_seconds < best for each in misses.too_big)
+
+
+def test_the_nearest_numbers_of_devices_that_divide_are_told():
+    odd = cluster_of_kind("a100", 1000)
+    fewer, more = explain.nearest_counts(BIG, odd, 1536, TRAINING, Space())
+    assert fewer is not None
+    assert more is not None
+    assert 900 < fewer < 1000 < more < 1100
+    for count in (fewer, more):
+        assert list(shapes(BIG.graph(), explain.of_size(odd, count), 1536, Space(), Refused()))
+
+
+def test_a_prediction_says_how_sure_it_is():
+    spreads = {}
+    for kind in ("h100", "b200"):
+        for training in (TRAINING, Training(products="float8")):
+            found = predict(GPT, Plan.from_degrees(dp=8), cluster_of_kind(kind, 8), 64, training)
+            low, high = found.interval
+            assert low < found.step_seconds < high
+            spreads[kind, training.products] = found.spread
+    assert spreads["h100", ""] < spreads["h100", "float8"] < spreads["b200", "float8"]
+    assert spreads["h100", ""] < spreads["b200", ""]
+
+
+@pytest.mark.slow
+def test_a_large_mixture_of_experts_is_planned_from_its_best_degrees():
+    """As DeepSeek-V3 on 2,048 H800 (arXiv:2412.19437): 15,000 meshes, of which the promising are looked at."""
+    latents = {"kv_rank": 512, "q_rank": 1536, "rope_head_dim": 64, "v_head_dim": 128, "head_dim": 192}
+    wide = {"biases": False, "learned_positions": False, "tied": False, "rms_norm": True, "gated": True}
+    experts = {"experts": 256, "experts_per_token": 8, "expert_ffn": 2048, "shared_experts": 1, "dense_layers": 3}
+    shape = ModelShape(7168, 61, 128, 4096, 129280, 18432, ahead=1, **latents, **wide, **experts)
+    training = Training(products="float8", sums="program", cut="layers")
+    found = search.search(shape, cluster_of_kind("h800", 2048), 15360, training, top=3)
+    assert found.looked_at < 12_000
+    assert found.plans[0].prediction.step_seconds < 60
+    assert all(each.plan.mesh.ep >= 16 for each in found.plans)

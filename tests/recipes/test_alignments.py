@@ -75,6 +75,7 @@ REFUSED = [
     ({"model": {"msa_width": 8}}, "msa_width=8: gpt has none; leave it out or set family: evoformer"),
     ({"model": MODEL, "plan": {"pp": 2}}, r"plan\.pp=2: evoformer has no use for it"),
     ({"model": MODEL, "plan": {"recompute": "core_attn"}}, "evoformer can compute again none or full"),
+    ({"model": MODEL, "plan": {"recompute": "full", "recompute_share": 0.5}}, "runs its blocks in one loop"),
     ({"model": MODEL, "plan": {"sep": 3}}, r"model\.num_sequences=4 is not a multiple of plan\.sep"),
     ({"model": MODEL, "plan": {"mp": 4}}, r"model\.msa_heads=2 is not a multiple of plan\.mp=4"),
     ({"model": MODEL, "plan": {"mp": 4, "branch_axis": "mp"}}, r"evoformer has 2 branches; set plan\.mp=2"),

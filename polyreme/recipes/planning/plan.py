@@ -20,7 +20,7 @@ from polyreme.mesh.axes import AXES
 from polyreme.models.families import FAMILIES
 from polyreme.planner import Memory, Training
 from polyreme.planner.cluster import Cluster
-from polyreme.planner.explain import Change, changes
+from polyreme.planner.explain import Change, changes, nearest_counts
 from polyreme.planner.memory import memory
 from polyreme.planner.predict import predict
 from polyreme.planner.search import Ranked, SearchResult, search
@@ -36,7 +36,8 @@ class Answer:
     """What `polyreme plan` found.
 
     own: the configuration's own plan, where it uses as many devices. verified: what the compiler found of the first of
-    found.plans, in their order. changes: if nothing fits, what would make something fit.
+    found.plans, in their order. changes: if nothing fits, what would make something fit. nearest: if no mesh divides,
+    the next smaller and larger number of devices for which one does.
     """
 
     config: PretrainConfig
@@ -47,6 +48,7 @@ class Answer:
     own: Ranked | None = None
     verified: tuple[PlanVerification, ...] = ()
     changes: tuple[Change, ...] = ()
+    nearest: tuple[int | None, int | None] = (None, None)
 
     @property
     def chosen(self) -> int | None:
@@ -103,9 +105,12 @@ def answer(
         plan = config.parallel_plan
         asked = Ranked(plan, predict(shape, plan, cluster, batch, training))
     wanted: tuple[Change, ...] = ()
+    nearest: tuple[int | None, int | None] = (None, None)
+    if not result.plans and not result.too_big:
+        nearest = nearest_counts(shape, cluster, batch, training, space)
     if not result.plans:
         wanted = changes(shape, cluster, batch, training, space, refuse, report=report)
-    return Answer(config, cluster, training, space, result, asked, changes=wanted)
+    return Answer(config, cluster, training, space, result, asked, changes=wanted, nearest=nearest)
 
 
 def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
@@ -139,11 +144,14 @@ def space_of(config: PretrainConfig, cluster: Cluster, without: Sequence[str] = 
         if name not in FEATURES:
             raise ConfigError(f"--without {name}{did_you_mean(name, FEATURES)}")
     left_out = {*without}
-    space = Space(axes=tuple(axis for axis in AXES if axis not in left_out))
+    # a family that says what it can recompute has its blocks in one loop, where they are alike
+    is_looped = FAMILIES[config.dimensions.family].recompute is not None
+    shares = () if is_looped else (0.25, 0.5, 0.75)
+    space = Space(axes=tuple(axis for axis in AXES if axis not in left_out), recompute_shares=shares)
     if config.device == "cpu" or cluster.shared > 1:  # virtual devices: XLA's ragged all-to-all is not on CPU
         space = replace(space, expert_dispatch=tuple(how for how in space.expert_dispatch if how != "ragged"))
     if "recompute" in left_out:
-        space = replace(space, recompute=("none",))
+        space = replace(space, recompute=("none",), recompute_shares=())
     if "offload" in left_out:
         space = replace(space, offload=((),))
     if "virtual_stages" in left_out:

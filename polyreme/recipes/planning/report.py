@@ -43,15 +43,16 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "own": None if answer.own is None else _values(answer.own),
         "would_not_fit": [_values(each) | _short_values(each.prediction) for each in too_big(answer)],
         "ruled_out": [{"why": why, "meshes": count} for why, count in result.refused.items()],
+        "nearest_device_counts": list(answer.nearest),
         "changes": [{"what": c.what, "devices": c.devices, **_values(c.best)} for c in answer.changes],
     }
 
 
 def too_big(answer: Answer) -> Sequence[Ranked]:
-    """Plans that do not fit and would be faster than the best that does; if none fits, those that lack least."""
+    """Plans that do not fit and would be faster than the best that does, near misses first; if none fits, of all."""
     found = answer.found
     if not found.plans:
-        return sorted(found.too_big, key=lambda each: shortfall(each.prediction)[0])
+        return found.too_big
     best = found.plans[0].prediction.step_seconds
     return [each for each in found.too_big if each.prediction.step_seconds < best]
 
@@ -119,6 +120,8 @@ def _details(chosen: Ranked) -> Iterator[RenderableType]:
     }
     text = ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items() if value > 0)
     yield Text(f"\nWhere the step goes: {text}")
+    low, high = (_seconds(each) for each in prediction.interval)
+    yield Text(f"\nNine of ten runs like this take {low} to {high} a step")
 
 
 def _stages(prediction: Prediction) -> Iterable[tuple[str, Memory]]:
@@ -228,6 +231,7 @@ def _values(ranked: Ranked) -> dict[str, Any]:
         "words": plan_words(ranked.plan),
         "plan": ranked.plan.to_dict(),
         "step_seconds": prediction.step_seconds,
+        "interval": list(prediction.interval),
         "tokens_per_second": prediction.tokens_per_second,
         "mfu": prediction.mfu,
         "fits": prediction.fits,

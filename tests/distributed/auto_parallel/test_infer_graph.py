@@ -1,5 +1,6 @@
 """Graphs of traced models against those made from dimensions, and against the counter of multiply-adds."""
 
+import numpy as np
 import pytest
 
 import polyreme as paddle
@@ -13,7 +14,8 @@ from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
 from polyreme.nn.flops import flops
-from polyreme.planner import ModelShape, cluster_of_kind
+from polyreme.planner import ModelShape, Training, cluster_of_kind
+from polyreme.planner.memory import memory
 from polyreme.planner.predict import predict
 from polyreme.vision.models import LeNet
 from tests.distributed.auto_parallel.plain_models import Language, strip
@@ -134,3 +136,17 @@ def test_attention_written_out_is_what_recompute_leaves_out():
     assert len(rest) == 4  # q, k, v and the output
     assert graph.tied
     assert {p.name for p in embed.parameters} == {"tokens.weight", "places"}
+
+
+def test_a_loss_and_its_logits_are_held():
+    """Of a plain encoder: what a mean is taken of lies there whole, with its gradient."""
+    model = nn.Sequential(nn.Embedding(64, 8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), nn.Linear(8, 960))
+    ids = np.zeros((8, 16), np.int64)
+    told, bare = (graph_of(infer_dims(model, [ids], *more)) for more in (([ids], nn.CrossEntropyLoss()), ()))
+    (made,) = [op for block in told.blocks for op in block.operations if op.kind == "loss"]
+    assert made.is_whole
+    assert made.inputs[0].shape == (1, 16, 960)
+    assert not any(op.kind == "loss" for block in bare.blocks for op in block.operations)
+    wide = Training(dtype="float32", master=False)
+    assert memory(told, Plan(), 8, wide)[0].workspace >= 2 * 4 * 8 * 16 * 960
+    assert memory(bare, Plan(), 8, wide)[0].workspace < 4 * 8 * 16 * 960

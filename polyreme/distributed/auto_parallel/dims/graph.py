@@ -99,9 +99,12 @@ class _GraphBuilder:
     def operations(self, index: int) -> list[OperationCost]:
         """What the planner sees of one op; nothing of one that only changes a shape."""
         op = self.traced.ops[index]
-        if not op.outputs or (op.outputs[0].size <= 1 and not self.products.get(index)):
+        if not op.outputs:
             return []
         activations = [v for v in op.inputs if self.is_activation(v)]
+        if op.outputs[0].size <= 1 and not self.products.get(index):
+            read = [v for v in activations if self.is_trained(v)]
+            return [self.loss(op, self.value(read[0]), is_whole=True)] if read else []
         if not activations:
             self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
             return []
@@ -114,7 +117,7 @@ class _GraphBuilder:
         if index in self.lookups:
             return [self.lookup(op, self.lookups[index])]
         if index in self.inferred.facts.losses:
-            return [self.loss(op, self.value(op.inputs[0]))]
+            return [self.loss(op, self.value(op.inputs[0]), is_whole=True)]
         if len(activations) == 1 and self.facts(op).only_moves:
             source = self.value(activations[0])
             for out in op.outputs:
@@ -173,9 +176,10 @@ class _GraphBuilder:
         output = self.value(op.outputs[0])
         return OperationCost("lookup", self.title(op), inputs, output, self.weights(op), saved=saved, contracted=rows)
 
-    def loss(self, op: TracedOp, logits: Value) -> OperationCost:
+    def loss(self, op: TracedOp, logits: Value, *, is_whole: bool = False) -> OperationCost:
+        """What makes a number of logits; is_whole: that another operation made."""
         output = Value(self.title(op), logits.dims[:-1], logits.shape[:-1])
-        return OperationCost("loss", self.title(op), (logits,), output, saved=(logits.name,))
+        return OperationCost("loss", self.title(op), (logits,), output, saved=(logits.name,), is_whole=is_whole)
 
     def elementwise(self, index: int, op: TracedOp) -> OperationCost:
         inputs, output, facts = self.inputs(op), self.value(op.outputs[0]), self.facts(op)
