@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -33,6 +33,11 @@ class Curve:
             self.values.pop()
         self.steps.append(step)
         self.values.append(value)
+
+    @property
+    def last(self) -> float | None:
+        """The last value, None if it is not finite."""
+        return self.values[-1] if math.isfinite(self.values[-1]) else None
 
     def sampled(self, most: int, first: float = -math.inf, last: float = math.inf) -> tuple[list[float], list[Any]]:
         """Steps and values between two steps, at most `most` of them, None for what is not finite.
@@ -121,14 +126,11 @@ class FollowedLog:
         self._mark = (self._mark + data)[-_MARK:]
 
     def _take(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        kind, step = (record.get("kind"), record.get("step")) if isinstance(record, dict) else (None, None)
-        if not isinstance(kind, str) or not _is_number(step) or not math.isfinite(step):
+        record = _parsed(line)
+        if record is None:
             self.num_bad += bool(line.strip())
             return
+        kind, step = record["kind"], record["step"]
         if kind not in CURVES:
             self.num_events += 1
             self.events.append(record)
@@ -138,6 +140,18 @@ class FollowedLog:
         for name, value in _numbers(record):
             if f"{kind}/{name}" in self.curves or len(self.curves) < _MOST_CURVES:
                 self.curves.setdefault(f"{kind}/{name}", Curve()).add(step, value)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The record of a line, which has a kind and a step; None for any other line."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    step = record.get("step")
+    return record if _is_number(step) and math.isfinite(step) else None
 
 
 def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -150,5 +164,5 @@ def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, math.nan
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

@@ -52,7 +52,7 @@ class RunFolder:
             "steps": total,
             "age_seconds": age,
             "curves": sorted(curves),
-            "latest": {name: curve.sampled(1, curve.steps[-1])[1][-1] for name, curve in curves.items()},
+            "latest": {name: curve.last for name, curve in curves.items()},
             "num_events": self.log.num_events,
             "num_bad": self.log.num_bad,
         }

@@ -24,7 +24,7 @@ def cheapest_changes(loaded: Loaded, most: int = 3) -> list[tuple[str, int]]:
     for words in _changes(loaded.config):
         try:
             config = load(loaded.path, [*loaded.overrides, *words], type(loaded.config)).config
-            saving = before - memory_of(config).total
+            saving = int(before - memory_of(config).total)
         except (ConfigError, PlacementError):  # a change that this configuration does not allow
             continue
         if saving > 0:
