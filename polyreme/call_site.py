@@ -11,7 +11,7 @@ import itertools
 import linecache
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,6 +43,13 @@ def user_line() -> str:
     """file:line of the innermost frame that is the user's."""
     frame = user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown line"
+
+
+def where_defined(fn: Callable[..., Any]) -> str:
+    """name (file:line) of a function, for messages."""
+    code = getattr(fn, "__code__", None)
+    name = getattr(fn, "__qualname__", type(fn).__name__)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
 def layers_here() -> list[Any]:

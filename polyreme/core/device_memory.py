@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
+from polyreme.call_site import where_defined
 from polyreme.core.abstract import Abstract
 from polyreme.errors import DeviceMemoryError, is_out_of_memory
 from polyreme.units import bytes_text
@@ -23,6 +24,19 @@ Find = Callable[[Sequence[Any]], Iterable[Any]]
 _finders: dict[str, Find] = {}
 _ASKED = re.compile(r"(?:allocating|allocate) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]?B)?")
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "b": 1}
+
+
+class _LatestProgram:
+    """program: a weak reference to the captured program with state that was called last, which may fail later, where
+    its values are waited for; its fn is what it was made of."""
+
+    __slots__ = ("program",)
+
+    def __init__(self) -> None:
+        self.program: Callable[[], Any] = lambda: None
+
+
+running = _LatestProgram()
 
 
 class Saving(NamedTuple):
@@ -77,11 +91,14 @@ def _bytes_of(array: jax.Array) -> Iterator[tuple[Any, int]]:
         yield device, nbytes
 
 
-def raise_explained(error: BaseException, what: str) -> NoReturn:
+def raise_explained(error: BaseException, what: str, *, waited: bool = False) -> NoReturn:
     """Where an error of XLA is handled: raise the DeviceMemoryError of an allocation that failed in `what`, any other
-    error again."""
+    error again. waited: what failed had been started before; the captured program that was called last is named."""
     if not is_out_of_memory(error):
         raise error
+    program = running.program() if waited else None
+    if program is not None:
+        what += f", after the call of {where_defined(program.fn)}"
     asked = _asked(str(error))
     device, parts = by_part(asked)
     lines = [f"out of memory in {what}: {bytes_text(asked)} more asked for" if asked else f"out of memory in {what}"]

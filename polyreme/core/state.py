@@ -264,7 +264,7 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
         return np.asarray(tensor._array)
     except RuntimeError as error:
         if tensor._array.is_fully_addressable:
-            raise_explained(error, f"what {what} waited for")
+            raise_explained(error, f"what {what} waited for", waited=True)
         return _over_processes(tensor._array, what, error)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polyreme.call_site import where_defined
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
@@ -18,7 +19,6 @@ from polyreme.export.program import PLATFORMS, check_platforms, lowering_for
 from polyreme.export.spec import ArraySpec, as_specs, combinations
 from polyreme.export.tracing import TracedFunction, eval_mode
 from polyreme.export.writer import Function, write_functions
-from polyreme.jit.capture import where_defined
 from polyreme.jit.structure import flatten, rebuild
 from polyreme.jit.to_static import StaticFunction
 from polyreme.nn.layer import Layer

@@ -301,10 +301,3 @@ def _why_unconverted() -> str:
     frame = user_frame()
     reason = unconverted.get(frame.f_code) if frame is not None else None
     return f" (control flow on Tensors was not converted here: {reason})" if reason else ""
-
-
-def where_defined(fn: Callable[..., Any]) -> str:
-    """name (file:line) of a function, for messages."""
-    code = getattr(fn, "__code__", None)
-    name = getattr(fn, "__qualname__", type(fn).__name__)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

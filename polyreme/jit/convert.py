@@ -35,11 +35,11 @@ from malt.impl import api
 from malt.operators import FunctionScope, Undefined, UndefinedReturnValue, ldu, py_builtins
 from malt.pyct import anno, errors, inspect_utils, transpiler
 
-from polyreme.call_site import user_line
+from polyreme.call_site import user_line, where_defined
 from polyreme.core.state import TensorState
 from polyreme.errors import CaptureError
 from polyreme.jit import builtin_calls, control_flow, host_calls, mutation
-from polyreme.jit.capture import capture_in_progress, unconverted, where_defined
+from polyreme.jit.capture import capture_in_progress, unconverted
 from polyreme.jit.rewrite import rewrite
 from polyreme.jit.source import check_source, code_within
 from polyreme.jit.structure import tensors_in

@@ -10,6 +10,7 @@ import copy
 import logging
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from polyreme.call_site import where_defined
 from polyreme.core import amp_policy, backend, host_memory, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.abstract import described
-from polyreme.core.device_memory import raise_explained
+from polyreme.core.device_memory import raise_explained, running
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
 from polyreme.core.turns import turns
@@ -44,7 +46,6 @@ from polyreme.jit.capture import (
     same_parts,
     stale,
     watching,
-    where_defined,
 )
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
@@ -159,6 +160,7 @@ class CapturedProgram:
         static: Sequence[Any] = (),
     ) -> None:
         self.fn = fn
+        self._reference = weakref.ref(self)
         self._static = static
         self.call = call
         self.flags = [(a.stop_gradient, a._node is not None) for a in arguments]
@@ -313,6 +315,7 @@ class CapturedProgram:
             if not self._compiled:
                 self._compile(*arrays)
             return self.run_function(arrays, arguments)
+        running.program = self._reference
         tensors = self._current()
         count = self._num_written
         donated = []

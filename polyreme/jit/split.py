@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from polyreme.call_site import where_defined
 from polyreme.core import amp_policy, backend, layout, rng, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.abstract import Abstract, mode
@@ -33,7 +34,7 @@ from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError
 from polyreme.jit.called import Called
-from polyreme.jit.capture import Capture, nodes_behind, same_parts, stale, watching, where_defined
+from polyreme.jit.capture import Capture, nodes_behind, same_parts, stale, watching
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.liveness import used_arguments

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.call_site import where_defined
 from polyreme.core import amp_policy, layout, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.checked import checked
@@ -22,7 +23,6 @@ from polyreme.eager import tape
 from polyreme.eager.dist_members import lookup
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, ConfigError
-from polyreme.jit.capture import where_defined
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.program import CapturedProgram, OtherShapes, is_tensor
