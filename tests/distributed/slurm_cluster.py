@@ -85,19 +85,23 @@ class SlurmCluster:
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait()
-        named = f"SLURMD_NODENAME={node}\0".encode()
-        mine = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                told = (process / "environ").read_bytes()
-                if named in told and mine in told:
-                    os.kill(int(process.name), signal.SIGKILL)
+        self._kill_steps(f"SLURMD_NODENAME={node}\0")
 
     def close(self) -> None:
         """End what was started."""
         for daemon in reversed(self._daemons.values()):
             daemon.kill()
             daemon.wait()
+        self._kill_steps()
+
+    def _kill_steps(self, named: str = "") -> None:
+        """Processes of this cluster that daemons started, which outlive them: those with this in their environment."""
+        mine = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                told = (process / "environ").read_bytes()
+                if named.encode() in told and mine in told:
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def _start(self, program: str, *words: str, name: str = "") -> None:
         with (self.folder / f"{name or program}.out").open("wb") as output:
