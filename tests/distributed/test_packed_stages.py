@@ -23,11 +23,11 @@ def packed_rows(seed):
     return np.stack([rng.integers(0, 128, (8, 16)), ends, places], 1), labels
 
 
-@pytest.mark.slow_cases("1F1B")
+@pytest.mark.slow_cases("ZBH1 x mp x recompute")
 @pytest.mark.parametrize(
     "plan",
     [
-        {"pp": 2, "num_microbatches": 4},
+        {"pp": 2, "num_microbatches": 2},
         {"pp": 2, "mp": 2, "schedule": "ZBH1", "num_microbatches": 4, "recompute": "full"},
     ],
     ids=["1F1B", "ZBH1 x mp x recompute"],

@@ -84,7 +84,8 @@ CASES = [
         for family, stage in (("gpt", 1), ("llama", 2), ("gpt", 3))
         for schedule in SCHEDULES
     ],
-    case("mixtral global_batch", pp=2, dp=2, ep=2, num_microbatches=2),
+    case("mixtral global_batch", dp=2, num_microbatches=2),
+    case("mixtral global_batch", slow=True, pp=2, dp=2, ep=2, num_microbatches=2),
     case("mixtral global_batch", slow=True, sharding=2, ep=2, sharding_stage=2, num_microbatches=4, recompute="full"),
     case("mixtral global_batch", slow=True, pp=2, dp=2, ep=2, num_microbatches=2, schedule="ZBH1"),
     case(
