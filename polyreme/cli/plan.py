@@ -52,6 +52,12 @@ def plan(
     rows: Annotated[
         Path | None, typer.Option("--predict", metavar="FILE", help="Rows of runs to predict: CSV, YAML or JSON.")
     ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND,...", help="Deal the file's plan out by speed over stages of these kinds: h100,a100,a100."
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="With --predict: fail if anything that a row says is not followed.")
     ] = False,
@@ -60,6 +66,7 @@ def plan(
     """Find the fastest parallel plans that fit, and say what binds them, what would not fit and why.
 
     Nothing of the devices need be there. With --predict: the step time, MFU and memory of runs, one a row of a file.
+    With --stages: the blocks that each stage of the file's own pipeline gets, where stages lie on several kinds.
 
     Example: polyreme plan configs/gpt3_175b.yaml --topology a100:128x8 --output plan.yaml
     """
@@ -81,6 +88,14 @@ def plan(
         drawing.check_picture(explain)
     if output is not None:
         _check_output(output, config, explain)
+    if stages is not None:
+        unread = {"--devices": devices, "--topology": topology, "--cluster": cluster, "--without": without}
+        for name, value in (unread | {"--verify": verify or None}).items():
+            if value is not None:
+                raise ConfigError(f"--stages {stages} with {name}: the file's own plan is dealt out; leave {name} out")
+        batch = [] if global_batch is None else [f"train.global_batch={global_batch}"]
+        _deal_out(config, [*(overrides or []), *batch], stages.split(","), output, explain, as_json)
+        return
     where = _cluster(devices, topology, cluster)
     _plan(config, overrides or [], where, global_batch, top, without or [], output, verify, explain, topology, as_json)
 
@@ -114,10 +129,7 @@ def _plan(
     if as_json:
         typer.echo(json.dumps(plan_report.to_json(answer), indent=1))
     else:
-        console = Console(file=sys.stdout, highlight=False)
-        if not console.is_terminal:
-            console = Console(file=sys.stdout, highlight=False, width=_WIDTH)
-        console.print(plan_report.report(answer))
+        _console().print(plan_report.report(answer))
     chosen = answer.chosen
     if chosen is None:
         if explain is not None and answer.found.too_big:
@@ -130,6 +142,35 @@ def _plan(
         _say(f"\nwritten: {output}; run it with: polyreme pretrain {output}", as_json)
     elif not as_json:
         typer.echo("\n--output FILE writes the plan marked * as a configuration for polyreme pretrain")
+
+
+def _deal_out(
+    path: Path, settings: Sequence[str], kinds: Sequence[str], output: Path | None, explain: Path | None, as_json: bool
+) -> None:
+    """The file's plan over stages of several kinds."""
+    from polyreme.recipes import config_file
+    from polyreme.recipes.planning import drawing, mixed
+    from polyreme.recipes.planning.plan import plan_words
+
+    answer = mixed.answer(config_file.load(path, settings).config, kinds)
+    best = answer.best
+    if as_json:
+        typer.echo(json.dumps(mixed.to_json(answer), indent=1))
+    else:
+        _console().print(*mixed.report(answer), sep="\n")
+    if explain is not None:
+        title = f"{plan_words(best.plan)}  on {', '.join(kinds)}"
+        drawing.draw(explain, title, best.plan, best, best.durations)
+        _say(f"\ndrawn: {explain}", as_json)
+    mixed.check_fits(answer)
+    if output is not None:
+        write(output, mixed.run_file(answer, path.name))
+        _say(f"\nwritten: {output}; run it with: polyreme pretrain {output}", as_json)
+
+
+def _console() -> Console:
+    console = Console(file=sys.stdout, highlight=False)
+    return console if console.is_terminal else Console(file=sys.stdout, highlight=False, width=_WIDTH)
 
 
 def _cluster(devices: int | None, topology: str | None, cluster: Path | None) -> Any:

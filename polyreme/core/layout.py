@@ -7,35 +7,46 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.core.backend import Device  # backend configures jax before devices are listed
+from polyreme.core.plugins import kind_of
+from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 
 
 class Layout:
     """A plan bound to devices.
 
-    Raises PlacementError if the plan's mesh needs another number of devices than given (all of them by default).
+    devices: all of them by default; where the plan says stage_devices, those of these kinds, of which each stage takes
+    the next. Raises PlacementError if the plan's mesh needs another number of devices than given, or of a kind more
+    than there are, and for devices of several kinds that no stage keeps apart.
     stages: under a pipeline, the Layout of each stage, over its own devices and without a `pp` axis; else itself alone.
     zigzag: the ways of the zigzag order (kernels/zigzag.py) that the tokens of activations lie in; 1: their own order.
     """
 
     def __init__(self, plan: Plan, devices: Sequence[Device] | None = None) -> None:
-        available = list(devices) if devices is not None else jax.devices()
-        plan.mesh.check_devices(len(available))
-        names = plan.mesh.order
-        sizes = [plan.mesh.degree(a) for a in names]
         self.plan = plan
-        self.mesh = Mesh(np.asarray(available).reshape(sizes), names)
+        self.mesh = Mesh(_arranged(plan, devices), plan.mesh.order)
         self.zigzag = 1
         self._reordered: dict[int, Layout] = {}
+        # no array lies on devices of two kinds, and a program is for one
+        self.is_mixed = len({device.client for device in self.mesh.devices.flat}) > 1
         self.stages = [self] if plan.mesh.pp == 1 else [self._stage(s) for s in range(plan.mesh.pp)]
+        for stage in self.stages if self.is_mixed else ():
+            kinds = {kind_of(device) for device in stage.mesh.devices.flat}
+            if len(kinds) > 1:
+                raise PlacementError(
+                    f"mesh {plan.mesh} has devices of {' and '.join(sorted(kinds))} in one program; give each stage "
+                    "devices of one kind (pp and stage_devices), or all of one kind"
+                )
 
     def _stage(self, stage: int) -> Layout:
         inner = copy.copy(self)
@@ -81,6 +92,47 @@ class Layout:
     def replicated(self) -> NamedSharding:
         """A whole copy on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
+
+    def stageless(self) -> NamedSharding:
+        """Where what belongs to no stage lies whole, such as the random key: on every device, or on those of the first
+        stage where stages have several kinds."""
+        return (self.stages[0] if self.is_mixed else self).replicated()
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        """A context: programs traced inside are for this stage's kind of devices, where others have another."""
+        return jax.default_device(self.mesh.devices.flat[0]) if self.is_mixed else nullcontext()
+
+
+def _arranged(plan: Plan, devices: Sequence[Device] | None) -> np.ndarray:
+    """The devices of the plan's mesh, in its shape."""
+    names, pp = plan.mesh.order, plan.mesh.pp
+    sizes = [plan.mesh.degree(a) for a in names]
+    if not plan.stage_devices:
+        available = list(devices) if devices is not None else jax.devices()
+        plan.mesh.check_devices(len(available))
+        return np.asarray(available).reshape(sizes)
+    width = plan.mesh.size // pp  # devices of a stage
+    wanted = Counter(plan.stage_devices)
+    pools = {kind: _of_kind(kind, devices) for kind in wanted}
+    for kind, count in wanted.items():
+        if len(pools[kind]) < count * width:
+            raise PlacementError(
+                f"stage_devices={list(plan.stage_devices)} of plan on mesh {plan.mesh} needs {count * width} devices "
+                f"of {kind!r}, {len(pools[kind])} are there; have fewer stages on them, or fewer devices a stage"
+            )
+    taken = {kind: iter(pool) for kind, pool in pools.items()}
+    stages = [np.asarray([next(taken[kind]) for _ in range(width)]) for kind in plan.stage_devices]
+    inner = [size for axis, size in zip(names, sizes, strict=True) if axis != "pp"]
+    return np.stack([stage.reshape(inner) for stage in stages], names.index("pp"))
+
+
+def _of_kind(kind: str, devices: Sequence[Device] | None) -> list[Device]:
+    if devices is not None:
+        return [device for device in devices if kind_of(device) == kind]
+    try:
+        return jax.devices(kind)
+    except RuntimeError:  # jax knows no such kind
+        return []
 
 
 class _LayoutInForce:

@@ -12,10 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from polyreme.core.plugins import kind_of
 from polyreme.core.state import Tracer
 
 Devices = tuple[tuple[str, int], ...]
-"""(platform, id) of each device of a set, sorted; () for an array that may be moved to any."""
+"""(kind, id) of each device of a set, sorted; () for an array that may be moved to any."""
 
 HOST = "pinned_host"
 """Kind of the host memory that devices copy from and to."""
@@ -23,7 +24,7 @@ HOST = "pinned_host"
 
 @functools.lru_cache(maxsize=4096)
 def _devices(sharding: Sharding) -> Devices:
-    return tuple(sorted((d.platform, d.id) for d in sharding.device_set))
+    return tuple(sorted((kind_of(d), d.id) for d in sharding.device_set))
 
 
 def devices_of(array: jax.Array) -> Devices:

@@ -110,6 +110,11 @@ def name_of(device: Any) -> str | None:
     return None
 
 
+def kind_of(device: Any) -> str:
+    """What a plan calls devices like this one: the name that they were registered under, or jax's platform."""
+    return name_of(device) or device.platform
+
+
 def of_default_device() -> Plugin | None:
     """The plugin that new arrays go to a device of, if there is one."""
     device = jax.config.jax_default_device  # type: ignore[attr-defined]  (made at run time)

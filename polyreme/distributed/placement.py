@@ -69,7 +69,7 @@ def apply_plan(
     _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():
         state.write(buffer, put(buffer._array, home[id(buffer)].replicated()))
-    state.write(holder, put(holder._array, layout.replicated()))
+    state.write(holder, put(holder._array, layout.stageless()))
     layouts.active.layout = layout
     return layout
 

@@ -294,7 +294,7 @@ class _Side:
         """Put this side's layout in force, the random key with it."""
         layouts.active.layout = self.layout
         holder = rng.default_generator.key_state()
-        state.write(holder, put(np.asarray(holder._array), self.layout.replicated()))
+        state.write(holder, put(np.asarray(holder._array), self.layout.stageless()))
 
 
 def _restore(saver: _Side, loader: _Side, folder: Path, step: int, what: str) -> list[Difference]:

@@ -51,7 +51,9 @@ class Plan:
 
     mesh and strategy: a value, or what their `parse` and `from_dict` take.
     schedule: one of SCHEDULES when mesh.pp > 1, else None.
-    virtual_stages: chunks of the model a stage holds, as many as the schedule takes.
+    virtual_stages: chunks of the model a stage holds, as many as the schedule takes. chunk_items: how many of the
+    model's pipeline items each chunk has, in the order that data flows; as even as may be if left out. stage_devices:
+    the kind of each stage's devices, "gpu", "cpu" or a plugin's name, where stages lie on several kinds.
     num_microbatches: parts a batch is cut into, run one after another (through the stages, or to accumulate gradients).
     recompute: one of RECOMPUTE. recompute_share: the part of the model's blocks that recompute, spread evenly over them
     (`recomputes`); the others keep what their backward reads. sep_attention: one of SEP_ATTENTION. sep_order: one of
@@ -71,6 +73,8 @@ class Plan:
     strategy: Strategy = field(default_factory=data_parallel)
     schedule: str | None = None
     virtual_stages: int = 1
+    chunk_items: tuple[int, ...] = ()
+    stage_devices: tuple[str, ...] = ()
     num_microbatches: int = 1
     recompute: str = "none"
     recompute_share: float = 1.0
@@ -106,6 +110,7 @@ class Plan:
         _check_microbatches(self.num_microbatches)
         _check_schedule(self.schedule, self.mesh.pp)
         self._check_virtual_stages()
+        self._check_stages()
         self._check_axes_used()
         self.segment.check(self.mesh.sep)
         if self.expert_dispatch != "auto" and not self.expert_axes:
@@ -140,6 +145,8 @@ class Plan:
                 f"  schedule   {self.schedule or 'none'}, {self.num_microbatches} microbatch"
                 f"{'es' if self.num_microbatches > 1 else ''}"
                 f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
+                *([f"  chunks     of {', '.join(map(str, self.chunk_items))} items"] if self.chunk_items else []),
+                *([f"  stages     on {', '.join(self.stage_devices)}"] if self.stage_devices else []),
                 *(sequence if self.mesh.sep > 1 else []),
                 f"  recompute  {self.recompute}{self._share_text()}",
                 f"  offload    {self._offload_text()}",
@@ -163,6 +170,8 @@ class Plan:
         sequence_parallel: bool = False,
         schedule: str | None = None,
         virtual_stages: int | None = None,
+        chunk_items: Sequence[int] = (),
+        stage_devices: Sequence[str] = (),
         num_microbatches: int = 1,
         recompute: str = "none",
         recompute_share: float = 1.0,
@@ -216,6 +225,8 @@ class Plan:
             ),
             schedule=schedule,
             virtual_stages=virtual_stages,
+            chunk_items=tuple(chunk_items),
+            stage_devices=tuple(stage_devices),
             num_microbatches=num_microbatches,
             recompute=recompute,
             recompute_share=recompute_share,
@@ -335,6 +346,8 @@ class Plan:
             "strategy": self.strategy.to_dict(),
             "schedule": self.schedule,
             "virtual_stages": self.virtual_stages,
+            "chunk_items": list(self.chunk_items),
+            "stage_devices": list(self.stage_devices),
             "num_microbatches": self.num_microbatches,
             "recompute": self.recompute,
             "recompute_share": self.recompute_share,
@@ -385,6 +398,21 @@ class Plan:
             check_schedule(self.schedule, self.mesh.pp, self.num_microbatches, self.virtual_stages)
         elif self.virtual_stages != 1:
             raise ConfigError(f"virtual_stages={self.virtual_stages!r} in a plan without a pipeline; leave it at 1")
+
+    def _check_stages(self) -> None:
+        for name, count in (("chunk_items", len(self.stage_of_chunk)), ("stage_devices", self.mesh.pp)):
+            values = tuple(getattr(self, name))
+            object.__setattr__(self, name, values)
+            if values and (self.mesh.pp == 1 or len(values) != count):
+                each = "chunk" if name == "chunk_items" else "stage"
+                raise ConfigError(
+                    f"{name}={list(values)} in plan on mesh {self.mesh}, whose pipeline has "
+                    f"{count if self.mesh.pp > 1 else 0} {each}s; give one for each {each}, or leave it out"
+                )
+        if not all(type(items) is int and items > 0 for items in self.chunk_items):
+            raise ConfigError(f"chunk_items={list(self.chunk_items)} in plan; give whole numbers of at least 1")
+        if not all(isinstance(kind, str) and kind for kind in self.stage_devices):
+            raise ConfigError(f"stage_devices={list(self.stage_devices)} in plan; give names of kinds, such as gpu")
 
     def _check_levels(self) -> None:
         if self.expert_all_to_all != "two_level":
@@ -441,6 +469,8 @@ _FROM_DEGREES = (
     "sequence_parallel",
     "schedule",
     "virtual_stages",
+    "chunk_items",
+    "stage_devices",
     "num_microbatches",
     "recompute",
     "recompute_share",

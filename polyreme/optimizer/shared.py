@@ -32,6 +32,10 @@ class MeshGroup:
     devices: Devices
     parameters: tuple[Any, ...]
 
+    def tracing(self) -> Any:
+        """A context: programs traced inside are for this group's kind of devices."""
+        return jax.default_device(next(iter(self.parameters[0]._array.sharding.device_set)))
+
     def here(self, tensor: Tensor) -> Tensor:
         """tensor, or a copy of it on each of this group's devices."""
         have = state.read(tensor)

@@ -107,6 +107,23 @@ def chunk_durations(
     return tuple(_chunk(piece, blocks).durations(send) for piece in pieces(setting.graph, plan, training.cut))
 
 
+def stage_tails(
+    model: ModelShape | ModelGraph, plan: Plan, cluster: Cluster, batch: int, training: Training
+) -> tuple[float, ...]:
+    """Seconds of each stage behind its last backward: sums over replicas that nothing hides, the update, and what is
+    moved to and from the host; raises as predict."""
+    setting = _setting(model, plan, cluster, batch, training)
+    blocks = {block.name: block_time(block, setting) for block in variants(setting.graph, plan)}
+    cut = pieces(setting.graph, plan, training.cut)
+    owners = plan.stage_of_chunk if plan.schedule else (0,)
+    stages = [[chunk for chunk, owner in enumerate(owners) if owner == stage] for stage in range(plan.mesh.pp)]
+    summed = _summing(setting, cut, [_chunk(piece, blocks) for piece in cut], stages)
+    return tuple(
+        sum(summing.values()) + _update(setting, cut, [stage]) + _offload(setting, cut, [stage])
+        for stage, summing in zip(stages, summed, strict=True)
+    )
+
+
 def _setting(model: ModelShape | ModelGraph, plan: Plan, cluster: Cluster, batch: int, training: Training) -> Setting:
     """What blocks are priced under, checked."""
     graph = model.graph(training.attention) if isinstance(model, ModelShape) else model

@@ -114,3 +114,7 @@ class Prediction:
     def fits(self) -> bool:
         """Whether the fullest device's memory is enough."""
         return self.memory.total <= self.capacity
+
+    def capacity_of(self, stage: int) -> float:
+        """Bytes that a device of a stage can use: as many in every stage."""
+        return self.capacity

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from polyreme.errors import ConfigError
 from polyreme.mesh import ANY, MeshShape, Plan, Rule, Strategy
@@ -156,7 +156,14 @@ def pieces(graph: ModelGraph, plan: Plan, cut: PipelineCut = "items") -> tuple[P
     size, left = divmod(total, num_chunks)
     # what is left over goes one each to the last chunks, as PipelineLayer does
     bounds = [k * size + max(0, k - (num_chunks - left)) for k in range(num_chunks + 1)]
-    if cut == "balanced":
+    if plan.chunk_items:
+        if sum(plan.chunk_items) != total:
+            raise ConfigError(
+                f"chunk_items={list(plan.chunk_items)} are {sum(plan.chunk_items)} of model {graph.name!r}, which has "
+                f"{total} to cut; make them {total}"
+            )
+        bounds = list(accumulate(plan.chunk_items, initial=0))
+    elif cut == "balanced":
         bounds = _even_bounds(graph, num_chunks)
     result, start = [], 0
     spans = []

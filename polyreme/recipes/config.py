@@ -387,6 +387,8 @@ class OverlapConfig(Section):
 class PlanConfig(Section):
     """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
     runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
+    chunk_items: blocks of each chunk of the model, where they are not as even as may be; of a family cut at "items" the
+    embedding and the last norm count too. stage_devices: [gpu, gpu, cpu], kinds of the stages' devices.
     ulysses_degree: of sep_attention: usp, the neighbours along sep that heads are dealt out to.
     overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile; mp: ring: parts of a
     sequence that mp splits (sequence_parallel) go round while others are multiplied.
@@ -406,6 +408,8 @@ class PlanConfig(Section):
     sequence_parallel: bool = False
     schedule: Annotated[str, name_in(SCHEDULES)] | None = None
     virtual_stages: Count | None = None
+    chunk_items: list[Count] = []
+    stage_devices: list[Text] = []
     sep_attention: Literal["auto", "ulysses", "ring", "gather", "usp"] = "auto"
     sep_order: Literal["auto", "contiguous", "zigzag"] = "auto"
     ulysses_degree: Count | None = None
@@ -551,6 +555,8 @@ class RunConfig(Section):
             sequence_parallel=plan.sequence_parallel,
             schedule=plan.schedule,
             virtual_stages=plan.virtual_stages,
+            chunk_items=plan.chunk_items,
+            stage_devices=plan.stage_devices,
             num_microbatches=self.train.accumulation,
             recompute=plan.recompute,
             recompute_share=plan.recompute_share,

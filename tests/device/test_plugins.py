@@ -134,3 +134,50 @@ def test_a_library_gives_devices_of_its_own(when, tmp_path):
     assert run.returncode == 0, run.stderr[-2000:]
     assert "DeviceError asked for Place(other:99), but there are" in run.stdout
     assert paddle.device.get_all_custom_device_type() == []
+
+
+MIXED = """
+import numpy as np, fastatomstruct_xla_cpu as wheel
+import jax
+import polyreme as paddle
+from polyreme.distributed.prove import prove
+from polyreme.errors import PlacementError
+from polyreme.mesh import Plan
+from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.optimizer import AdamW
+paddle.device.register("other", wheel.library_path())
+rows = np.random.default_rng(0).integers(0, 128, (2, 8, 17))
+
+def proof(devices=None, **degrees):
+    return prove(
+        lambda: GPT(GPTConfig.nano(dropout=0.1)),
+        Plan.from_degrees(num_microbatches=2, **degrees),
+        [(each[:, :-1], each[:, 1:]) for each in rows],
+        optimizer=lambda m: AdamW(1e-2, parameters=m.parameters(), grad_clip=ClipGradByGlobalNorm(0.5)),
+        devices=devices,
+    )
+
+for degrees in (
+    {"pp": 2, "chunk_items": [1, 3], "stage_devices": ["cpu", "other"]},
+    {"pp": 2, "mp": 2, "dp": 2, "schedule": "ZBH1", "stage_devices": ["other", "cpu"]},
+    {"pp": 2, "schedule": "ZBVPP", "stage_devices": ["other", "cpu"]},
+):
+    found = proof(**degrees)
+    assert found.holds, str(found)
+try:
+    proof([jax.devices("cpu")[0], jax.devices("other")[0]], dp=2)
+except PlacementError as error:
+    print(error)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_stages_on_two_kinds_of_devices_equal_one_device(tmp_path):
+    pytest.importorskip("fastatomstruct_xla_cpu", reason="pip install fastatomstruct-xla-cpu==2026.6.23")
+    script = tmp_path / "script.py"
+    script.write_text(MIXED)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "mesh dp2 has devices of cpu and other in one program; give each stage devices of one kind" in run.stdout

@@ -44,6 +44,10 @@ def plans(draw):
         recompute=(again := draw(st.sampled_from(RECOMPUTE))),
         **draw(offloads(pp)),
     )
+    if pp > 1:
+        items = draw(st.sampled_from([(), tuple(range(1, len(plan.stage_of_chunk) + 1))]))
+        kinds = draw(st.sampled_from([(), ("gpu",) * pp]))
+        plan = replace(plan, chunk_items=items, stage_devices=kinds)
     shares = again != "none" and "param" not in plan.offload
     return replace(plan, recompute_share=draw(st.sampled_from((1.0, 0.3)))) if shares else plan
 
@@ -212,6 +216,19 @@ def test_prints_one_readable_block():
         (lambda: Plan(schedule="1F1B"), ConfigError, "with pp=1: there is no pipeline"),
         (lambda: Plan(mesh="pp2"), ConfigError, "unknown schedule None in plan; the choices are FThenB, 1F1B"),
         (lambda: Plan(mesh="pp2", schedule="1f1B"), ConfigError, "did you mean '1F1B'"),
+        (lambda: Plan.from_degrees(chunk_items=[2]), ConfigError, r"chunk_items=\[2\] .* whose pipeline has 0 chunks"),
+        (
+            lambda: Plan.from_degrees(pp=2, num_microbatches=2, schedule="VPP", chunk_items=[1, 2]),
+            ConfigError,
+            r"chunk_items=\[1, 2\] in plan on mesh pp2, whose pipeline has 4 chunks; give one for each chunk",
+        ),
+        (lambda: Plan.from_degrees(pp=2, num_microbatches=2, chunk_items=[0, 2]), ConfigError, "at least 1"),
+        (
+            lambda: Plan.from_degrees(pp=2, num_microbatches=2, stage_devices=["gpu"]),
+            ConfigError,
+            r"stage_devices=\['gpu'\] .* has 2 stages; give one for each stage",
+        ),
+        (lambda: Plan.from_degrees(pp=2, num_microbatches=2, stage_devices=["", 1]), ConfigError, "names of kinds"),
         (lambda: Plan(mesh="mp2"), ConfigError, "'mp' has degree 2, but the strategy splits nothing over it"),
         (lambda: Plan(mesh="dp2", strategy=Strategy()), ConfigError, "set dp to 1"),
         (lambda: Plan.from_degrees(dp=2, num_microbatches=3).rows_per_device(8), PlacementError, "make it 6 or 12"),

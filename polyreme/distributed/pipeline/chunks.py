@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
@@ -12,9 +13,11 @@ from polyreme.mesh import Plan
 def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
     """A model as the chunks that the plan's stages run: itself, or a PipelineLayer of its pipeline_items().
 
-    Raises ConfigError for a model that has none.
+    Raises ConfigError for a model that has none, and for chunk_items that are not as many.
     """
     if isinstance(model, PipelineLayer):
+        if plan.chunk_items:
+            raise ConfigError("plan: chunk_items for a PipelineLayer, which is cut by its seg_method; leave them out")
         return model
     if not hasattr(model, "pipeline_items"):
         raise ConfigError(
@@ -22,10 +25,16 @@ def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
             "pipeline_items() and pipeline_loss(output, labels), or cut it as it is with "
             "distributed.auto_parallel.stages.cut_into_stages"
         )
-    is_v = plan.schedule_kind.is_v
+    is_v, items = plan.schedule_kind.is_v, model.pipeline_items()
+    if plan.chunk_items and sum(plan.chunk_items) != len(items):
+        raise ConfigError(
+            f"plan: chunk_items={list(plan.chunk_items)} are {sum(plan.chunk_items)} items, {type(model).__name__} has "
+            f"{len(items)}; make them {len(items)}"
+        )
     return PipelineLayer(
-        model.pipeline_items(),
+        items,
         num_stages=plan.mesh.pp,
+        seg_method=list(accumulate(plan.chunk_items, initial=0)) if plan.chunk_items else "uniform",
         num_virtual_pipeline_stages=None if is_v else plan.virtual_stages,
         use_dualpipev=is_v,
     )

@@ -55,9 +55,9 @@ class Run:
 
     def do(self, task: Task) -> None:
         """Dispatch one task and send on what it gives."""
-        {"F": self._run_forward, "B": self._run_backward, "W": self._run_weights}[task.kind](
-            task.chunk, task.microbatch
-        )
+        run = {"F": self._run_forward, "B": self._run_backward, "W": self._run_weights}[task.kind]
+        with self.chunks[task.chunk].stage.tracing():
+            run(task.chunk, task.microbatch)
 
     @property
     def waiting(self) -> Mapping[tuple[int, int], Done]:

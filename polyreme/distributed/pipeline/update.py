@@ -5,6 +5,7 @@ donated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,6 +43,9 @@ class StagedUpdate:
         # gradients on disk are looked at one by one, which no program does
         has_stored = any(isinstance(p._array, state.Elsewhere) for p in self._parameters)
         self._squares = norms if has_stored else [to_static(norm) for norm in norms]
+        is_mixed = len({kind for group in self._groups for kind, _ in group.devices}) > 1
+        # a program is traced and compiled for its own kind of devices
+        self._tracing = [group.tracing if is_mixed else nullcontext for group in self._groups]
         updates = [_update_of(optimizer, group) for group in self._groups]
         # state on disk is updated bucket by bucket, which no program holds
         self._updates = updates if optimizer.is_streamed else [to_static(update) for update in updates]
@@ -62,7 +66,7 @@ class StagedUpdate:
         stages'."""
         self._take()
         if not self._is_spread:
-            return [run() for run in self._squares]
+            return [_within(tracing, run) for run, tracing in zip(self._squares, self._tracing, strict=True)]
         ours = [np.asarray(run()._array) if has else None for run, has in zip(self._squares, self._held, strict=True)]
         theirs = from_all(ours)
         return [Tensor(jnp.asarray(theirs[_leader(group)][i])) for i, group in enumerate(self._groups)]
@@ -78,9 +82,9 @@ class StagedUpdate:
         if squares is None:
             squares = self.squares() if self.optimizer.clips_together else ()
         self._take()
-        for group, update, has in zip(self._groups, self._updates, self._held, strict=True):
+        for group, update, has, tracing in zip(self._groups, self._updates, self._held, self._tracing, strict=True):
             if has:
-                update(*self._arguments(group, squares, skip, factor))
+                _within(tracing, update, *self._arguments(group, squares, skip, factor))
         for tensor in self._gradients.values():
             tensor._array = _NOTHING
         self._gradients.clear()
@@ -154,6 +158,11 @@ def frozen_settings(optimizer: Optimizer) -> tuple:
         )
         for p in optimizer._parameters
     )
+
+
+def _within(context: Callable[[], Any], run: Callable[..., Any], *args: Any) -> Any:
+    with context():
+        return run(*args)
 
 
 def _leader(group: MeshGroup) -> int:

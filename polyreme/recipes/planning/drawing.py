@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from polyreme.errors import ConfigError
 from polyreme.mesh import Durations, Plan, Task
+from polyreme.planner.mixed import MixedStages
 from polyreme.planner.pipeline import pipeline_seconds
 from polyreme.planner.prediction import Memory, Prediction
 from polyreme.recipes.pictures import matplotlib_part, save
@@ -59,7 +60,7 @@ def draw(
     path: Path,
     title: str,
     plan: Plan,
-    prediction: Prediction,
+    prediction: Prediction | MixedStages,
     durations: Sequence[Durations],
     *,
     is_serial: bool = False,
@@ -84,7 +85,7 @@ def draw(
     )
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, max(0.7, min(0.34 * stages, 6.0))))
     unit, name = _unit(end)
-    fullest = max(range(stages), key=lambda stage: prediction.stages[stage].total)
+    fullest = max(range(stages), key=lambda stage: prediction.stages[stage].total / prediction.capacity_of(stage))
     _draw_memory(above, [bar for bar in bars if bar.stage == fullest], prediction, fullest, plan, end, unit)
     _draw_timeline(below, bars, stages, busy, end, unit)
     below.set_xlabel(f"{name} of a step{_left_out(plan, shown)}", fontsize=8.5, color=_INK)
@@ -153,7 +154,13 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def _draw_memory(
-    axes: Any, bars: Sequence[Bar], prediction: Prediction, stage: int, plan: Plan, end: float, unit: float
+    axes: Any,
+    bars: Sequence[Bar],
+    prediction: Prediction | MixedStages,
+    stage: int,
+    plan: Plan,
+    end: float,
+    unit: float,
 ) -> None:
     memory: Memory = prediction.stages[stage]
     points = [*live_bytes(bars, memory.activations), (end, 0.0)]
@@ -162,7 +169,7 @@ def _draw_memory(
     rows = {**constant, "activations": [nbytes / _GIB for _, nbytes in points]}
     labels = [f"{name}  {getattr(memory, name) / _GIB:.2f}" for name in _PARTS]
     axes.stackplot(times, *[rows[name] for name in _PARTS], colors=list(_PARTS.values()), labels=labels, linewidth=0)
-    limit = prediction.capacity / _GIB
+    limit = prediction.capacity_of(stage) / _GIB
     total = memory.total / _GIB
     if limit < 3 * total:  # else the memory itself would be a line at the bottom
         axes.axhline(limit, color=_LIMIT, linewidth=1.2)

@@ -181,6 +181,8 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "sequence_parallel": "mp" in rules.rule("act").get("seq", ()),
         "schedule": plan.schedule,
         "virtual_stages": plan.virtual_stages if plan.schedule else None,
+        "chunk_items": list(plan.chunk_items),
+        "stage_devices": list(plan.stage_devices),
         "sep_attention": plan.sep_attention,
         "sep_order": plan.sep_order,
         "ulysses_degree": plan.ulysses_degree,
@@ -229,6 +231,10 @@ def plan_words(plan: Plan) -> str:
         words.append(f"experts={'+'.join(plan.expert_axes)}/{plan.expert_dispatch}")
     if plan.schedule:
         words.append(plan.schedule + (f"/{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    if plan.chunk_items:
+        words.append(f"items={'+'.join(map(str, plan.chunk_items))}")
+    if plan.stage_devices:
+        words.append(f"on={'+'.join(plan.stage_devices)}")
     if plan.num_microbatches > 1:
         words.append(f"x{plan.num_microbatches}")
     if plan.recompute != "none":

@@ -30,14 +30,16 @@ def run(config: RunConfig, *, steps: int) -> Proof:
         place.set_device(config.device)
     train = config.train
     plan = config.parallel_plan
-    plan.mesh.check_devices(min(plan.mesh.size, len(jax.devices())))
+    devices = None if plan.stage_devices else jax.devices()[: plan.mesh.size]
+    if devices is not None:
+        plan.mesh.check_devices(len(devices))
     return prove(
         lambda: make_model(config),
         plan,
         [(first, labels_of(rest)) for first, *rest in config.samples.draw.load()(config, steps)],
         optimizer=lambda model: make_optimizer(train, model, learning_rate_schedule(train)),
         policy=step_policy(train),
-        devices=jax.devices()[: plan.mesh.size],
+        devices=devices,
         seed=train.seed,
         loss=loss_of_config(config),
         count=count_of_config(config),

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import polyreme as paddle
 from polyreme import nn
 from polyreme.core import layout, rng
+from polyreme.core.layout import Layout
 from polyreme.distributed.pipeline import run
+from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.placement import apply_plan, clear_plan
-from polyreme.errors import GradError, PlacementError, ShapeError
+from polyreme.errors import ConfigError, GradError, PlacementError, ShapeError
 from polyreme.mesh import Plan
 from polyreme.models.decoder import BlockPart, Part
 from polyreme.models.llama import Llama, LlamaConfig
@@ -39,13 +42,18 @@ def pipeline(model_items, losses, plan, **options):
         use_dualpipev=is_v,
         **options,
     )
+    return layers, placed(layers, losses, plan)
+
+
+def placed(layers, losses, plan):
+    """The Pipeline of a PipelineLayer under a plan."""
     bound = apply_plan(plan, layers, jax.devices()[: plan.mesh.size], chunks=layers.get_model_chunks())
-    return layers, Pipeline(layers.get_model_chunks(), losses, bound)
+    return Pipeline(layers.get_model_chunks(), losses, bound)
 
 
 def train(model, plan, microbatches, rows=None):
     """Losses and gradients of one batch."""
-    _, pipe = pipeline(model.pipeline_items(), [model.pipeline_loss], plan)
+    pipe = placed(in_chunks(model, plan), [model.pipeline_loss], plan)
     rng.seed(9)
     batch = cut([DATA[:rows, :-1], DATA[:rows, 1:]], microbatches, None)
     losses = pipe.train(batch, rng.default_generator.branches(microbatches))
@@ -117,7 +125,7 @@ def check(found, want, terms):
         (4, {"pp": 4, "schedule": "1F1B", "sharding": 2, "sharding_stage": 2}),
         (3, {"pp": 2, "schedule": "VPP", "virtual_stages": 3}),
         (4, {"pp": 2, "schedule": "ZBH1", "sharding": 2, "sharding_stage": 3}),
-        (3, {"pp": 2, "schedule": "ZBVPP"}),
+        (3, {"pp": 2, "schedule": "ZBVPP", "chunk_items": (1, 4, 1, 2), "stage_devices": ("cpu", "cpu")}),
         (4, {"pp": 3, "schedule": "ZBVPP"}),
         pytest.param(1, {"pp": 2, "schedule": "ZBVPP", "recompute": "full"}, marks=pytest.mark.slow),
     ],
@@ -310,6 +318,24 @@ def test_a_loss_that_is_none_is_refused(loss, message):
     with pytest.raises(GradError, match=message) as caught:
         pipe.train(cut([x, x], 1, None), rng.default_generator.branches(1))
     assert any("F of microbatch 0, chunk 1 on stage 1" in note for note in caught.value.__notes__)
+
+
+def test_shares_that_are_not_the_model_s_are_refused():
+    plan = Plan.from_degrees(pp=2, num_microbatches=2, chunk_items=[3, 2])
+    with pytest.raises(ConfigError, match=r"chunk_items=\[3, 2\] are 5 items, Chain has 8; make them 8"):
+        in_chunks(chain(), plan)
+    with pytest.raises(ConfigError, match="for a PipelineLayer, which is cut by its seg_method; leave them out"):
+        in_chunks(PipelineLayer([nn.ReLU(), nn.ReLU()], num_stages=2), plan)
+
+
+def test_stages_take_devices_of_their_kinds():
+    plan = Plan.from_degrees(pp=2, dp=2, num_microbatches=2, stage_devices=["cpu", "cpu"], order=("dp", "pp"))
+    stages = Layout(plan).stages
+    assert [[device.id for device in stage.mesh.devices.flat] for stage in stages] == [[0, 1], [2, 3]]
+    with pytest.raises(PlacementError, match=r"needs 4 devices of 'cpu', 3 are there; have fewer stages on them"):
+        Layout(plan, jax.devices()[:3])
+    with pytest.raises(PlacementError, match=r"needs 2 devices of 'gpu', 0 are there"):
+        Layout(replace(plan, stage_devices=("cpu", "gpu")))
 
 
 def test_a_model_that_is_not_in_chunks_is_refused():
