@@ -62,15 +62,19 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def linear_modules(model: Any) -> dict[str, AdaptableMap]:
-    """The linear maps of a decoder that an adapter may change, by our name: all but the projection to the vocabulary.
+def linear_modules(model: Any, with_output: bool = False) -> dict[str, AdaptableMap]:
+    """The linear maps of a decoder that an adapter may change, by our name; with_output: also the projection to the
+    vocabulary, where that is no embedding.
 
     Raises ConfigError for a family that nobody publishes.
     """
     if model.family.published is None:
         raise ConfigError(f"{model.family.name} is published by nobody, so that its modules have no names for adapters")
-    maps = linear_maps(model).items()
-    shapes = {f"{_outer_name(name)}.weight": (layer.in_features, layer.out_features) for name, layer in maps}
+    ends = [layer for layer in model.output_layers().values() if isinstance(layer, (Linear, LoRALinear))]
+    outputs = {name: layer for name, layer in model.named_sublayers() if any(layer is end for end in ends)}
+    maps = {_outer_name(name): layer for name, layer in linear_maps(model).items() if _outer_name(name) not in outputs}
+    maps |= outputs if with_output else {}
+    shapes = {f"{name}.weight": (layer.in_features, layer.out_features) for name, layer in maps.items()}
     modules = {}
     for weight in match(model.family.published.load(), model.config, shapes):
         if len(weight.theirs) == 1:  # of several that are one here, none could be adapted by itself
@@ -88,10 +92,11 @@ def _outer_name(name: str) -> str:
 
 def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, AdaptableMap]:
     """Those of linear_modules that are named: "all", or parts at the end of our names or of the published ones, as
-    "q_proj". Raises ConfigError for a name that is none."""
-    modules = linear_modules(model)
+    "q_proj"; the projection to the vocabulary, "lm_head", is not among all. Raises ConfigError for a name that is
+    none."""
     if target in (ALL, [ALL]):
-        return modules
+        return linear_modules(model)
+    modules = linear_modules(model, with_output=True)
     chosen: dict[str, AdaptableMap] = {}
     for wanted in [target] if isinstance(target, str) else target:
         hits = {
@@ -250,7 +255,7 @@ def write_adapter(model: Any, folder: str | Path, *, base: str = "", digest: str
 
     Raises ConfigError for a model without adapters.
     """
-    layers, modules = adapters_of(model), linear_modules(model)
+    layers, modules = adapters_of(model), linear_modules(model, with_output=True)
     if not layers:
         raise ConfigError("write_adapter: the model has no adapters; add some, or save the model itself")
     arrays: dict[str, np.ndarray] = {}
@@ -374,7 +379,7 @@ def check_base(adapter: Adapter, digest: str, where: Any) -> None:
 def products_by_name(adapter: Adapter, model: Any) -> dict[str, LowRank]:
     """The products of an adapter by our names of a model's linear maps. Raises CheckpointError for one that the model
     has not, or whose shape is another."""
-    modules = linear_modules(model)
+    modules = linear_modules(model, with_output=True)
     ours = {module.theirs: name for name, module in modules.items()}
     products = {}
     for theirs, product in adapter.products.items():
@@ -446,7 +451,14 @@ def place_adapters(model: Any, adapters: Mapping[str, Adapter]) -> AdapterRows:
                 "model are not; merge it (polyreme merge), or serve it alone and without a name"
             )
     products = [products_by_name(adapter, model) for adapter in adapters.values()]
-    for name in linear_modules(model):
+    names = linear_modules(model)
+    for adapter, own in zip(adapters.values(), products, strict=True):
+        if own.keys() - names.keys():
+            raise ConfigError(
+                f"{adapter.path}: adapts the projection to the vocabulary, which rows of a batch share; merge it "
+                "(polyreme merge), or serve it alone and without a name"
+            )
+    for name in names:
         of_each = [product.get(name) for product in products]
         if any(of_each):
             replace_layer(model, name, _rowwise(_layer(model, name), rows, of_each))

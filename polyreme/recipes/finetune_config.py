@@ -108,7 +108,8 @@ class FinetuneConfig(RunConfig):
     model: a folder of published weights, a GGUF file, a name of polyreme models list, or the output folder of a run.
     stage: what is trained for. fine_tuning: full trains every parameter, lora adapters beside the linear maps, freeze
     the last freeze_trainable_layers blocks. lora_alpha: twice the rank if 0. lora_target: all, or names at the end of
-    those of linear maps, as [q_proj, v_proj]. rslora, use_dora, pissa_init, loraplus_lr_ratio: as of nn.LoRA.
+    those of linear maps, as [q_proj, v_proj]; lm_head, the projection to the vocabulary, is not among all. rslora,
+    use_dora, pissa_init, loraplus_lr_ratio: as of nn.LoRA.
     weight_quantize_algo: how the weights that adapters stand beside are stored, if in few bits (QLoRA).
     qat: every parameter trains while linear maps compute with weights rounded to so many bits, of which groups of
     qat_group_size inputs share a scale, all if -1: what polyreme quantize --method rtn then makes of the run.

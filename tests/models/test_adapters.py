@@ -109,6 +109,39 @@ def test_an_adapter_starts_as_the_base_and_is_the_same_from_its_folder_and_merge
     )
 
 
+def test_the_projection_to_the_vocabulary_is_adapted_where_it_is_named(tmp_path):
+    model, ids = untied(tmp_path / "base"), to_tensor(IDS)
+    base, loss = model(ids).numpy(), float(model(ids, ids))
+    assert "head" not in adapters.choose_modules(model)
+    layers = adapters.add_adapters(model, LoRA(rank=2), ["lm_head", "q_proj"])
+    assert "head" in layers
+    np.testing.assert_array_equal(model(ids).numpy(), base)
+    assert float(model(ids, ids)) == loss
+    model(ids, ids).backward()
+    assert float(model.head.lora_b.grad.abs().max()) > 0
+    disturb(model)
+    changed = model(ids).numpy()
+    adapters.write_adapter(model, tmp_path / "adapter")
+    assert "base_model.model.lm_head.lora_A.weight" in load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    opened, other = adapters.open_adapter(tmp_path / "adapter"), AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    with pytest.raises(ConfigError, match="adapts the projection to the vocabulary, which rows of a batch share"):
+        adapters.place_adapters(other, {"a": opened})
+    adapters.apply_adapter(other, opened)
+    for merging in (model, other):
+        adapters.merge_adapters(merging)
+        # sums of up to 2 (width + ranks) terms in another order
+        np.testing.assert_allclose(merging(ids).numpy(), changed, rtol=0, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"has no linear map 'lm_head'"):
+        adapters.add_adapters(load("gpt2"), LoRA(rank=2), "lm_head")
+
+
+def untied(folder):
+    """A LLaMA whose projection is its own, from its folder."""
+    rng.seed(2)
+    Llama(LlamaConfig.nano(tie_embeddings=False)).save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
 def test_a_folder_is_as_peft_writes_it(tmp_path):
     model = load()
     adapters.add_adapters(model, LoRA(rank=2, dropout=0.1), ["q_proj", "ffn.down"])
