@@ -220,7 +220,7 @@ def test_cpu_asked_for_and_left_out(recipe, monkeypatch, capsys):
 def test_what_generate_hands_to_the_recipe(recipe, tmp_path):
     module = recipe("inference.generate")
     words = ["--prompt", "In the", "--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--seed", "4"]
-    words += ["--speculative", "ngram", "--num-draft-tokens", "3"]
+    words += ["--speculative", "ngram", "--num-draft-tokens", "3", "--adapter", "a", "--kv-cache-dtype", "int8"]
     assert main(["generate", str(tmp_path), *words]) == 0
     ((places, settings),) = module.calls
     del settings["say"]
@@ -233,6 +233,8 @@ def test_what_generate_hands_to_the_recipe(recipe, tmp_path):
         "dtype": None,
         "speculative": "ngram",
         "num_draft_tokens": 3,
+        "adapter": Path("a"),
+        "kv_cache_dtype": "int8",
     }
 
 
