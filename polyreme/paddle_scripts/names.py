@@ -126,6 +126,9 @@ common_ops_import
   static: default_main_program Variable
 static
   fluid.io: load_vars save_vars
+  internals.arrays: setitem
+static.nn.control_flow
+  fluid.layers: While Switch
 static.io
   fluid.io: load_vars save_vars is_persistable is_parameter
 static.amp

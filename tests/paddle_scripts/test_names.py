@@ -451,6 +451,26 @@ def test_a_convolution_with_its_normalization_and_activation():
     )  # fmt: skip
 
 
+def test_loops_and_assignments_of_programs():
+    import paddle
+    from paddle.static.nn.control_flow import While
+
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            i, end, total = paddle.full([1], 0, "int64"), paddle.full([1], 4, "int64"), paddle.zeros([1])
+            going = paddle.less_than(i, end)
+            with While(going).block():
+                paddle.assign(total + paddle.cast(i, "float32"), total)
+                paddle.increment(i)
+                paddle.assign(paddle.less_than(i, end), going)
+            row = paddle.static.setitem(paddle.zeros([3]), (slice(1, None),), 2.0)
+            results = paddle.static.Executor().run(fetch_list=[i, total, row])
+    finally:
+        paddle.disable_static()
+    assert [r.tolist() for r in results] == [[4], [6.0], [0.0, 2.0, 2.0]]
+
+
 def test_modules_of_one_name_are_where_their_names_are():
     import paddle
     from paddle.incubate.nn.functional.masked_multihead_attention import masked_multihead_attention

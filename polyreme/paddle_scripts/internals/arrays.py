@@ -62,3 +62,9 @@ def _check_mode(what: str) -> None:
             f"{what}: a Program has no arrays of Tensors; give static.nn.while_loop a Tensor with a dim for the steps, "
             "or collect in a Python list and paddle.stack it"
         )
+
+
+def setitem(x: Any, index: Any, value: Any) -> Any:
+    """x[index] = value; returns x."""
+    x[index] = value
+    return x
