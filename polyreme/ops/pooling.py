@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.errors import InconclusiveDimensionOperation
+from jax.export import is_symbolic_dim
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.dtype import floating
@@ -319,7 +320,8 @@ def output_sizes(sizes: Sequence[int], output_size: Any, what: str) -> tuple[int
     if len(given) == 1:
         given = given * n
     wanted = tuple(z if o is None else o for z, o in zip(sizes, given, strict=False))
-    if len(given) != n or any(not isinstance(o, int) or not 1 <= o <= MAX_SIZE for o in wanted):
+    numbers = [o for o in wanted if not is_symbolic_dim(o)]  # a size that an export leaves open may be kept
+    if len(given) != n or any(not isinstance(o, int) or not 1 <= o <= MAX_SIZE for o in numbers):
         raise ShapeError(
             f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 and less than 2**31, "
             "or None"
@@ -327,24 +329,35 @@ def output_sizes(sizes: Sequence[int], output_size: Any, what: str) -> tuple[int
     return wanted
 
 
-def _adaptive(n: int, shape: tuple, output_size: Any, last: bool, what: str) -> list[np.ndarray]:
+def _adaptive(n: int, shape: tuple, output_size: Any, last: bool, what: str) -> list[Any]:
     """Positions by dim, [o, k]: window i of o covers floor(i size / o) up to ceil((i + 1) size / o); -1 beyond it."""
     sizes = spatial(shape, n, last, what)
     return [even_bins(z, o) for z, o in zip(sizes, output_sizes(sizes, output_size, what), strict=True)]
 
 
-def even_bins(size: int, count: int) -> np.ndarray:
-    """Positions of the `count` windows that cover a dim evenly, [o, k]; -1 beyond a window's end."""
+def even_bins(size: int, count: int) -> Any:
+    """Positions of the `count` windows that cover a dim evenly, [o, k]; -1 beyond a window's end.
+
+    A size that an export leaves open has one window, or as many as it has positions: how many more reach into a window
+    depends on the size.
+    """
+    if is_symbolic_dim(size) and (count is size or count == 1):
+        return jnp.arange(size)[None] if count is not size else jnp.arange(size)[:, None]
     at = np.arange(count)
     starts, stops = at * size // count, -(-(at + 1) * size // count)
     inside = starts[:, None] + np.arange(int((stops - starts).max()))
     return np.where(inside < stops[:, None], inside, -1)
 
 
-def adaptive_average(x: Array, positions: list[np.ndarray]) -> Array:
+def adaptive_average(x: Array, positions: list[Any]) -> Array:
     """Means over windows, [N, C, *sizes] -> [N, C, *o], dim by dim: a mean over a box is a mean of means."""
     v = wide(x)
     for dim, at in enumerate(positions):
+        if at.shape[0] == 1:
+            v = jnp.mean(v, 2 + dim, keepdims=True)
+            continue
+        if at.shape[1] == 1 and at.shape[0] == v.shape[2 + dim]:
+            continue
         inside = (at >= 0).reshape([*at.shape] + [1] * (v.ndim - 3 - dim))
         taken = jnp.take(v, jnp.asarray(np.maximum(at, 0)), 2 + dim)
         total = jnp.sum(jnp.where(inside, taken, 0), 3 + dim)

@@ -89,6 +89,12 @@ MODELS = {
         lambda b: images(b, 2, 8 + b, 12 + b),
         None,
     ),
+    "pools over open sizes whole": (
+        lambda: nn.Sequential(nn.AdaptiveAvgPool2D((1, None)), nn.AdaptiveMaxPool2D((None, 1)), nn.Flatten()),
+        InputSpec([None, 2, None, None]),
+        lambda b: images(b, 2, 8 + b, 9 + b),
+        12,
+    ),
     "steps of open width behind a pool": (Steps, InputSpec([None, 2, 6, None]), lambda b: images(b, 2, 6, 8 + b), 16),
     # a product of an unknown number of rows may be cut in other blocks
     "lenet": (LeNet, InputSpec([None, 1, 28, 28]), lambda b: images(b, 1, 28, 28), 9 + 150 + 400 + 120 + 84),
