@@ -316,12 +316,12 @@ def avg_pool3d(
 def output_sizes(sizes: Sequence[int], output_size: Any, what: str) -> tuple[int, ...]:
     """The output size of each dim: one for all, or one each; None keeps the dim's own."""
     n = len(sizes)
-    given = (output_size,) * n if output_size is None or isinstance(output_size, int) else tuple(output_size)
-    if len(given) == 1:
-        given = given * n
-    wanted = tuple(z if o is None else o for z, o in zip(sizes, given, strict=False))
+    asked = (output_size,) * n if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    if len(asked) == 1:
+        asked = asked * n
+    wanted = tuple(z if o is None else o for z, o in zip(sizes, asked, strict=False))
     numbers = [o for o in wanted if not is_symbolic_dim(o)]  # a size that an export leaves open may be kept
-    if len(given) != n or any(not isinstance(o, int) or not 1 <= o <= MAX_SIZE for o in numbers):
+    if len(asked) != n or any(not isinstance(o, int) or not 1 <= o <= MAX_SIZE for o in numbers):
         raise ShapeError(
             f"{what}: output_size={output_size!r}; needs an int or {n} of them, each at least 1 and less than 2**31, "
             "or None"
@@ -352,14 +352,14 @@ def even_bins(size: int, count: int) -> Any:
 def adaptive_average(x: Array, positions: list[Any]) -> Array:
     """Means over windows, [N, C, *sizes] -> [N, C, *o], dim by dim: a mean over a box is a mean of means."""
     v = wide(x)
-    for dim, at in enumerate(positions):
-        if at.shape[0] == 1:
+    for dim, windows in enumerate(positions):
+        if windows.shape[0] == 1:
             v = jnp.mean(v, 2 + dim, keepdims=True)
             continue
-        if at.shape[1] == 1 and at.shape[0] == v.shape[2 + dim]:
+        if windows.shape[1] == 1 and windows.shape[0] == v.shape[2 + dim]:
             continue
-        inside = (at >= 0).reshape([*at.shape] + [1] * (v.ndim - 3 - dim))
-        taken = jnp.take(v, jnp.asarray(np.maximum(at, 0)), 2 + dim)
+        inside = (windows >= 0).reshape([*windows.shape] + [1] * (v.ndim - 3 - dim))
+        taken = jnp.take(v, jnp.asarray(np.maximum(windows, 0)), 2 + dim)
         total = jnp.sum(jnp.where(inside, taken, 0), 3 + dim)
         v = total / jnp.asarray(inside.sum(1), v.dtype)
     return v.astype(x.dtype)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.export import is_symbolic_dim
 
 from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
@@ -22,22 +24,28 @@ from polyreme.ops.windows import per_dim
 
 _DIMS = {"linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "nearest": (1, 2, 3), "area": (1, 2, 3)}
 _FORMATS = {1: ("NCL", "NCW", "NLC", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
-# an output entry is sum over taps of weight * input[index]: (index [out, taps], weight [out, taps])
-Taps = tuple[np.ndarray, np.ndarray]
+# an output entry is sum over taps of weight * input[index]: (index [out, taps], weight [out, taps]). Arrays of NumPy,
+# or of jax where an export leaves a size open, which then are part of the program
+Taps = tuple[Any, Any]
 
 
-def _cubic(t: np.ndarray, a: float) -> np.ndarray:
+def _module_of(array: Any) -> Any:
+    return np if isinstance(array, np.ndarray) else jnp
+
+
+def _cubic(t: Any, a: float) -> Any:
     """Keys' cubic convolution kernel, 1981, equation 4, with its free parameter a."""
-    t = np.abs(t)
+    t, where = abs(t), _module_of(t).where
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = a * (((t - 5) * t + 8) * t - 4)
-    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+    return where(t <= 1, near, where(t < 2, far, 0))
 
 
-def _taps_around(source: np.ndarray, size: int, reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Taps:
+def _taps_around(source: Any, size: Any, reach: int, kernel: Callable[[Any], Any]) -> Taps:
     """2 * reach taps around each real source position; those outside repeat the edge."""
-    index = np.floor(source).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
-    return np.clip(index, 0, size - 1), kernel(source[:, None] - index)
+    xp = _module_of(source)
+    index = xp.floor(source).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
+    return xp.clip(index, 0, size - 1), kernel(source[:, None] - index)
 
 
 def _smooth_taps(size: int, out: int, ratio: float, kernel: Callable, support: float) -> Taps:
@@ -50,30 +58,48 @@ def _smooth_taps(size: int, out: int, ratio: float, kernel: Callable, support: f
     return np.clip(index, 0, size - 1), weight / weight.sum(1, keepdims=True)
 
 
-def _triangle(t: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(t), 0)
+def _triangle(t: Any) -> Any:
+    return _module_of(t).maximum(1 - abs(t), 0)
 
 
 def _dim_taps(
-    size: int, out: int, mode: str, ratio: float, align_corners: bool, align_mode: int, antialias: bool
+    size: Any, out: Any, mode: str, ratio: Any, align_corners: bool, align_mode: int, antialias: bool
 ) -> Taps:
     """Taps of one dim; ratio is input entries per output entry."""
-    index = np.arange(out)
+    is_open = is_symbolic_dim(size) or is_symbolic_dim(out)
+    xp = jnp if is_open else np
+    index = xp.arange(out)
+    if is_open:
+        size, out = (jnp.asarray(d, jnp.int64) for d in (size, out))
     if mode == "nearest":
-        return np.minimum(np.floor(index * ratio).astype(np.int64), size - 1)[:, None], np.ones((out, 1))
+        return xp.minimum(xp.floor(index * ratio).astype(np.int64), size - 1)[:, None], xp.ones_like(index)[:, None]
     cubic = mode == "bicubic"
     if antialias:
         # the smooth form of the cubic kernel has another parameter by custom
         return _smooth_taps(size, out, ratio, (lambda t: _cubic(t, -0.5)) if cubic else _triangle, 2 if cubic else 1)
     if align_corners:
-        source = index * ((size - 1) / (out - 1) if out > 1 else 0.0)
+        source = index * ((size - 1) / xp.maximum(out - 1, 1))  # of one entry, index is 0
     elif align_mode == 1 and not cubic:
         source = index * ratio
     else:
         source = (index + 0.5) * ratio - 0.5
     if cubic:
         return _taps_around(source, size, 2, lambda t: _cubic(t, -0.75))
-    return _taps_around(np.clip(source, 0, size - 1), size, 1, _triangle)
+    return _taps_around(xp.clip(source, 0, size - 1), size, 1, _triangle)
+
+
+def _ratio(size: Any, out: Any) -> Any:
+    if is_symbolic_dim(size) or is_symbolic_dim(out):
+        return jnp.asarray(size, jnp.float64) / jnp.asarray(out, jnp.float64)
+    return size / out
+
+
+def _scaled(size: Any, factor: float) -> Any:
+    """int(size * factor), of an open size too."""
+    if not is_symbolic_dim(size):
+        return int(size * factor)
+    part = Fraction(repr(float(factor)))
+    return size * part.numerator // part.denominator
 
 
 def _new_sizes(x: Array, n: int, sizes: tuple, size: Any, scale_factor: Any, recompute: Any) -> tuple[tuple, list]:
@@ -81,18 +107,19 @@ def _new_sizes(x: Array, n: int, sizes: tuple, size: Any, scale_factor: Any, rec
     if (size is None) == (scale_factor is None):
         raise ConfigError(f"interpolate: size={size!r} and scale_factor={scale_factor!r}; give exactly one of them")
     if size is not None:
-        out = per_dim(size, n, "interpolate: size")
-        return out, [z / o for z, o in zip(sizes, out, strict=True)]
+        is_open = isinstance(size, (list, tuple)) and len(size) == n and any(map(is_symbolic_dim, size))
+        out = tuple(size) if is_open else per_dim(size, n, "interpolate: size")
+        return out, [_ratio(z, o) for z, o in zip(sizes, out, strict=True)]
     factors = (scale_factor,) * n if isinstance(scale_factor, (int, float)) else tuple(scale_factor)
     factors = factors * n if len(factors) == 1 else factors
     if len(factors) != n or min(factors) <= 0:
         raise ShapeError(f"interpolate: scale_factor={scale_factor!r}; needs a positive number or {n} of them")
-    out = tuple(int(z * f) for z, f in zip(sizes, factors, strict=True))
-    if min(out) < 1:
+    out = tuple(_scaled(z, f) for z, f in zip(sizes, factors, strict=True))
+    if any(o < 1 for o in out if not is_symbolic_dim(o)):
         raise ShapeError(
             f"interpolate: scale_factor={scale_factor!r} makes {list(sizes)} into {list(out)}; scale by more"
         )
-    return out, [z / o for z, o in zip(sizes, out, strict=True)] if recompute else [1 / f for f in factors]
+    return out, [_ratio(z, o) for z, o in zip(sizes, out, strict=True)] if recompute else [1 / f for f in factors]
 
 
 @op(method=False, rule=by_image)
@@ -149,6 +176,8 @@ def interpolate(
 def _apply(x: Array, dim: int, taps: Taps) -> Array:
     """x with one dim replaced by the sums over taps; the transpose gathers too: scattering is ten times slower."""
     size = x.shape[dim]
+    if not isinstance(taps[0], np.ndarray):  # nothing is sorted while an export is traced
+        return _gather(x, dim, taps)
 
     @jax.custom_vjp
     def resampled(x: Array) -> Array:
@@ -163,7 +192,7 @@ def _apply(x: Array, dim: int, taps: Taps) -> Array:
 
 def _gather(x: Array, dim: int, taps: Taps) -> Array:
     index, weight = taps
-    if index.shape[1] == 1 and np.all(weight == 1):
+    if index.shape[1] == 1 and (not isinstance(weight, np.ndarray) or np.all(weight == 1)):
         return jnp.take(x, jnp.asarray(index[:, 0]), dim)
     v = wide(x)
     # a gather for each tap fuses with the sum; one gather of all taps does not

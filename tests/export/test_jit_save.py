@@ -20,6 +20,7 @@ from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.nn import functional as F
 from polyreme.vision.models import LeNet
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "seq_len": 8, "ffn_size": 32}
@@ -41,6 +42,18 @@ def mlp():
 
 def conv_net():
     return nn.Sequential(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3))
+
+
+class Resized(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.low = nn.Conv2D(2, 2, 3, 2, 1)
+
+    def forward(self, x):
+        low, size = self.low(x), x.shape[2:]
+        corners = F.interpolate(low, size, mode="bilinear", align_corners=True)
+        near = F.interpolate(F.interpolate(low, size), scale_factor=2.0, mode="bicubic")
+        return F.interpolate(near, size, mode="bilinear") + corners + F.interpolate(x.mean([2, 3], keepdim=True), size)
 
 
 class Steps(nn.Layer):
@@ -95,6 +108,7 @@ MODELS = {
         lambda b: images(b, 2, 8 + b, 9 + b),
         12,
     ),
+    "resized to open sizes": (Resized, InputSpec([None, 2, None, None]), lambda b: images(b, 2, 8 + b, 9 + b), 16),
     "steps of open width behind a pool": (Steps, InputSpec([None, 2, 6, None]), lambda b: images(b, 2, 6, 8 + b), 16),
     # a product of an unknown number of rows may be cut in other blocks
     "lenet": (LeNet, InputSpec([None, 1, 28, 28]), lambda b: images(b, 1, 28, 28), 9 + 150 + 400 + 120 + 84),
