@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.errors import ConfigError, ProgramError, ShapeError
-from polyreme.nn.functional import unfold
+from polyreme.nn.functional import conv1d, unfold
 from polyreme.ops import OPS
 from polyreme.program.activations import activate
 from polyreme.program.block import Variable
@@ -80,9 +80,18 @@ def sequence_conv(
 
 
 def row_conv(input: Any, future_context_size: int, param_attr: Any = None, act: str | None = None) -> Variable:
-    """act of each row and the future_context_size rows that follow it in its sequence, weighted and added up."""
+    """act of each row and the future_context_size rows that follow it in its sequence, weighted and added up.
+
+    input: rows of sequences, or sequences of one length side by side, [batch, rows, width].
+    """
+    width = input.shape[-1]
+    if len(input.shape) == 3 and not lods.lod_of(input):
+        weight = LayerParameters("row_conv").parameter(param_attr, [future_context_size + 1, width], input.dtype)
+        kernel = weight.transpose([1, 0]).unsqueeze(1)
+        rows = conv1d(input.transpose([0, 2, 1]), kernel, padding=[0, future_context_size], groups=width)
+        return activate(rows.transpose([0, 2, 1]), act)
     x, lod = sequences("row_conv", input)
-    weight = LayerParameters("row_conv").parameter(param_attr, [future_context_size + 1, x.shape[-1]], x.dtype)
+    weight = LayerParameters("row_conv").parameter(param_attr, [future_context_size + 1, width], x.dtype)
     return divided(activate(OPS["row_conv"](x, inner(lod), weight), act), lod)
 
 

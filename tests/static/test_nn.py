@@ -266,3 +266,14 @@ def test_activations_have_the_constants_of_paddles_operators(static_mode, name, 
     eye = paddle.nn.initializer.Assign(np.eye(2, dtype="float32"))
     out = static.nn.fc(x, 2, weight_attr=eye, activation=name)
     close(run([out], x=np.array([[-1.0, 2.0]], "float32"))[0], [want], 2)
+
+
+def test_row_conv_of_sequences_side_by_side(static_mode):
+    """Numbers of PaddlePaddle 3.3.1."""
+    x = static.data("x", [None, 4, 6])
+    start = paddle.nn.initializer.Assign(np.arange(18, dtype="float32").reshape(3, 6))
+    rows = static.nn.row_conv(x, 2, param_attr=paddle.ParamAttr(initializer=start))
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    (got,) = exe.run(feed={"x": np.arange(48, dtype="float32").reshape(2, 4, 6)}, fetch_list=[rows])
+    assert got[..., 0].tolist() == [[180, 288, 108, 0], [612, 720, 252, 0]]
