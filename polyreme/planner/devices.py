@@ -82,8 +82,8 @@ def most_in_a_slice(name: str) -> int:
 
 
 def unknown_kind(name: str, num_devices: int, flops: float, memory: float) -> Cluster:
-    """Devices of a kind of which only FLOP/s and bytes are known: the rest is the A100's, in proportion."""
-    basis = cluster_of_kind("a100-80g", num_devices)
+    """Devices of a kind of which only FLOP/s and bytes are known: the rest is its nearest relative's, in proportion."""
+    basis = cluster_of_kind(relative(name), num_devices)
     ratio = flops / basis.device.flops["bfloat16"]
     device = replace(
         basis.device,
@@ -91,9 +91,22 @@ def unknown_kind(name: str, num_devices: int, flops: float, memory: float) -> Cl
         flops={dtype: rate * ratio for dtype, rate in basis.device.flops.items()},
         memory=memory,
         bandwidth=basis.device.bandwidth * ratio**0.5,
-        borrowed="a100",
+        borrowed=relative(name),
     )
     return replace(basis, device=device)
+
+
+def relative(name: str) -> str:
+    """The known kind that one which is not known is taken after: of the same family by its name, else the A100.
+
+    >>> relative("H100-64G"), relative("MI308X"), relative("unheard")
+    ('h100', 'a100', 'a100')
+    """
+    families = [
+        each for row in _sheet()["kinds"].values() for each in row["also"] if re.fullmatch(r"[a-z]+\d+[a-z]?", each)
+    ]
+    near = [each for each in families if _letters(str(name)).startswith(_letters(each))]
+    return max(near, key=len, default="a100")
 
 
 def torus_of(num_devices: int, dims: int) -> tuple[int, ...]:
@@ -135,7 +148,8 @@ def _row(name: str) -> dict[str, Any]:
     names = {each: row for key, row in kinds.items() for each in (key, *row["also"], row["name"].lower())}
     found = {_letters(each): row for each, row in names.items()}.get(_letters(str(name)))
     if found is None:
-        raise ConfigError(f"unknown device kind {name!r}{did_you_mean(str(name).lower(), names)}")
+        near = [each for each in names if each.startswith(str(name).lower()[:3])]
+        raise ConfigError(f"unknown device kind {name!r}{did_you_mean(str(name).lower(), near or _sheet()['kinds'])}")
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from polyreme.errors import ConfigError
 from polyreme.mesh import ANY, Plan, Strategy, default_schedule, nearest_divisor
 from polyreme.planner.cluster import Cluster
-from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, unknown_kind
+from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, relative, unknown_kind
 from polyreme.planner.frameworks import FRAMEWORKS, Framework, framework
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.predict import predict, times_of
@@ -432,7 +432,7 @@ def _cluster(cells: Cells, total: int) -> Cluster:
     except ConfigError:
         if not peak:
             raise
-        cells.assumed["hardware"] = f"{name!r} is not known: curves of an A100, peak and memory of the row"
+        cells.assumed["hardware"] = f"{name!r} is not known: curves of {relative(name)}, peak and memory of the row"
         cells.not_understood.append(f"hardware {cells.assumed['hardware']}")
         return unknown_kind(name, total, peak * 1e12, (memory or 80) * 1e9)
     while total % slices or total // slices > most:

@@ -259,6 +259,7 @@ def test_names_that_were_taken_for_others():
     assert devices.device_kind("v100-16g").memory == 17e9
     odd = devices.device_kind("H100-96G")
     assert (odd.bandwidth, odd.borrowed) == (2.4e12, "h100")
+    assert devices.unknown_kind("H100-64G", 8, 989e12, 64e9).device.matmul == devices.device_kind("h100").matmul
     assert devices.device_kind("Ascend 910B").flops["bfloat16"] == 376e12
 
 
