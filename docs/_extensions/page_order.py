@@ -43,7 +43,7 @@ def _add_contents(app, page, source):
 
 def _offer_outside(app, page, source):
     """Markdown outside docs/ is no page; the file itself is offered."""
-    if app.env.doc2path(page).endswith(".md"):
+    if app.env.doc2path(page).suffix == ".md":
         source[0] = OUTSIDE.sub(r"{download}`\1 <\2>`", source[0])
 
 

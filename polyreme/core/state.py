@@ -34,7 +34,7 @@ class TensorState:
 
     def __init__(self, array: Any, stop_gradient: bool = True) -> None:
         self._array = array
-        self.stop_gradient = stop_gradient
+        self.stop_gradient: bool = stop_gradient
         self._node: Any = None
         self._index = 0
         self._grad: Any = None
@@ -87,7 +87,7 @@ class Elsewhere:
             raise AttributeError(name)
         return getattr(self.read(), name)
 
-    def __deepcopy__(self, memo: dict) -> Any:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
         return self.read()
 
     def read(self) -> Any:
@@ -142,7 +142,7 @@ class ProgramRecorder(Watcher, Protocol):
 
     records: ClassVar[Literal[True]]
 
-    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any: ...
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def carrying(self) -> AbstractContextManager[dict[int, Any]]: ...
     def name_of(self, tensor: TensorState) -> str: ...
     def changes(self, what: str) -> None: ...
@@ -153,8 +153,10 @@ class ProgramRecorder(Watcher, Protocol):
     def initialize(self, variable: TensorState, initializer: Any) -> None: ...
     def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any: ...
     def while_loop(self, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None) -> list[Any]: ...
-    def recompute(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any: ...
-    def derive(self, rule: str, function: Callable[..., Any], xs: Any, args: tuple, kwargs: dict[str, Any]) -> Any: ...
+    def recompute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def derive(
+        self, rule: str, function: Callable[..., Any], xs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
     def backward(self, loss: Any, parameters: Any, no_grad_set: Any) -> list[tuple[Any, Any]]: ...
     def apply_gradients(self, optimizer: Any, pairs: Any, startup_program: Any) -> list[Any]: ...
     def minimize(
@@ -214,7 +216,7 @@ class _Changes:
     __slots__ = ("version",)
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version: int = 0
 
 
 leaf_hooks = _Changes()

@@ -52,7 +52,7 @@ class ElementCount(int):
         return int, (int(self),)
 
 
-class Size(list):
+class Size(list[int]):
     """Sizes of dims, as Tensor.shape gives them: a list whose slices and sums are Sizes, equal to a tuple of the same
     sizes too, and numel(). Raises TypeError for what is no integer.
 

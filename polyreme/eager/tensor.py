@@ -461,7 +461,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     def __copy__(self) -> Tensor:
         return self.detach()
 
-    def __deepcopy__(self, memo: dict) -> Tensor:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Tensor:
         if self._node is not None:
             raise GradError(
                 "only a leaf Tensor can be deep-copied; use clone() to copy with its history, detach() without"
@@ -641,7 +641,7 @@ class _Data(Tensor):
             self._owner._array = value
             self._owner.__dict__["_version"] = self._owner.inplace_version + 1
 
-    def __deepcopy__(self, memo: dict) -> Tensor:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Tensor:
         return self.clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:

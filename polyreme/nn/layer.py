@@ -218,7 +218,11 @@ class Layer(LayerHooks, SecondNames):
                 yield name, layer
 
     def named_sublayers(
-        self, prefix: str = "", include_self: bool = False, layers_set: set | None = None, remove_duplicate: bool = True
+        self,
+        prefix: str = "",
+        include_self: bool = False,
+        layers_set: set[Any] | None = None,
+        remove_duplicate: bool = True,
     ) -> Iterator[tuple[str, Layer]]:
         """(dotted name, layer) of all sublayers, depth first, each layer once (unless remove_duplicate is False)."""
         seen = layers_set if layers_set is not None else set()
@@ -351,7 +355,7 @@ class Layer(LayerHooks, SecondNames):
 
     def state_dict(
         self,
-        destination: dict | None = None,
+        destination: dict[Any, Any] | None = None,
         include_sublayers: bool = True,
         structured_name_prefix: str = "",
         use_hook: bool = True,
@@ -473,7 +477,7 @@ def _tensors_of(layer: Layer) -> dict[str, Tensor]:
     return {name: t for name, t in values.items() if not isinstance(t._array, (state.Tracer, Symbol, Abstract))}
 
 
-def _forget(name: str, *tables: dict) -> None:
+def _forget(name: str, *tables: dict[Any, Any]) -> None:
     for table in tables:
         table.pop(name, None)
 

@@ -14,7 +14,7 @@ class SecondNames:
         """This layer and all its sublayers, depth first."""
         return iter(self.sublayers(include_self=True))
 
-    def named_modules(self: Any, memo: set | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+    def named_modules(self: Any, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
         """(dotted name, layer) of this layer and all its sublayers."""
         return self.named_sublayers(prefix, True, memo, remove_duplicate)
 

@@ -156,7 +156,7 @@ class Optimizer(OptimizerState):
         self._shared.extend(len(added), self.scalars)
         self._updates.clear()
 
-    def __deepcopy__(self, memo: dict) -> Optimizer:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Optimizer:
         """One over copies of the parameters: those of the model, if deepcopy is given (model, optimizer)."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied

@@ -176,7 +176,7 @@ class Call(Operation):
         return replace(self, kwargs={**self.kwargs, parameter: value})
 
 
-def call(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function by name; what follows from shapes alone has a value even while a program is compiled."""
     if name in _OF_SHAPES:
         with jax.ensure_compile_time_eval():

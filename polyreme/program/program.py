@@ -31,7 +31,7 @@ class Program:
 
     def __init__(self) -> None:
         self._id = next(_identities)
-        self.version = 0
+        self.version: int = 0
         self.blocks: list[Block] = [Block(self, 0, None)]
         self.held: dict[str, Tensor] = {}
         self.entered: list[Block] = []  # inner blocks that are being recorded

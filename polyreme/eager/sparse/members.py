@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyreme.eager.sparse import formats, shaping
 
@@ -27,11 +27,14 @@ _SPARSE_ONLY = {
     "cols": "a SparseCsrTensor",
 }
 
-_SparseOnly: Any = type(
-    "_SparseOnly",
-    (),
-    {"__slots__": (), **{name: _of_sparse_only(name, kinds) for name, kinds in _SPARSE_ONLY.items()}},
-)
+if TYPE_CHECKING:
+    _SparseOnly = object
+else:
+    _SparseOnly = type(
+        "_SparseOnly",
+        (),
+        {"__slots__": (), **{name: _of_sparse_only(name, kinds) for name, kinds in _SPARSE_ONLY.items()}},
+    )
 
 
 class SparseMembers(_SparseOnly):

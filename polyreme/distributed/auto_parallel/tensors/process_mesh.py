@@ -195,10 +195,10 @@ class ProcessMesh:
     def __copy__(self) -> ProcessMesh:
         return self
 
-    def __deepcopy__(self, memo: dict) -> ProcessMesh:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> ProcessMesh:
         return self
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return ProcessMesh, (self._mesh, list(self._names))
 
     def __repr__(self) -> str:
