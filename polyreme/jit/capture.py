@@ -121,6 +121,8 @@ class Capture:
         self.made: dict[int, TensorState] = {}
         self.layers: dict[int, tuple[Any, bool, tuple]] = {} if outer is None else outer.layers
         self.fuses = fuses if outer is None else outer.fuses
+        # buffers that other Tensors took the place of: the table of their Layer, their name in it, and they
+        self.replaced: dict[tuple[int, str], tuple[dict, str, Any]] = {} if outer is None else outer.replaced
         self.calls = CapturedCalls()
         self.surroundings: Surroundings = Surroundings() if outer is None else outer.surroundings
 
@@ -175,6 +177,26 @@ class Capture:
         scopes.enter(layer)
         return forward
 
+    def replaces(self, buffers: dict[str, Any], name: str) -> None:
+        """Another Tensor is about to take a buffer's place in its Layer's table."""
+        self.replaced.setdefault((id(buffers), name), (buffers, name, buffers[name]))
+
+    def settle_buffers(self) -> None:
+        """The code has run: what took a buffer's place becomes the value of the buffer, which is state."""
+        for buffers, name, buffer, now in self._replacements():
+            self.write(buffer, now._array)
+            buffer._node, buffer._index, buffer.stop_gradient = now._node, now._index, now.stop_gradient
+            buffers[name] = buffer
+
+    def _replacements(self) -> Iterator[tuple[dict, str, TensorState, TensorState]]:
+        """Buffers in whose place is a Tensor made inside, of their shape and dtype."""
+        for buffers, name, buffer in self.replaced.values():
+            now = buffers.get(name)
+            if not isinstance(buffer, TensorState) or id(buffer) in self.made or id(now) not in self.made:
+                continue
+            if (buffer._array.shape, buffer._array.dtype) == (now._array.shape, now._array.dtype):
+                yield buffers, name, buffer, now
+
     def left(self) -> None:
         """The Layer entered last is done."""
         scopes.leave()
@@ -207,6 +229,9 @@ class Capture:
         """Put every state Tensor back as it was."""
         for before in self.before.values():
             before.restore()
+        if self.outer is None:
+            for buffers, name, buffer, _ in self._replacements():  # the code ended in an error
+                buffers[name] = buffer
 
 
 def capture_in_progress() -> Capture | None:

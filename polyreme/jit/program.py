@@ -456,6 +456,7 @@ class CapturedProgram:
                 self._enter(capture)
                 wrapped = self._wrap(iter(arrays))
                 outs = self.call(wrapped)
+                capture.settle_buffers()
                 result.append(self._summary(capture, arguments, wrapped, tensors_in(outs)))
 
         free = [a._array for i, a in enumerate(arguments) if i not in self.pinned]
@@ -556,6 +557,7 @@ class CapturedProgram:
             guards = self.guards
             before, drawn = guards.forms(), NumbersDrawn()
             outs = self.call(wrapped)
+            capture.settle_buffers()
             if generators := drawn.since():
                 _log.warning(
                     "%s draws numbers of %s, which the program keeps: they are the same at each call; draw with "

@@ -317,6 +317,7 @@ class SplitProgram:
         ]
         with rng.default_generator.bound():
             outs = self.fn(rebuild(flow.spec, iter(inputs)))
+        capture.settle_buffers()
         return outs, [t for t, w in zip(inputs, flow.wants, strict=True) if w is not None], holder._array
 
     def _trace_forward(self, written: list, read: list, key: Any, arrays: list) -> tuple[list, list, Any, list]:

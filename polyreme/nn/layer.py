@@ -110,6 +110,8 @@ class Layer(LayerHooks, SecondNames):
                     f"{name!r} is a buffer of {type(self).__name__}; assign a Tensor or None, "
                     f"not {type(value).__name__}"
                 )
+            if (watcher := state.code_watcher()) is not None:
+                watcher.replaces(buffers, name)
             buffers[name] = value
         elif name in layers and value is None:
             layers[name] = None

@@ -10,8 +10,10 @@ import pytest
 
 from polyreme import nn
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import CaptureError
+from polyreme.errors import CaptureError, ShapeError
 from polyreme.jit import to_static
+from polyreme.ops.creation import ones, zeros
+from polyreme.optimizer import SGD
 
 SCALE = 2.0
 TABLE = {"scale": 2.0, "shifts": [0.0, 1.0]}
@@ -233,6 +235,67 @@ def test_a_number_that_counts_calls_is_refused_and_put_back():
     with pytest.raises(CaptureError, match=r"Counting.calls goes from 5 to 6 each time .* keep the number in a Tensor"):
         to_static(model)(x())
     assert model.calls == 4
+
+
+class Moving(nn.Layer):
+    """Sets its buffers anew: in a layer's own code, in a branch and a loop on Tensors, and from outside (`step`)."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.register_buffer("mean", zeros([2]))
+        self.register_buffer("calls", zeros([], "int64"))
+
+    def forward(self, x):
+        y = self.fc(x)
+        self.mean = 0.5 * self.mean + 0.5 * y.detach().mean(0)
+        if x.sum() > 0:
+            self.calls = self.calls + 1
+        for _ in range(2):
+            self.calls += 10
+        return y + self.mean, self.mean
+
+
+@pytest.mark.parametrize("captured", ["layer", "step"])
+def test_a_buffer_that_captured_code_sets_anew_holds_its_value(captured):
+    eager, model = Moving(), Moving()
+    model.set_state_dict(eager.state_dict())
+    optimizers = [SGD(0.1, parameters=net.parameters()) for net in (eager, model)]
+
+    def stepped(net, optimizer):
+        def step(x):
+            y, mean = net(x)
+            y.sum().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            net.calls = net.calls * 2
+            return mean
+
+        return step
+
+    buffer = model.mean
+    steps = [stepped(eager, optimizers[0]), stepped(to_static(model) if captured == "layer" else model, optimizers[1])]
+    if captured == "step":
+        steps[1] = to_static(steps[1])
+    means = []
+    for sign in (1.0, -1.0, 1.0):
+        means += [[step(sign * ones([3, 2])) for step in steps]]
+        assert eager.calls.item() == model.calls.item()
+        # a few float32 roundings of values below 4
+        np.testing.assert_allclose(model.mean.numpy(), eager.mean.numpy(), atol=2.0**-18)
+    for by_eager, by_captured in means:  # what a call returned is no later call's value
+        np.testing.assert_allclose(by_captured.numpy(), by_eager.numpy(), atol=2.0**-18)
+    assert model.mean is buffer
+
+
+def test_a_buffer_that_failed_code_set_anew_is_as_it_was():
+    model = Moving()
+    model.fc.register_forward_post_hook(
+        lambda layer, inputs, y: setattr(model, "calls", model.calls + 1) or y.reshape([7])
+    )
+    with pytest.raises(ShapeError):
+        to_static(model)(ones([3, 2]))
+    assert (model.calls.item(), model.mean.tolist()) == (0, [0.0, 0.0])
 
 
 class Counts:
