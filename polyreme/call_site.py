@@ -10,7 +10,7 @@ import importlib.util
 import itertools
 import linecache
 import sys
-import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -24,10 +24,6 @@ def _packages() -> tuple[str, ...]:
     """Folders whose frames are never the user's."""
     specs = [importlib.util.find_spec(name) for name in ("jax", "malt")]
     return (str(Path(__file__).resolve().parent), *(str(Path(s.origin).parent) for s in specs if s and s.origin))
-
-
-# of a layer that called others: their names by id
-_names: Any = weakref.WeakKeyDictionary()
 
 
 def user_frame() -> FrameType | None:
@@ -84,7 +80,14 @@ def layer_note() -> str:
 
 def name_within(layer: Any, parent: Any) -> str:
     """A layer's dotted name within the layer that calls it; its class where that one does not hold it."""
-    names = _names.get(parent)
-    if names is None or id(layer) not in names:
-        names = _names[parent] = {id(held): name for name, held in parent.named_sublayers()}
-    return names.get(id(layer), type(layer).__name__)
+    # read from their tables: an error is told, whatever named_sublayers, __eq__ or __hash__ of a user's layer do
+    waiting, seen = deque([("", parent)]), {id(parent)}
+    while waiting:
+        prefix, holder = waiting.popleft()
+        for name, held in vars(holder).get("_sub_layers", {}).items():
+            if held is layer:
+                return f"{prefix}{name}"
+            if held is not None and id(held) not in seen:
+                seen.add(id(held))
+                waiting.append((f"{prefix}{name}.", held))
+    return type(layer).__name__

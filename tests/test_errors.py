@@ -170,6 +170,39 @@ def test_outside_of_layers_and_in_layers_that_no_other_holds():
     assert caught.value.__notes__[0].startswith("in layer Linear, ")
 
 
+class Unhashable(FFN):
+    __hash__ = None
+
+
+class Compared(FFN):
+    def __eq__(self, other):
+        raise RuntimeError("compared")
+
+    __hash__ = nn.Layer.__hash__
+
+
+class Listing(FFN):
+    def named_sublayers(self, *args, **kwargs):
+        raise RuntimeError("listed")
+
+
+@pytest.mark.parametrize("kind", [Unhashable, Compared, Listing])
+def test_no_layer_of_a_users_own_hides_the_error(kind):
+    for _ in range(2):
+        with pytest.raises(ShapeError) as caught:
+            kind()(paddle.ones([2, 8]))
+        assert caught.value.__notes__[0].startswith(f"in layer down (Linear) of {kind.__name__}, ")
+
+
+def test_a_layer_is_named_as_it_is_held_now():
+    model = nn.Sequential(("old", FFN()))
+    for name in ("old", "new"):
+        model._sub_layers = {name: model[0]}
+        with pytest.raises(ShapeError) as caught:
+            model(paddle.ones([2, 8]))
+        assert caught.value.__notes__[0].startswith(f"in layer {name}.down (Linear) of Sequential, ")
+
+
 # memory
 
 
