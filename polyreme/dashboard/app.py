@@ -119,8 +119,18 @@ def _sampled(run: RunFolder, metric: str, points: int, first: float, last: float
 
 
 def _json(value: Any) -> Response:
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=True, allow_nan=False, default=str)
+    except ValueError:  # NaN or 1e400 in somebody's events or configuration
+        finite = json.loads(json.dumps(value, default=str), parse_float=_finite, parse_constant=_finite)
+        text = json.dumps(finite, ensure_ascii=True, allow_nan=False)
     return Response(text, headers=HEADERS, media_type="application/json")
+
+
+def _finite(text: str) -> float | str:
+    """A number of JSON, what is not finite as JsonlLog writes it: "nan", "inf", "-inf"."""
+    value = float(text)
+    return value if math.isfinite(value) else str(value)
 
 
 def _picture(data: bytes, suffix: str) -> Response:

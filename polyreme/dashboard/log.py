@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
@@ -88,7 +90,7 @@ class FollowedLog:
     def poll(self) -> bool:
         """Read what is new; True if there was any. Raises nothing for files that vanish or may not be read."""
         try:
-            with self.path.open("rb") as file:
+            with _opened(self.path) as file:
                 return self._read(file)
         except OSError:
             is_new = self._offset > 0
@@ -96,7 +98,7 @@ class FollowedLog:
             return is_new
 
     def _read(self, file: Any) -> bool:
-        status = self.path.stat()
+        status = os.fstat(file.fileno())
         identity = (status.st_dev, status.st_ino)
         is_other = self._identity not in (None, identity) or status.st_size < self._offset
         if not is_other and self._mark:
@@ -142,11 +144,28 @@ class FollowedLog:
                 self.curves.setdefault(f"{kind}/{name}", Curve()).add(step, value)
 
 
+def parsed_json(text: bytes) -> Any:
+    """JSON of whoever wrote it. Raises ValueError for what is none, or nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to read; an OSError for a pipe or device, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no file")
+    return os.fdopen(descriptor, "rb")
+
+
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """The record of a line, which has a kind and a step; None for any other line."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parsed_json(line)
+    except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from polyreme.dashboard.log import FollowedLog
+from polyreme.dashboard.log import FollowedLog, parsed_json
 from polyreme.dashboard.pictures import drawn_schedule, pictures_in
 
 LOG = "metrics.jsonl"
@@ -85,7 +84,7 @@ class RunFolder:
         try:
             key = None if newest is None else (newest, newest.stat().st_mtime_ns)
             if key != self._config[0]:
-                found = {} if newest is None else json.loads(newest.read_bytes())["meta"]["config"]
+                found = {} if newest is None else parsed_json(newest.read_bytes())["meta"]["config"]
                 self._config = (key, found if isinstance(found, dict) else {})
         except (OSError, ValueError, KeyError, TypeError):  # being written, or not of ours
             return {}
@@ -93,7 +92,7 @@ class RunFolder:
 
     def _manifests(self) -> list[Path]:
         try:
-            return sorted((self.folder / "checkpoints").glob("step_*/MANIFEST.json"))
+            return sorted(p for p in (self.folder / "checkpoints").glob("step_*/MANIFEST.json") if p.is_file())
         except OSError:
             return []
 

@@ -248,6 +248,23 @@ def test_only_pictures_of_the_folder_itself_are_shown(runs, tmp_path):
         assert web.get(f"/api/runs/{run['id']}").json()["pictures"] == ["loss.png", "profile/communication.svg"]
 
 
+def test_one_broken_folder_hides_no_other_run(runs):
+    write(runs / "nan", [{"kind": "fault", "step": 1, "norms": [math.nan, -math.inf]}, *losses([2])])
+    checkpoint(runs / "nan", 1, {"train.learning_rate": math.nan})
+    write(runs / "deep", losses([1]))
+    checkpoint(runs / "deep", 1, {})
+    (runs / "deep" / "checkpoints" / "step_00000001" / "MANIFEST.json").write_text("[" * 100_000)
+    (runs / "pipe").mkdir()
+    os.mkfifo(runs / "pipe" / "metrics.jsonl")  # whoever opens it waits for a writer
+    with client(runs) as web:
+        ids = {run["name"]: run["id"] for run in web.get("/api/runs").json()["runs"]}
+        assert {"first", "nan", "deep", "pipe"} <= ids.keys()
+        details = {name: web.get(f"/api/runs/{ids[name]}").json() for name in ("nan", "deep", "pipe")}
+    assert details["nan"]["faults"] == [{"kind": "fault", "step": 1, "norms": ["nan", "-inf"]}]
+    assert details["nan"]["config"] == {"train.learning_rate": "nan"}
+    assert (details["deep"]["step"], details["deep"]["config"], details["pipe"]["step"]) == (1, {}, None)
+
+
 def test_the_page_is_of_this_server_alone(runs):
     with client(runs) as web:
         page = web.get("/")
