@@ -84,10 +84,10 @@ def name_within(layer: Any, parent: Any) -> str:
     waiting, seen = deque([("", parent)]), {id(parent)}
     while waiting:
         prefix, holder = waiting.popleft()
-        for name, held in vars(holder).get("_sub_layers", {}).items():
-            if held is layer:
+        for name, sublayer in vars(holder).get("_sub_layers", {}).items():
+            if sublayer is layer:
                 return f"{prefix}{name}"
-            if held is not None and id(held) not in seen:
-                seen.add(id(held))
-                waiting.append((f"{prefix}{name}.", held))
+            if sublayer is not None and id(sublayer) not in seen:
+                seen.add(id(sublayer))
+                waiting.append((f"{prefix}{name}.", sublayer))
     return type(layer).__name__

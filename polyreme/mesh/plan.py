@@ -401,7 +401,10 @@ class Plan:
 
     def _check_stages(self) -> None:
         for name, count in (("chunk_items", len(self.stage_of_chunk)), ("stage_devices", self.mesh.pp)):
-            values = tuple(getattr(self, name))
+            values = getattr(self, name)
+            if not isinstance(values, Sequence) or isinstance(values, str):
+                raise ConfigError(f"{name}={values!r} in plan; give a list")
+            values = tuple(values)
             object.__setattr__(self, name, values)
             if values and (self.mesh.pp == 1 or len(values) != count):
                 each = "chunk" if name == "chunk_items" else "stage"

@@ -159,6 +159,12 @@ def test_prints_one_readable_block():
         (lambda: Plan(num_microbatches=2.0), ConfigError, "num_microbatches=2.0"),
         (lambda: Plan(recompute="ful"), ConfigError, "unknown recompute 'ful' in plan; did you mean 'full'"),
         (lambda: Plan(recompute="full", recompute_share=0), ConfigError, "recompute_share=0 in plan; give the part"),
+        (
+            lambda: Plan(mesh="pp3", schedule="1F1B", stage_devices="gpu"),
+            ConfigError,
+            "stage_devices='gpu' in plan; give a list",
+        ),
+        (lambda: Plan(mesh="pp2", schedule="1F1B", chunk_items=4), ConfigError, "chunk_items=4 in plan; give a list"),
         (lambda: Plan(recompute_share=0.5), ConfigError, "recompute is none: no block recomputes"),
         (
             lambda: Plan(recompute="full", recompute_share=0.5, offload=["param"]),
