@@ -393,7 +393,8 @@ def freeze(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_single(freeze(v)) if hasattr(v, "ndim") else freeze(v) for v in value)
     if isinstance(value, state.TensorState):
-        return freeze(state.host(value, "a Tensor given as an attribute").tolist())
+        sizes = state.sizes_of(value)
+        return freeze((state.host(value, "a Tensor given as an attribute") if sizes is None else sizes).tolist())
     if isinstance(value, np.ndarray):
         return freeze(value.tolist())
     if isinstance(value, np.generic):

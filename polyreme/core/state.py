@@ -134,6 +134,7 @@ class CodeWatcher(Watcher, Protocol):
     def before(self) -> Mapping[int, Any]: ...
     def called(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None: ...
     def copied(self, tensor: TensorState, made: TensorState) -> None: ...
+    def sizes_of(self, tensor: TensorState) -> np.ndarray | None: ...
     def replaces(self, buffers: dict[str, Any], name: str) -> None: ...
     def scope_of(self, node: Any) -> AbstractContextManager: ...
 
@@ -250,6 +251,13 @@ def touch(tensor: TensorState) -> None:
         watch.active.touch(tensor)
 
 
+def sizes_of(tensor: TensorState) -> np.ndarray | None:
+    """The numbers of a Tensor in captured code where they follow from shapes: an array of ints and of sizes that an
+    export leaves open. None for any other."""
+    active = watch.active
+    return active.sizes_of(tensor) if active is not None and active.records is False else None
+
+
 def host(tensor: TensorState, what: str) -> np.ndarray:
     """The tensor's value as a NumPy array on the host.
 
@@ -257,6 +265,9 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
     yet.
     """
     if watch.active is not None:
+        sizes = sizes_of(tensor)
+        if sizes is not None and all(type(size) is int for size in sizes.flat):
+            return sizes.astype(tensor._array.dtype)
         watch.active.host_read(tensor, what)
     if isinstance(tensor._array, Tracer):
         raise CaptureError(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax
+import numpy as np
 
 from polyreme.call_site import user_frame, user_line
 from polyreme.core import dtype as dtypes
@@ -24,6 +25,7 @@ from polyreme.eager import tape
 from polyreme.errors import CaptureError, HostValueError
 from polyreme.jit.fusing import CapturedCalls
 from polyreme.jit.scopes import Scopes
+from polyreme.jit.sizes import KnownSizes
 from polyreme.jit.surroundings import Surroundings
 
 scopes = Scopes(tape.next_number)
@@ -125,6 +127,7 @@ class Capture:
         self.replaced: dict[tuple[int, str], tuple[dict, str, Any]] = {} if outer is None else outer.replaced
         self.calls = CapturedCalls()
         self.surroundings: Surroundings = Surroundings() if outer is None else outer.surroundings
+        self.sizes: KnownSizes = KnownSizes() if outer is None else outer.sizes
 
     def created(self, tensor: TensorState) -> None:
         """A Tensor made inside."""
@@ -148,6 +151,7 @@ class Capture:
     def write(self, tensor: TensorState, array: Any) -> None:
         """Replace the tensor's array, noting state."""
         self.touch(tensor)
+        self.sizes.forget(tensor)
         tensor._array = array
 
     def read(self, tensor: TensorState) -> Any:
@@ -166,8 +170,13 @@ class Capture:
 
     def called(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """A declared function was called and gave a result."""
+        self.sizes.note(name, args, kwargs, result)
         if self.fuses:
             self.calls.add(name, args, kwargs, result)
+
+    def sizes_of(self, tensor: TensorState) -> np.ndarray | None:
+        """A Tensor's numbers where they follow from shapes."""
+        return self.sizes.of(tensor)
 
     def entered(self, layer: Any) -> Callable[..., Any]:
         """A Layer was called: its training flag becomes a guard. Returns the forward to run."""
