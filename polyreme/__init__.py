@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"polyreme.{name}")
     api = importlib.import_module(_LATE.get(name, "polyreme.api"))
     if not hasattr(api, name):
-        raise AttributeError(f"polyreme has no name {name!r}{_nearest(name, api.__all__)}")
+        raise AttributeError(f"polyreme has no name {name!r}{_nearest(name, __dir__())}")
     value = getattr(api, name)
     globals()[name] = value
     return value

@@ -297,8 +297,12 @@ def nearest(name: object, choices: Iterable[str]) -> str:
 
     >>> nearest("relo", ["gelu", "relu"])
     "; did you mean 'relu'?"
+    >>> nearest("Adamw", ["Adam", "AdamW"])
+    "; did you mean 'AdamW'?"
     """
-    close = get_close_matches(str(name), list(choices), n=1)
+    names = list(choices)
+    folded = [each for each in names if each.casefold() == str(name).casefold()]
+    close = folded or get_close_matches(str(name), names, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

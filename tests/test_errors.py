@@ -296,6 +296,8 @@ def test_eager_ops_captured_steps_and_fit_say_what_ran_out(monkeypatch):
     ("module", "wrong", "right"),
     [
         (nn.functional, "relo", "relu"),
+        (paddle, "optimiser", "optimizer"),
+        (paddle.optimizer, "Adamw", "AdamW"),
         (nn, "Linar", "Linear"),
         (paddle.optimizer, "AdmW", "AdamW"),
         (paddle.optimizer.lr, "CosineAnealingDecay", "CosineAnnealingDecay"),

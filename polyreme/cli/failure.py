@@ -100,11 +100,10 @@ def _shortened(path: str) -> str:
 
 
 def _describe_usage(error: Any) -> str:
-    option = getattr(error, "option_name", None)
-    if option is None:
+    if not hasattr(error, "possibilities"):  # not an unknown option: no argument, an option without its value
         text = " ".join(error.format_message().split())
         return text[:1].lower() + text[1:]
-    context = getattr(error, "ctx", None)
+    option, context = error.option_name, error.ctx
     known = [name for parameter in context.command.params for name in parameter.opts] if context else []
     near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
     return f"unknown option {option}" + (f"; did you mean {near[0]}?" if near else "; see --help")

@@ -357,6 +357,7 @@ RELEASE: dict[str, str] = {
 CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",
+    "hapi.model.Model": f"{_INTERNALS}.models.ModelNames",
     "jit.to_static.StaticFunction": f"{_INTERNALS}.capture.StaticFunctionNames",
     "nn.layers.attention.MultiHeadAttention": f"{_INTERNALS}.layers.MultiHeadAttentionNames",
     "nn.parameter.Parameter": f"{_INTERNALS}.layers.ParameterNames",

@@ -95,6 +95,8 @@ def test_version_is_printed():
         (["data", "previw", CONFIG], "no such command 'previw'. Did you mean 'preview'?"),
         (["pretrain", CONFIG, "--rezume", "never"], "unknown option --rezume; did you mean --resume?"),
         (["pretrain", CONFIG, "--zzzzzzzz"], "unknown option --zzzzzzzz; see --help"),
+        (["pretrain", CONFIG, "--resume"], "option '--resume' requires an argument"),
+        (["pretrain", CONFIG, "--dry-run=yes"], "option '--dry-run' does not take a value"),
         (["--debag"], "unknown option --debag; did you mean --debug?"),
         (["pretrain"], "missing argument"),
         (["pretrain", "nowhere.yaml"], "nowhere.yaml: no such configuration file"),

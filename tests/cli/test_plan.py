@@ -56,6 +56,8 @@ def test_the_best_plans_and_a_file_that_pretrain_takes(small, tmp_path, capsys):
     assert written.device == "cpu"
     assert written.data.text == [str(tmp_path / "words.txt")]  # found from the new folder too
     assert written.model == config_file.load(small).config.model
+    assert "ffn_size: 256" in out.read_text()
+    assert "msa_width" not in out.read_text()  # of another family
     assert main(["pretrain", str(out), "--dry-run"]) == 0
     assert "(8 devices)" in capsys.readouterr().out
 
@@ -74,6 +76,13 @@ def test_json_has_everything(small, capsys):
     assert len({each["words"] for each in answer["plans"]}) == 3
     assert answer["own"] is None  # of 8 devices
     assert all(set(each) == {"why", "meshes"} for each in answer["ruled_out"])
+
+
+def test_float32_on_devices_that_are_faster_in_16_bits_is_told(small, capsys):
+    words = ["plan", str(small), "--topology", "h100:8", "--top", "1", *FAST]
+    for level, is_told in (("O0", True), ("O1", False)):
+        assert main([*words, f"train.amp_level={level}"]) == 0
+        assert ("plan with train.amp_level=O1" in " ".join(capsys.readouterr().out.split())) is is_told
 
 
 def test_a_plan_that_the_compiler_refutes_is_not_chosen(small, capsys, monkeypatch):

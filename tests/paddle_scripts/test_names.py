@@ -264,6 +264,11 @@ def test_attributes_that_trainers_read():
     attention = paddle.nn.MultiHeadAttention(4, 2)
     q, k, _ = attention._prepare_qkv(*[paddle.ones([1, 3, 4])] * 3)
     assert q.shape == k.shape == [1, 2, 3, 2]
+    model, loss = paddle.Model(layer), paddle.nn.MSELoss()
+    assert (model._optimizer, model._loss) == (None, None)
+    model.prepare(opt, loss)
+    assert model._optimizer is opt
+    assert model._loss is loss
     tracker = paddle.distributed.fleet.meta_parallel.get_rng_state_tracker()
     assert tracker.states_ == tracker.get_states_tracker()
 

@@ -259,3 +259,11 @@ def test_rows_that_teach_nothing_are_refused_with_their_line(tmp_path, base):
     chats.write_text(rows[0])
     with pytest.raises(DataError, match=r"at least one of each.*a smaller batch, a shorter max_seq_len or packing=fa"):
         loaded.config.samples.load.load()(loaded.config, loaded.folder)
+    # enough to train on, too few held out: what is asked of validation can be taken back
+    chats.write_text("\n".join([rows[0]] * 9))
+    few = ("train.global_batch=4", "data.validation_fraction=0.1")
+    loaded = load(tmp_path / "run", base, *few, "log.validation_interval=5")
+    with pytest.raises(DataError, match=r"validation_fraction: samples.*or log\.validation_interval=0 to do without\n"):
+        loaded.config.samples.load.load()(loaded.config, loaded.folder)
+    loaded = load(tmp_path / "run", base, *few, "log.validation_interval=0")
+    assert len(loaded.config.samples.load.load()(loaded.config, loaded.folder).validation) > 0

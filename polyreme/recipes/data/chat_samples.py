@@ -131,6 +131,7 @@ def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
             ways = ["give more conversations", "a smaller batch"]
             ways += ["a shorter max_seq_len or packing=false"] if config.packing else []
             ways += ["a larger validation_fraction"] if key == "data.validation_fraction" else []
+            ways += ["or log.validation_interval=0 to do without"] if key != "data.train" and needed else []
             raise DataError(
                 f"{key}: samples of max_seq_len={seq_len} tokens: {rows}; at least one of each, and "
                 f"train.global_batch={needed} in all are needed; {', '.join(ways)}"

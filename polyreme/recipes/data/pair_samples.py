@@ -139,6 +139,7 @@ def _load(config: FinetuneConfig, base: Path | None, kind: str, sides: Any) -> P
         if not all(map(len, parts)) or sum(map(len, parts)) < needed:
             rows = ", ".join(f"{source.path} {len(part)}" for source, part in zip(sources, parts, strict=True))
             larger = ", a larger validation_fraction" if key == "data.validation_fraction" else ""
+            larger += ", or log.validation_interval=0 to do without" if key != "data.train" and needed else ""
             raise DataError(
                 f"{key}: pairs: {rows}; at least one of each, and train.global_batch={needed} in all are needed; give "
                 f"more rows, a smaller batch{larger}"

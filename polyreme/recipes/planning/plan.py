@@ -272,8 +272,11 @@ def run_file(loaded: Loaded, answer: Answer, output: Path) -> str:
 
 
 def to_yaml(config: PretrainConfig, heading: str) -> str:
-    """A whole configuration file, every setting spelled out, under lines of heading."""
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, default_flow_style=None, allow_unicode=True)
+    """A whole configuration file, every setting that its family has spelled out, under lines of heading."""
+    own = FAMILIES[config.model.family].settings
+    others = {name for family in FAMILIES.values() for name in family.settings}.difference(own)
+    values = config.model_dump(mode="json", exclude={"model": others})
+    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, allow_unicode=True)
     return "".join(f"# {line}\n" for line in heading.splitlines()) + text
 
 

@@ -83,6 +83,21 @@ def _heading(answer: Answer) -> str:
         f"{model.family} of {_num_parameters(answer):,} parameters, {model.seq_len:,} tokens a row, "
         f"{config.train.global_batch:,} rows a step, {answer.training.dtype}, on {count}{shared}\n"
         f"{answer.found.looked_at:,} plans predicted; figures of the devices: {cluster.device.source or 'cluster file'}"
+        f"{_half_precision(answer)}"
+    )
+
+
+def _half_precision(answer: Answer) -> str:
+    """A line for a run in float32 on devices that compute 16 bits sooner; nothing for others."""
+    device = answer.cluster.device
+    if answer.training.dtype != "float32" or not {"float32", "bfloat16"} <= device.flops.keys():
+        return ""
+    times = device.flops["bfloat16"] / device.flops["float32"]
+    if times < 1.5:
+        return ""
+    return (
+        f"\ntrain.amp_level is O0, products in float32: {device.name} multiplies bfloat16 {times:.2g} times as fast; "
+        "plan with train.amp_level=O1 (or O2) to have that"
     )
 
 
