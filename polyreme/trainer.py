@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ import jax
 from pydantic import ValidationError
 
 from polyreme.errors import ConfigError, did_you_mean
+from polyreme.mesh import RECOMPUTE
 from polyreme.nn.layers.lora import LoRA
 from polyreme.recipes.finetune_config import OTHER_WORDS, FinetuneConfig
 from polyreme.recipes.training import run
@@ -102,12 +104,13 @@ class TrainingArguments:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.report_to, str):
+        if isinstance(self.report_to, Sequence) and not isinstance(self.report_to, str):
             self.report_to = ",".join(self.report_to) or "none"
         for name, accepted in _ACCEPTED.items():
             value = getattr(self, name)
             if value not in accepted:
                 raise ConfigError(f"TrainingArguments: {name}={value!r}; here it is {' or '.join(map(repr, accepted))}")
+        self._check_counts()
         if self.bf16 and self.fp16:
             raise ConfigError("TrainingArguments: bf16 and fp16; give one of them")
         if not 0 <= self.warmup_ratio <= 1 or (self.warmup_ratio and self.warmup_steps):
@@ -115,10 +118,25 @@ class TrainingArguments:
                 f"TrainingArguments: warmup_ratio={self.warmup_ratio}, warmup_steps={self.warmup_steps}; give a share "
                 "of the steps, or a number of them"
             )
-        if self.num_train_epochs < 0 or (self.max_steps != -1 and (self.max_steps < 1 or self.num_train_epochs)):
+        if not 0 <= self.num_train_epochs < math.inf or (
+            self.max_steps != -1 and (self.max_steps < 1 or self.num_train_epochs)
+        ):
             raise ConfigError(
                 f"TrainingArguments: max_steps={self.max_steps}, num_train_epochs={self.num_train_epochs}; give a "
                 "number of steps, or of passes over the samples"
+            )
+
+    def _check_counts(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.type == "int" and (isinstance(value, bool) or not isinstance(value, Integral)):
+                raise ConfigError(f"TrainingArguments: {one.name}={value!r}; give a whole number")
+            if one.name.endswith("_degree") and value < 1 and (one.name, value) != ("data_parallel_degree", -1):
+                raise ConfigError(f"TrainingArguments: {one.name}={value}; give the number of devices, at least 1")
+        if self.sharding and self.sharding_parallel_degree == 1:
+            raise ConfigError(
+                f"TrainingArguments: sharding={self.sharding!r} over one device, which would split nothing; give "
+                "sharding_parallel_degree above 1, or leave sharding out"
             )
 
     @property
@@ -187,6 +205,8 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "save_strategy": ("steps", "no"),
     "report_to": ("tensorboard", "all", "none"),
     "sharding": tuple(_STAGES),
+    "recompute_granularity": RECOMPUTE[1:],
+    "fp16_opt_level": ("O0", "O1", "O2"),
 }
 """Values that arguments may have of which other trainers have more."""
 

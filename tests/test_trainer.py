@@ -63,6 +63,12 @@ def test_arguments_are_settings_of_the_run(folder):
         ({"bf16": True, "fp16": True}, "give one of them"),
         ({"warmup_ratio": 0.1, "warmup_steps": 3}, "give a share of the steps"),
         ({"max_steps": 3, "num_train_epochs": 1}, "give a number of steps, or of passes"),
+        ({"num_train_epochs": float("nan")}, "give a number of steps, or of passes"),
+        ({"per_device_train_batch_size": "4"}, "per_device_train_batch_size='4'; give a whole number"),
+        ({"tensor_parallel_degree": 0}, "tensor_parallel_degree=0; give the number of devices"),
+        ({"sharding": "stage2"}, "over one device, which would split nothing; give sharding_parallel_degree above 1"),
+        ({"recompute_granularity": "core"}, "recompute_granularity='core'; here it is 'core_attn' or"),
+        ({"report_to": None}, "report_to=None; here it is 'tensorboard'"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(folder, arguments, message):

@@ -636,6 +636,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"plan.recompute_share: {family.name} runs its blocks in one loop, where they are alike; leave it out"
             )
+        blocks = self.dimensions.num_layers
+        if plan.recompute != "none" and not self.parallel_plan.num_recomputed(blocks):
+            raise ValueError(
+                f"plan.recompute_share={plan.recompute_share:g} of model.num_layers={blocks} is no block, so that none "
+                f"recomputes; give at least {1 / blocks:.3g}, or set plan.recompute to none"
+            )
         count = family.branches(self.dimensions)
         branched = " or ".join(name for name, other in FAMILIES.items() if other.branched_by)
         others = f"model.{family.branched_by}" if family.branched_by else f"model.family: {branched}"

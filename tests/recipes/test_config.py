@@ -97,6 +97,10 @@ def test_one_text_or_several(write):
         ("plan: {dp: 5}", r"train\.global_batch=16 is not a multiple of plan\.dp x .*=5; nearest is 15"),
         ("plan: {sharding: 2}", r"sharding=2 with sharding_stage=0: set both"),
         ("plan: {sharding_stage: 3}", r"sharding=1 with sharding_stage=3: set both"),
+        (
+            "plan: {recompute: full, recompute_share: 0.1}",
+            r"recompute_share=0\.1 of model\.num_layers=4 is no block, .* give at least 0\.25",
+        ),
         ("plan: {sharding: 2, sharding_stage: 4}", r"less than or equal to 3, got 4"),
         ("data: {tokenizer_vocab_size: 5000}", r"tokenizer_vocab_size=5000 is more than model\.vocab_size=4096"),
     ],
