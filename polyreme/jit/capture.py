@@ -192,16 +192,22 @@ class Capture:
 
     def settle_buffers(self) -> None:
         """The code has run: what took a buffer's place becomes the value of the buffer, which is state."""
-        for buffers, name, buffer, now in self._replacements():
-            self.write(buffer, now._array)
-            buffer._node, buffer._index, buffer.stop_gradient = now._node, now._index, now.stop_gradient
+        # all are read before one is written: two buffers may have changed places
+        ends = [
+            (buffers, name, buffer, self.read(now), now._node, now._index, now.stop_gradient)
+            for buffers, name, buffer, now in self._replacements()
+        ]
+        for buffers, name, buffer, array, node, index, stop_gradient in ends:
+            self.write(buffer, array)
+            buffer._node, buffer._index, buffer.stop_gradient = node, index, stop_gradient
             buffers[name] = buffer
 
     def _replacements(self) -> Iterator[tuple[dict, str, TensorState, TensorState]]:
-        """Buffers in whose place is a Tensor made inside, of their shape and dtype."""
+        """Buffers in whose place is another Tensor of their shape and dtype."""
         for buffers, name, buffer in self.replaced.values():
             now = buffers.get(name)
-            if not isinstance(buffer, TensorState) or id(buffer) in self.made or id(now) not in self.made:
+            both = isinstance(buffer, TensorState) and isinstance(now, TensorState)
+            if now is buffer or not both or id(buffer) in self.made:
                 continue
             if (buffer._array.shape, buffer._array.dtype) == (now._array.shape, now._array.dtype):
                 yield buffers, name, buffer, now

@@ -288,6 +288,23 @@ def test_a_buffer_that_captured_code_sets_anew_holds_its_value(captured):
     assert model.mean is buffer
 
 
+def test_buffers_may_change_places():
+    class Turning(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("front", zeros([1]))
+            self.register_buffer("back", ones([1]))
+
+        def forward(self, x):
+            self.front, self.back = self.back, self.front
+            return self.front * x
+
+    eager, captured = Turning(), to_static(Turning())
+    assert (
+        [captured(x()).tolist() for _ in range(3)] == [eager(x()).tolist() for _ in range(3)] == [[3.0], [0.0], [3.0]]
+    )
+
+
 def test_a_buffer_that_failed_code_set_anew_is_as_it_was():
     model = Moving()
     model.fc.register_forward_post_hook(
