@@ -1,7 +1,8 @@
 """WAVE files: integers of 8 to 32 bits and floats, as ndarrays [frames, channels].
 
-and "Multiple Channel Audio Data and WAVE Files" for the extensible header. The standard library's reader takes integers
-only, so this one reads the chunks itself. 8 bits are unsigned, as the format has it, all others signed.
+Format: Microsoft, "Multimedia Programming Interface and Data Specifications 1.0", 1991, and "Multiple Channel Audio
+Data and WAVE Files" for the extensible header. The standard library's reader takes integers only, so this one reads
+the chunks itself. 8 bits are unsigned, as the format has it, all others signed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The window functions, as float64 ndarrays of n samples, symmetric.
 
-discrete Fourier transform", Proc. IEEE 66(1), 1978; for Taylor's, W. Carrara et al., "Spotlight Synthetic Aperture
-Radar", 1995, appendix D.2.
+Definitions: F. J. Harris, "On the use of windows for harmonic analysis with the discrete Fourier transform", Proc.
+IEEE 66(1), 1978; for Taylor's, W. Carrara et al., "Spotlight Synthetic Aperture Radar", 1995, appendix D.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Collation: a list of samples becomes one batch of stacked NumPy arrays.
 
-which arrays go into which leaf, `Stack.write` copies them.
+Two steps, so that a worker can stack straight into shared memory: `plan` says which arrays go into which leaf,
+`Stack.write` copies them.
 """
 
 import numbers

@@ -1,4 +1,7 @@
-"""Published data files on this machine: where they are looked for, their digests, texts in archives."""
+"""Published data files on this machine: where they are looked for, their digests, texts in archives.
+
+Nothing is downloaded.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """How a dataset reaches the workers: pickled once, its arrays in one shared segment, memory-mapped files by name.
 
+These bytes go from a process to the children it started, never to or from a file.
+
 What a worker cannot import (the script's own classes and functions, local ones, lambdas) travels by value, so that no
 worker runs the script again. On the way back, in batches, such a definition is a number, and the parent gets its own.
 """

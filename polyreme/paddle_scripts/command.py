@@ -1,6 +1,7 @@
 """`polyreme run`: this process becomes a plain Python in which `import paddle` gives polyreme.
 
-codes, -m, standard input, and processes that the script starts are those of plain Python.
+It is the interpreter itself that runs the script, so that __main__, tracebacks, exit codes, -m, standard input, and
+processes that the script starts are those of plain Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""From what was measured on a machine to a Cluster, and where such a Cluster is kept."""
+"""From what was measured on a machine to a Cluster, and where such a Cluster is kept.
+
+The measuring is in recipes/planning/calibrate.py; the file is a cluster file (cluster_file.py).
+"""
 
 from __future__ import annotations
 

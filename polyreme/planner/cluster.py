@@ -1,6 +1,6 @@
 """Devices and how they are connected: what a prediction is for.
 
-machine's.
+Data sheets of known kinds are in devices.yaml; `polyreme calibrate` measures a machine's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The collectives that cutting an operation over devices makes necessary, forward and backward.
 
-over devices arXiv:2309.14509 (all-to-all), 2310.01889 (ring); experts arXiv:2006.16668.
+Sources: tensor and sequence parallelism arXiv:1909.08053, 2205.05198; sequences cut over devices arXiv:2309.14509
+(all-to-all), 2310.01889 (ring); experts arXiv:2006.16668.
 """
 
 from __future__ import annotations

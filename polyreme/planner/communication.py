@@ -1,7 +1,8 @@
 """Seconds of collectives over the links that a group of devices really spans.
 
-reduce-scatter sends (n - 1) / n V from each, an all-reduce twice that, an all-to-all (n - 1) / n of what one holds.
-Sources: Patarasuk and Yuan, JPDC 69(2), 2009; Thakur et al., IJHPCA 19(1), 2005.
+Bytes are those of ring algorithms: of V bytes over n devices an all-gather or reduce-scatter sends (n - 1) / n V from
+each, an all-reduce twice that, an all-to-all (n - 1) / n of what one holds. Sources: Patarasuk and Yuan, JPDC 69(2),
+2009; Thakur et al., IJHPCA 19(1), 2005.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Seconds of arithmetic and of bytes moved inside one device: a roofline for each operation on its local shapes.
 
-peak that a kernel reaches is a curve of the device kind.
+Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009; the share of the peak that a kernel reaches is a
+curve of the device kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""When nothing fits: the cheapest changes after which something does."""
+"""When nothing fits: the cheapest changes after which something does.
+
+Each change is searched like the question itself; none is guessed.
+"""
 
 from __future__ import annotations
 

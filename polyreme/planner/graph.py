@@ -1,6 +1,7 @@
 """A model as the planner sees it: operations on values whose dims are named, in blocks that repeat.
 
-time, memory and communication is read from this one description.
+Made from dimensions (model_shape.py) or from a model's own recorded ops; the cost of time, memory and communication is
+read from this one description.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Bytes on a device of each pipeline stage under a plan: what is kept, what is gathered, and the largest transient.
 
-are counted value by value from what each operation's backward reads, and the peak is looked for where it can be: at the
-loss, where every activation is there; where the backward of the last block begins; at the end, where every gradient is.
+Parameters, gradients and optimizer state follow from the strategy alone. Activations are counted value by value from
+what each operation's backward reads, and the peak is looked for where it can be: at the loss, where every activation
+is there; where the backward of the last block begins; at the end, where every gradient is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What XLA's CPU compiler keeps of a training step beyond what the arithmetic needs.
 
-stands for. Products and attention run in float32 whatever the compute dtype; no value is computed twice to spare
-memory, so that what a backward shares with its forward stays; what waits for nothing is made at once; and the
-microbatches of a step without a pipeline are all there together.
+Read off buffer assignments (jaxlib 0.10, --xla_dump_to): each rule names the buffers it stands for. Products and
+attention run in float32 whatever the compute dtype; no value is computed twice to spare memory, so that what a
+backward shares with its forward stays; what waits for nothing is made at once; and the microbatches of a step without
+a pipeline are all there together.
 """
 
 from __future__ import annotations

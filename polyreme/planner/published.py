@@ -1,6 +1,7 @@
 """A row that describes a training run, as published tables do, for predict; with defaults for what it leaves out.
 
-are read as "yes" and "1". What is not known and chosen here is told in Run.assumed.
+Columns: COLUMNS. A cell that is empty, "?", "n/a" or "-" is not known; "yes?" and "1?" are read as "yes" and "1". What
+is not known and chosen here is told in Run.assumed.
 """
 
 from __future__ import annotations

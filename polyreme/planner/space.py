@@ -1,4 +1,7 @@
-"""Which plans there are for a model on a cluster: meshes that divide, then how a step is cut, then what is kept."""
+"""Which plans there are for a model on a cluster: meshes that divide, then how a step is cut, then what is kept.
+
+What divides is asked of Plan and Strategy themselves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a training run is told: typed sections, their defaults, the checks between them, and the digest."""
+"""What a training run is told: typed sections, their defaults, the checks between them, and the digest.
+
+Files and command-line overrides are read in config_file.py.
+"""
 
 import json
 import math

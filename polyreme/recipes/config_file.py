@@ -1,4 +1,7 @@
-"""Reading a configuration: YAML, then key=value overrides, each value remembered with where it came from."""
+"""Reading a configuration: YAML, then key=value overrides, each value remembered with where it came from.
+
+Every refusal is a ConfigError that names the file, key and line.
+"""
 
 import difflib
 import re

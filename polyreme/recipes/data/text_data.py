@@ -1,6 +1,7 @@
 """Text to training samples: a tokenizer trained on the text, tokens in one file, windows of it.
 
-digest of everything it came from, written aside and renamed, so that any number of runs may share it.
+What was prepared is kept in a folder named by the digest of everything it came from, written aside and renamed, so
+that any number of runs may share it.
 """
 
 import json

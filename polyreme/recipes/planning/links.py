@@ -26,8 +26,8 @@ from polyreme.errors import ConfigError
 from polyreme.mesh import MeshShape
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.communication import group
-from polyreme.planner.units import bytes_text
 from polyreme.recipes.training.run import join_processes
+from polyreme.units import bytes_text
 
 LEAST_SHARE = 0.5
 """Of the data sheet's rate, or where there is none of the usual rate of such pairs, that a link must reach."""

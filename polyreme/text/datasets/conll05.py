@@ -1,4 +1,7 @@
-"""Conll05st: sentences with the semantic roles of their verbs."""
+"""Conll05st: sentences with the semantic roles of their verbs.
+
+The format: https://www.cs.upc.edu/~srlconll/spec.html (columns of words and of roles).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Imdb: film reviews, good and bad."""
+"""Imdb: film reviews, good and bad.
+
+The format: https://ai.stanford.edu/~amaas/data/sentiment (Maas et al. 2011).
+"""
 
 from __future__ import annotations
 

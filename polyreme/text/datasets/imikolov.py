@@ -1,4 +1,7 @@
-"""Imikolov: the Penn Treebank as prepared for language models."""
+"""Imikolov: the Penn Treebank as prepared for language models.
+
+The format: a sentence a line, words between spaces (Mikolov et al. 2010).
+"""
 
 from __future__ import annotations
 

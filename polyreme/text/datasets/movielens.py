@@ -1,4 +1,7 @@
-"""Movielens: a million ratings of films, with what is known of the viewers and the films."""
+"""Movielens: a million ratings of films, with what is known of the viewers and the films.
+
+The format: https://grouplens.org/datasets/movielens/1m (README of ml-1m).
+"""
 
 from __future__ import annotations
 

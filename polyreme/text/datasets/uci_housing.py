@@ -1,4 +1,7 @@
-"""UCIHousing: prices of houses in Boston, and thirteen features of where they stand."""
+"""UCIHousing: prices of houses in Boston, and thirteen features of where they stand.
+
+The format: https://archive.ics.uci.edu/ml/datasets/Housing (14 numbers a row).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """WMT14: sentences in French and English.
 
-word a line, and pairs of sentences, a tab between them.
+The format: http://www.statmt.org/wmt14, as packed by PaddlePaddle: two dictionaries, a word a line, and pairs of
+sentences, a tab between them.
 """
 
 from __future__ import annotations

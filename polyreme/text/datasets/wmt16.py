@@ -1,6 +1,7 @@
 """WMT16: descriptions of pictures in English and German.
 
-sentences a line, English first, a tab between them.
+The format: Multi30K (Elliott et al. 2016) as packed by PaddlePaddle: a pair of sentences a line, English first, a tab
+between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from their archives of pickled batches."""
+"""CIFAR-10 and CIFAR-100 from their archives of pickled batches.
+
+The format: https://www.cs.toronto.edu/~kriz/cifar.html.
+"""
 
 from __future__ import annotations
 

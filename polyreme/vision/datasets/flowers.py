@@ -1,4 +1,7 @@
-"""Flowers: Oxford's 102 kinds of flowers."""
+"""Flowers: Oxford's 102 kinds of flowers.
+
+The format: https://www.robots.ox.ac.uk/~vgg/data/flowers/102/.
+"""
 
 from __future__ import annotations
 

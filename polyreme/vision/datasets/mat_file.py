@@ -1,4 +1,7 @@
-"""Numeric arrays from MATLAB files of version 5."""
+"""Numeric arrays from MATLAB files of version 5.
+
+Source: "MAT-File Format", The MathWorks, R2024, chapter 1.
+"""
 
 from __future__ import annotations
 

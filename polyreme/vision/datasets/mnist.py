@@ -1,4 +1,7 @@
-"""MNIST and FashionMNIST from local idx files."""
+"""MNIST and FashionMNIST from local idx files.
+
+The format: http://yann.lecun.com/exdb/mnist (big-endian magic number, sizes, bytes).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""VOC2012: pictures and their segmentation into classes."""
+"""VOC2012: pictures and their segmentation into classes.
+
+The format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
+"""
 
 from __future__ import annotations
 

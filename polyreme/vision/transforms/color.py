@@ -1,7 +1,7 @@
 """Brightness, contrast, saturation and hue of images.
 
-Tensor [channels, height, width], which leaves the tape; bytes are 0 .. 255, floats 0 .. 1. All of them take one way
-through NumPy, so they agree.
+An image is a Pillow image (grey or RGB), an ndarray [height, width(, channels)] or a Tensor [channels, height, width],
+which leaves the tape; bytes are 0 .. 255, floats 0 .. 1. All of them take one way through NumPy, so they agree.
 """
 
 from __future__ import annotations

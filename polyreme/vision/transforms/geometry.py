@@ -1,8 +1,8 @@
 """Images moved, turned, sheared, seen from the side, and with parts erased.
 
-[channels, height, width], which leaves the tape. Positions are (x, y) from the upper left corner of the image, whose
-pixels have their centres at halves; all classes of images take one way through NumPy, so they agree. Outside is `fill`:
-a number, or one a channel.
+An image is a Pillow image, an ndarray [height, width(, channels)] or a Tensor [channels, height, width], which leaves
+the tape. Positions are (x, y) from the upper left corner of the image, whose pixels have their centres at halves; all
+classes of images take one way through NumPy, so they agree. Outside is `fill`: a number, or one a channel.
 """
 
 from __future__ import annotations
