@@ -83,5 +83,9 @@ def test_the_command_writes_a_configuration_with_the_shares(tmp_path):
     shown = CliRunner().invoke(app, words)
     assert "H100-SXM5-80GB" in shown.output
     assert "in even shares" in shown.output
+    huge = [*words, "model.hidden_size=16384", "model.num_layers=128"]
+    for recompute, advice in (("none", "plan.sharding, or set plan.recompute=full"), ("full", "plan.sharding")):
+        refused = CliRunner().invoke(app, [*huge, f"plan.recompute={recompute}"])
+        assert str(refused.exception).splitlines()[0].endswith(advice)
     refused = CliRunner().invoke(app, [*words[:-1], "h100"])
     assert "1 kinds, and plan.pp is 2; give a kind for each stage" in str(refused.exception or refused.output)

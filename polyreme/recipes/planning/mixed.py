@@ -85,10 +85,11 @@ def check_fits(shares: MixedAnswer) -> None:
     best = shares.best
     if not best.fits:
         stage = max(range(len(best.stages)), key=lambda at: best.stages[at].total / best.capacity_of(at))
+        recompute = "" if best.plan.recompute == "full" else ", or set plan.recompute=full"
         raise ConfigError(
             f"no shares fit: stage {stage} needs {bytes_text(best.stages[stage].total)} of the "
             f"{bytes_text(best.capacity_of(stage))} that {best.clusters[stage].device.name} has for a job; raise "
-            "plan.pp, plan.mp or plan.sharding, or set plan.recompute"
+            f"plan.pp, plan.mp or plan.sharding{recompute}"
         )
 
 

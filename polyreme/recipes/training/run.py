@@ -38,7 +38,7 @@ from polyreme.recipes.training.trainer import StepResult, Trainer, learning_rate
 from polyreme.recipes.weights.base import base_digest, check_base_digest, keep_config
 
 _DATA_IS_READ = "preparing the data; a text's tokenizer is trained and its tokens are kept for later runs"
-_IS_COMPILED = "compiling the first step"
+_IS_COMPILED = "compiling the first step, which takes minutes for many layers on a processor; kept for later runs"
 
 
 def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> None:
