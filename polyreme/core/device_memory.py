@@ -1,11 +1,12 @@
 """What lies in the devices' memory, by part, and what is said when it does not suffice.
 
-Who keeps arrays says how they are found among the process's objects, by `part`; that is asked for only when an
+Who keeps arrays says which of the process's objects do, by `part`; that is asked for only when an
 allocation has failed, so that nothing is counted while all goes well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +21,9 @@ from polyreme.units import bytes_text
 
 PARTS = ("parameters", "gradients", "optimizer state", "activations")
 """In the order that an array of several is counted by; what is in none of them is "other"."""
-Find = Callable[[Sequence[Any]], Iterable[Any]]
-_finders: dict[str, Find] = {}
-_ASKED = re.compile(r"(?:allocating|allocate) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]?B)?")
+Find = Callable[[Any], Iterable[Any]]
+_finders: dict[str, tuple[type, Find]] = {}
+_ASKED = re.compile(r"(?:allocating|allocate) (\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]?B)?")
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "b": 1}
 
 
@@ -46,12 +47,12 @@ class Saving(NamedTuple):
     nbytes: int
 
 
-def part(name: str) -> Callable[[Find], Find]:
-    """Declare how arrays of one of PARTS are found among all objects of the process."""
+def part(name: str, kind: type) -> Callable[[Find], Find]:
+    """Declare that objects of a class keep arrays of one of PARTS: those that the function gives of one."""
     assert name in PARTS
 
     def declare(find: Find) -> Find:
-        _finders[name] = find
+        _finders[name] = kind, find
         return find
 
     return declare
@@ -65,7 +66,7 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
     objects = gc.get_objects()
     owner: dict[int, str] = {}
     for name in PARTS:
-        for array in _finders[name](objects) if name in _finders else ():
+        for array in _kept_by(objects, *_finders[name]) if name in _finders else ():
             owner.setdefault(id(array), name)
     # by device and part; the arrays themselves are what jax knows to be alive
     sizes: dict[Any, dict[str, int]] = {}
@@ -79,6 +80,14 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
         return None, {}
     device = max(sizes, key=lambda d: sum(sizes[d].values()))
     return device, {name: nbytes for name, nbytes in sizes[device].items() if nbytes}
+
+
+def _kept_by(objects: Sequence[Any], kind: type, find: Find) -> Iterator[Any]:
+    for one in objects:
+        # by type(): a proxy asked for its __class__ may raise, a weak one whose object is gone, say
+        if issubclass(type(one), kind):
+            with contextlib.suppress(AttributeError):  # it is being made
+                yield from find(one)
 
 
 def _bytes_of(array: jax.Array) -> Iterator[tuple[Any, int]]:
@@ -136,7 +145,7 @@ def _asked(message: str) -> int:
     found = _ASKED.search(message)
     if found is None:
         return 0
-    return int(float(found[1].rstrip(".")) * _UNITS[(found[2] or "B")[0]])
+    return int(float(found[1]) * _UNITS[(found[2] or "B")[0]])
 
 
 def _of_limit(device: Any) -> str:

@@ -714,8 +714,6 @@ def grad(
     return results
 
 
-@part("activations")
-def _kept_by_nodes(objects: Sequence[Any]) -> Iterator[Any]:
-    for node in objects:
-        if isinstance(node, KernelNode) and node.primals is not None and node.primals.__class__ is not Packed:
-            yield from node.saved()
+@part("activations", KernelNode)
+def _kept_by_node(node: Any) -> Iterable[Any]:
+    return node.saved() if node.primals is not None and node.primals.__class__ is not Packed else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,14 +205,14 @@ def make_parameter(
     return _with_attributes(Parameter(array, trainable=attr.trainable, name=attr.name, dims=dims), attr)
 
 
-@part("parameters")
-def _values_of(objects: Sequence[Any]) -> Iterator[Any]:
-    return (p._array for p in objects if isinstance(p, Parameter))
+@part("parameters", Parameter)
+def _value_of(parameter: Any) -> Iterable[Any]:
+    return (parameter._array,)
 
 
-@part("gradients")
-def _gradients_of(objects: Sequence[Any]) -> Iterator[Any]:
-    return (p._grad._array for p in objects if isinstance(p, Parameter) and p._grad is not None)
+@part("gradients", Parameter)
+def _gradient_of(parameter: Any) -> Iterable[Any]:
+    return () if parameter._grad is None else (parameter._grad._array,)
 
 
 def _with_attributes(made: Parameter, attr: ParamAttr) -> Parameter:

@@ -730,8 +730,7 @@ def _value(tensor: Any, known: Mapping[int, jax.Array]) -> jax.Array:
     return state.read(tensor) if array is None else array
 
 
-@part("optimizer state")
-def _state_of(objects: Sequence[Any]) -> Iterator[Any]:
-    for optimizer in (found for found in objects if isinstance(found, Optimizer)):
-        for held in (*optimizer._slots.values(), optimizer._masters):
-            yield from (tensor._array for tensor in held.values())
+@part("optimizer state", Optimizer)
+def _state_of(optimizer: Any) -> Iterator[Any]:
+    for held in (*optimizer._slots.values(), optimizer._masters):
+        yield from (tensor._array for tensor in held.values())
