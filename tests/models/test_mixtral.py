@@ -91,7 +91,7 @@ def test_a_plan_splits_experts():
         ({"routing": "tokens"}, "routing 'tokens'; one of token_choice, expert_choice, hash"),
         (
             {"balance_scope": "global_batch", "routing": "hash"},
-            "'global_batch' with balance_loss 0.0, which takes micro_batch$",
+            "'global_batch' with balance_loss 0.0, which takes micro_batch\n",
         ),
         ({"routing": "hash", "balance_loss": 0.1}, "balance_loss 0.1 with routing hash, which no loss balances"),
     ],
