@@ -112,9 +112,10 @@ def test_convert_rounds_to_a_dtype(capsys, copied, tmp_path):
     want = load_file(copied / "model.safetensors")
     for name, array in load_file(tmp_path / "half" / "model.safetensors").items():
         np.testing.assert_array_equal(array, want[name].astype("float16"), err_msg=name)
-    code, _, error = run(capsys, "convert", copied, tmp_path / "whole", "--dtype", "int8")
-    assert code == 2
-    assert "weights are floating" in error
+    for dtype, says in (("int8", "weights are floating"), ("int3", "--dtype int3: 'int3' is not a dtype here")):
+        code, _, error = run(capsys, "convert", copied, tmp_path / "whole", "--dtype", dtype)
+        assert code == 2
+        assert says in error
 
 
 def test_a_folder_that_is_not_the_source_fails_to_verify(copied, tmp_path, monkeypatch):

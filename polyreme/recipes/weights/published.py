@@ -14,7 +14,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import CheckpointError, ConfigError, did_you_mean
+from polyreme.errors import CheckpointError, ConfigError, DTypeError, did_you_mean
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models.families import Architecture, Family
 from polyreme.models.folder import check_digests
@@ -194,8 +194,11 @@ def convert(
 
 
 def floating_dtype(name: str | None) -> Any:
-    """The dtype of weights by name, None for None. Raises ConfigError for one that is not floating."""
-    wanted = None if name is None else dtypes.as_dtype(name)
+    """The dtype of weights by name, None for None. Raises ConfigError for one that is none, or not floating."""
+    try:
+        wanted = None if name is None else dtypes.as_dtype(name)
+    except DTypeError as error:
+        raise ConfigError(f"--dtype {name}: {error}") from None
     if wanted is not None and not dtypes.is_floating(wanted):
         raise ConfigError(f"--dtype {name}: weights are floating; give float32, bfloat16 or float16")
     return wanted
