@@ -116,6 +116,9 @@ def test_convert_rounds_to_a_dtype(capsys, copied, tmp_path):
         code, _, error = run(capsys, "convert", copied, tmp_path / "whole", "--dtype", dtype)
         assert code == 2
         assert says in error
+        code, _, error = run(capsys, "generate", copied, "--prompt", "a", "--dtype", dtype)
+        assert code == 2
+        assert says in error
 
 
 def test_a_folder_that_is_not_the_source_fails_to_verify(copied, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.nn.layers.quantized import QuantizedLinear
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.weights.base import base_digest, is_run, load_tokenizer, load_trained
+from polyreme.recipes.weights.published import floating_dtype
 
 ONE_DEVICE = "one device"
 """The plan of a model that load_writer gives, as results name it."""
@@ -47,8 +48,10 @@ def load_writer(
     dtype: of published weights, float32 if None. adapter: the folder of one that was trained on these weights, which is
     merged into them, as those of a fine-tuning run are. plan: how the model lies on devices, on one if None. Raises
     CheckpointError for what is none of them, for a run or folder without a tokenizer and for an adapter of other
-    weights, ConfigError for a model that writes no tokens and for the dtype of a run.
+    weights, ConfigError for a model that writes no tokens, for a dtype that is not floating and for that of a run.
     """
+    if dtype != "auto":
+        floating_dtype(dtype)
     model, tokenizer = _load_writer(path, dtype, plan)
     merge_adapters(model)
     if adapter is not None:
