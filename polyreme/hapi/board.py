@@ -1,12 +1,12 @@
-"""A run's losses and metrics for a board: TensorBoard's event files, Weights & Biases; VisualDL is refused.
+"""A run's losses and metrics for a board: files for TensorBoard and VisualDL, Weights & Biases.
 
-The only file that imports tensorboardX and wandb, which are optional.
+The only file that imports tensorboardX, visualdl and wandb, which are optional.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,19 +52,22 @@ class _Board(Callback):
         self.write(phase, {f"{phase}/{n}": float(np.asarray(v).reshape(-1)[0]) for n, v in kept.items()}, at)
 
 
-class TensorBoard(_Board):
-    """Writes train/NAME after every training batch (x: batches) and eval/NAME after every evaluation (x: epochs).
+class _FileBoard(_Board):
+    """A board that writes files into a folder, through a package's writer.
 
-    Needs tensorboardX (`pip install polyreme[logs]`); raises ConfigError where it is missing.
+    writer_of: the package, the class in it, and how the package is installed.
     """
+
+    writer_of: ClassVar[tuple[str, str, str]]
 
     def __init__(self, log_dir: str) -> None:
         super().__init__()
+        package, name, install = self.writer_of
         try:
-            writer = importlib.import_module("tensorboardX").SummaryWriter
+            self._writer_class = getattr(importlib.import_module(package), name)
         except ImportError as error:
-            raise ConfigError(f"TensorBoard: {error}; pip install 'polyreme[logs]'") from error
-        self.log_dir, self._writer_class = log_dir, writer
+            raise ConfigError(f"{type(self).__name__}: {error}; {install}") from error
+        self.log_dir = log_dir
         self._writer: Any = None
 
     def write(self, phase: str, values: dict[str, float], at: int) -> None:
@@ -79,6 +82,24 @@ class TensorBoard(_Board):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+class TensorBoard(_FileBoard):
+    """Writes train/NAME after every training batch (x: batches) and eval/NAME after every evaluation (x: epochs).
+
+    Needs tensorboardX (`pip install polyreme[logs]`); raises ConfigError where it is missing.
+    """
+
+    writer_of = ("tensorboardX", "SummaryWriter", "pip install 'polyreme[logs]'")
+
+
+class VisualDL(_FileBoard):
+    """Writes what TensorBoard does, as VisualDL's log files, through its own package.
+
+    Needs visualdl (`pip install visualdl`); raises ConfigError where it is missing.
+    """
+
+    writer_of = ("visualdl", "LogWriter", "pip install visualdl, or use callbacks.TensorBoard(log_dir)")
 
 
 class WandbCallback(_Board):
@@ -127,13 +148,3 @@ class WandbCallback(_Board):
         if self._run is not None and self._is_ours:
             self._run.finish()
         self._run = None
-
-
-class VisualDL(Callback):
-    """Refused: VisualDL's log files are not written here; TensorBoard's are."""
-
-    def __init__(self, log_dir: str) -> None:
-        raise ConfigError(
-            f"VisualDL(log_dir={log_dir!r}): VisualDL's log files are not written here; "
-            "use callbacks.TensorBoard(log_dir), whose event files TensorBoard shows"
-        )

@@ -252,8 +252,31 @@ def test_tensorboard(tmp_path):
         assert name in raw
 
 
+def test_visualdl_writes_through_its_package(monkeypatch):
+    written = []
+
+    class LogWriter:
+        def __init__(self, logdir):
+            self.logdir = logdir
+
+        def add_scalar(self, tag, value, step):
+            written.append((self.logdir, tag, step, value))
+
+        flush = close = lambda self: None
+
+    monkeypatch.setitem(sys.modules, "visualdl", types.SimpleNamespace(LogWriter=LogWriter))
+    ready().fit(Points(), Points(), batch_size=6, verbose=0, callbacks=C.VisualDL("logs"))
+    assert [(folder, tag, step) for folder, tag, step, _ in written] == [
+        ("logs", "train/loss", 1),
+        ("logs", "eval/loss", 1),
+    ]
+    assert all(np.isfinite(value) for *_, value in written)
+    monkeypatch.setitem(sys.modules, "visualdl", None)
+    with pytest.raises(ConfigError, match=r"VisualDL: .*; pip install visualdl, or use callbacks\.TensorBoard"):
+        C.VisualDL("logs")
+
+
 REFUSED = [
-    (lambda: C.VisualDL("logs"), "use callbacks.TensorBoard"),
     (lambda: C.LRScheduler(True, True), "choose one"),
     (lambda: C.EarlyStopping(mode="best"), "give 'auto', 'min' or 'max'"),
     (lambda: C.ReduceLROnPlateau(factor=1.5), "factor=1.5"),
