@@ -71,6 +71,7 @@ class StaticFunction:
         self.retraces: list[str] = []
         self._last: Any = None
         self._served: CapturedProgram | None = None
+        self._told_of_changes = False
         self._specs = None if input_spec is None else jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -219,8 +220,11 @@ class StaticFunction:
 
         def call(given: list[TensorState]) -> Any:
             stream = iter(given if first is None else [given[i] for i in first])
-            args, kwargs = rebuild(spec, iter([next(stream) if s is None else s[0] for s in static]))
-            return converted(fn)(*args, **kwargs)
+            before = [next(stream) if s is None else s[0] for s in static]
+            args, kwargs = rebuild(spec, iter(before))
+            result = converted(fn)(*args, **kwargs)
+            self._tell_of_changes(spec, before, (args, kwargs))
+            return result
 
         program = CapturedProgram(fn, call, tensors, [leaf for leaf in leaves if not is_tensor(leaf)])
         self._explain(key, tensors)
@@ -230,6 +234,18 @@ class StaticFunction:
         self._captured.append((key, program))
         self._served = program
         return program
+
+    def _tell_of_changes(self, spec: Any, before: list[Any], arguments: Any) -> None:
+        """Warn, once, of lists and dicts among the arguments that the code changed: what it has are copies."""
+        after: list[Any] = []
+        is_same = flatten(arguments, after) == spec and all(a is b for a, b in zip(before, after, strict=False))
+        if not is_same and not self._told_of_changes:
+            self._told_of_changes = True
+            _log.warning(
+                "%s changes a list or dict that it is given; when its program runs the caller's stays as it is: return "
+                "what is to be seen outside, or change it there",
+                where_defined(self.fn),
+            )
 
     def _let_go_of_oldest(self) -> None:
         key, program = self._captured.popleft()

@@ -610,3 +610,23 @@ def test_programs_of_one_form_serve_their_own_shapes_only():
     for x in (a, b):
         check(x, x + 1)
     assert len(fn.concrete_programs()) == 6, fn.retraces
+
+
+def test_a_changed_list_or_dict_of_the_caller_s_is_told_of_once(caplog):
+    @paddle.jit.to_static
+    def adds(batch, sizes):
+        batch["sum"] = batch["x"].sum()
+        return batch["sum"] * len(sizes)
+
+    @paddle.jit.to_static
+    def reads(batch):
+        batch["x"].scale_(2.0)
+        return {**batch, "sum": batch["x"].sum()}
+
+    batch = {"x": paddle.ones([2])}
+    reads(batch)
+    assert (batch["x"].tolist(), caplog.text) == ([2, 2], "")
+    for sizes in ([1], [1, 2]):
+        assert float(adds(batch, sizes)) == 4 * len(sizes)
+    assert [*batch] == ["x"]
+    assert caplog.text.count("changes a list or dict that it is given") == 1
