@@ -20,6 +20,7 @@ from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.pipeline.streamed import StreamedPipeline
 from polyreme.distributed.placement import apply_plan
+from polyreme.distributed.recompute_calls import follows_plan
 from polyreme.distributed.whole_step import WholeStep
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, PlacementError
@@ -41,7 +42,8 @@ class PlannedStep:
     how many terms that mean is over, where it is not the same in every microbatch; the batch's loss is then the mean
     over all of its terms, however it is cut. optimizer: makes the optimizer of a model. devices: those of the plan's
     mesh, all by default. `step` is a WholeStep, or over stages a PipelineStep. Raises ConfigError for a model that a
-    pipeline cannot cut, and what placing raises; under a plan with state on disk, for an optimizer that keeps none.
+    pipeline cannot cut, or that recomputes nothing where the plan says so, and what placing raises; under a plan with
+    state on disk, for an optimizer that keeps none.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class PlannedStep:
         self.model, self.plan, self.policy, self.count = model, plan, policy, count
         streams = "param" in plan.offload
         check_offload(plan, policy, has_loss=loss is not None and not mode.on)
+        _check_recompute(model, plan)
         self.layers: PipelineLayer | None = None
         if plan.mesh.pp > 1 or streams:
             self.layers = in_small_chunks(model) if streams else in_chunks(model, plan)
@@ -155,6 +158,16 @@ def check_offload(plan: Plan, policy: StepPolicy, *, has_loss: bool) -> None:
         raise ConfigError(
             "plan: offload of param with a loss scaler, which would bring every gradient into memory at once; use "
             "bfloat16, which needs none"
+        )
+
+
+def _check_recompute(model: Layer, plan: Plan) -> None:
+    if plan.recompute != "none" and not follows_plan(model):
+        name = type(model).__name__
+        raise ConfigError(
+            f"plan: recompute {plan.recompute!r}, and {name} does not say what of it is run again in backward; call "
+            "distributed.fleet.utils.recompute in its forward, or give a PipelineLayer recompute_interval, and leave "
+            "recompute out of the plan"
         )
 
 

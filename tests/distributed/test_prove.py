@@ -309,3 +309,8 @@ def test_what_cannot_be_proved_is_refused():
         prove(Net, Plan(), small(), optimizer=sgd, amp=BFLOAT16[0], policy=StepPolicy())
     with pytest.raises(ConfigError, match="needs a model in chunks; make Net a PipelineLayer"):
         prove(Net, Plan.from_degrees(pp=2), small(), optimizer=sgd, devices=jax.devices()[:2])
+
+
+def test_recompute_of_a_model_that_has_no_part_for_it_is_refused():
+    with pytest.raises(ConfigError, match="recompute 'full', and Net does not say what of it is run again in backward"):
+        prove(Net, Plan.from_degrees(dp=2, recompute="full"), small(), optimizer=sgd, devices=jax.devices()[:2])
