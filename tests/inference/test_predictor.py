@@ -194,7 +194,7 @@ def test_values_that_do_not_fit_name_the_input(prefix):
         handle.reshape([1, 5])
     with pytest.raises(ConfigError, match="pad sequences"):
         handle.set_lod([[0, 1]])
-    with pytest.raises(ConfigError, match="there is no input 'X'; the choices are x, shift"):
+    with pytest.raises(ConfigError, match="there is no input 'X'; did you mean 'x'"):
         predictor.get_input_handle("X")
     with pytest.raises(ShapeError, match="input 'x' has size 5 in dim 1, which takes 4"):
         predictor.run([np.ones((2, 5), np.float32), SHIFT])

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from polyreme import units
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
-from polyreme.planner import ModelShape, Training, explain, search, space, units
+from polyreme.planner import ModelShape, Training, explain, search, space
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind
 from polyreme.planner.explain import changes
