@@ -38,12 +38,14 @@ def test_masks_are_those_of_paddle(name):
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([(1, 2), (2, 4), (1, 4)]), st.integers(0, 9))
 def test_masks_keep_n_of_m_and_the_best_keeps_most(rows, columns, pattern, seed):
     matrix = np.random.default_rng(seed).standard_normal((rows, columns))
-    kept = {name: masks.create_mask(matrix, name, *pattern) for name in masks.ALGORITHMS}
-    for name, mask in kept.items():
+    of_each = {name: masks.create_mask(matrix, name, *pattern) for name in masks.ALGORITHMS}
+    for name, mask in of_each.items():
         assert masks.check_sparsity(mask, f"check_{name[:7]}", *pattern)
     if rows % pattern[1] == columns % pattern[1] == 0:
-        sums = {name: np.abs(matrix * mask).sum() for name, mask in kept.items()}
-        assert sums["mask_2d_greedy"] <= sums["mask_2d_best"] + 1e-12
+        sums = {name: np.abs(matrix * mask).sum() for name, mask in of_each.items()}
+        # a greedy mask that leaves room in a row and in a column, which meet in an entry it has, may keep more
+        if of_each["mask_2d_greedy"].sum() == of_each["mask_2d_best"].sum():
+            assert sums["mask_2d_greedy"] <= sums["mask_2d_best"] + 1e-12
         assert sums["mask_2d_best"] <= sums["mask_1d"] + 1e-12
     assert not masks.check_mask_1d(np.ones((2, 4)), 2, 4)
 
