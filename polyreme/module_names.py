@@ -1,8 +1,10 @@
 """Modules that, asked for a name they do not have, say the nearest one that they have."""
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from polyreme.errors import nearest
 
@@ -13,6 +15,10 @@ class _Suggesting(ModuleType):
         if not name.startswith("_"):
             message += nearest(name, (known for known in dir(self) if not known.startswith("_")))
         raise AttributeError(message)
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        # what pickles functions by value knows plain modules, which it imports by name as this does
+        return import_module, (self.__name__,)
 
 
 def suggest_names(module: str) -> None:

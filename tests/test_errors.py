@@ -7,6 +7,7 @@ import pickle
 import re
 import weakref
 
+import cloudpickle
 import jax
 import numpy as np
 import pytest
@@ -322,3 +323,9 @@ def test_a_name_like_none_and_one_of_python_are_not_answered():
     for name in ("zzzzqqq", "__wrapped__"):
         with pytest.raises(AttributeError, match=rf"has no attribute '{name}'$"):
             getattr(nn, name)
+
+
+@pytest.mark.parametrize("by_value", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_a_module_that_suggests_names_is_pickled_by_its_name(by_value):
+    for module in (nn, nn.functional):
+        assert pickle.loads(by_value.dumps(module)) is module

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyreme import io
+from polyreme import io, nn, vision
 from polyreme.errors import DataError
 
 ROOT = str(Path(__file__).parents[2])
@@ -123,6 +123,24 @@ def test_local_definitions_with_every_kind_of_loader(shared):
     loader = io.DataLoader(stream, batch_size=None, worker_init_fn=lambda w: None, **settings)
     for _ in range(2):
         assert [float(x) for x in loader] == [100, 101, 102, 103]
+
+
+def test_a_local_class_that_uses_modules_of_this_package():
+    flip = lambda image: vision.transforms.functional.hflip(image)
+
+    class Rows(vision.datasets.DatasetFolder):
+        def __init__(self):
+            self.width = len(nn.initializer.__name__)
+
+        def __getitem__(self, i):
+            return flip(np.arange(self.width + i, dtype="float32")[None, :, None])[0, 0, 0]
+
+        def __len__(self):
+            return 3
+
+    (batch,) = io.DataLoader(Rows(), batch_size=3, num_workers=1)
+    last = len("polyreme.nn.initializer") - 1
+    assert batch.numpy().tolist() == [last, last + 1, last + 2]
 
 
 def test_a_failure_in_a_local_class_names_the_sample():
