@@ -41,7 +41,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "multiply": operator.mul,
     "floor_divide": operator.floordiv,
     "remainder": operator.mod,
-    "negative": operator.neg,
+    "neg": operator.neg,
     "cast": _cast,
     "assign": lambda x: x,
     "concat": np.concatenate,

@@ -22,6 +22,7 @@ def resized(x):
         paddle.zeros([shape[0], paddle.numel(x) - 1], "int32"),
         paddle.expand(x[:1], shape.astype("int32")),
         paddle.arange(shape[-1].unsqueeze(0)),
+        paddle.zeros([8 - (-shape[1])]),
     )
 
 
