@@ -94,8 +94,16 @@ class StagedUpdate:
         not run: jax.stages.Compiled."""
         self._take()
         return [
-            (group, [norms.compiled(), update.compiled(*self._arguments(group, squares, skip))])
-            for group, norms, update in zip(self._groups, self._squares, self._updates, strict=True)
+            (
+                group,
+                [
+                    _within(tracing, norms.compiled),
+                    _within(tracing, update.compiled, *self._arguments(group, squares, skip)),
+                ],
+            )
+            for group, norms, update, tracing in zip(
+                self._groups, self._squares, self._updates, self._tracing, strict=True
+            )
         ]
 
     def unscale(self, scaler: GradScaler) -> None:
