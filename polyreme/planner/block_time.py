@@ -177,6 +177,7 @@ def _hide_experts(time: BlockTime, setting: Setting) -> None:
 
 
 _BESIDE = 0.9
+"""Share of the rows' time that lies beside arithmetic, where there is enough of it."""
 
 
 def _gather_parameters(block: BlockCost, time: BlockTime, setting: Setting) -> None:

@@ -3,7 +3,7 @@ beside what. Inputs of a prediction: nothing here is assumed of a framework that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from polyreme.errors import ConfigError, did_you_mean
@@ -31,6 +31,9 @@ class MemoryHabits:
 
 POLYREME = MemoryHabits()
 """Of this package's programs, which memory.py is held to."""
+
+_FUSED = MemoryHabits(stream=2, logits=8.0, shapes=False, norms=0, rows="exact")
+"""Of programs whose norms have kernels of their own, in 16 bits, with a loss of all logits at once."""
 
 _SYNC = 5e-4
 """Seconds of one dispatch or combine of rows whose number the host waits for and then launches kernels for; set on one
@@ -61,86 +64,86 @@ FRAMEWORKS = (
     Framework(
         "polyreme",
         ("polyreme",),
-        "all",
-        True,
-        4,
-        POLYREME,
+        fusion="all",
+        prunes=True,
+        gradients=4,
+        memory=POLYREME,
         sync=0.0,
         source="this package: memory is held to its programs",
     ),
     Framework(
         "nemo",
         ("nemo", "megatron-bridge"),
-        "layers",
-        False,
-        2,  # grad_reduce_in_fp32 is off in its performance recipes
-        MemoryHabits(2, 8.0, False, 0, "exact"),
+        fusion="layers",
+        prunes=False,
+        gradients=2,  # grad_reduce_in_fp32 is off in its performance recipes
+        memory=_FUSED,
         own=2024.4,
         source="NeMo performance recipes: bf16 gradients, cuDNN attention; Transformer Engine kernels",
     ),
     Framework(
         "paddlefleetx",
         ("fleetx",),
-        "layers",
-        False,
-        2,
-        MemoryHabits(2, 8.0, False, 0, "exact"),
+        fusion="layers",
+        prunes=False,
+        gradients=2,
+        memory=_FUSED,
         source="PaddleFleetX: fused kernels of PaddlePaddle 2.4 under float16 O2",
     ),
     Framework(
         "megatron",
         ("megatron", "transformer engine", "megascale"),
-        "layers",
-        False,
-        4,
-        MemoryHabits(2, 8.0, False, 0, "exact"),
+        fusion="layers",
+        prunes=False,
+        gradients=4,
+        memory=_FUSED,
         own=2024.4,
         source="arXiv:2205.05198, section 4: 34 bytes of a layer's token and width, logits in float32",
     ),
     Framework(
         "xla",
         ("maxtext", "xla", "jax", "levanter", "tensorflow", "paxml", "t5x", "palm"),
-        "all",
-        True,
-        2,
-        MemoryHabits(2, 6.0, False, 0, "exact"),
+        fusion="all",
+        prunes=True,
+        gradients=2,
+        memory=replace(_FUSED, logits=6.0),
         sync=0.0,
         source="MaxText: bfloat16 activations, megablox for dropless experts",
     ),
     Framework(
         "compiled torch",
         ("torch.compile", "inductor", "compile"),
-        "layers",
-        False,
-        4,
-        MemoryHabits(2, 8.0, False, 0, "exact"),
+        fusion="layers",
+        prunes=False,
+        gradients=4,
+        memory=_FUSED,
         source="arXiv:2410.06511: FSDP2, torch.compile of each block, float32 reductions, FlashAttention-2 by SDPA",
     ),
     Framework(
         "torch with kernels",
         ("liger", "fused norm", "apex", "fused rmsnorm", "fused layernorm", "llama 3", "hai-llm", "deepep"),
-        "layers",
-        False,
-        4,
-        MemoryHabits(2, 8.0, False, 0, "exact"),
+        fusion="layers",
+        prunes=False,
+        gradients=4,
+        memory=_FUSED,
         source="kernels for norms and rotations, the loss by PyTorch",
     ),
     Framework(
         "paddle",
         ("paddle",),
-        "none",
-        False,
-        2,
-        MemoryHabits(2, 10.0, False, 4, "exact"),
+        fusion="none",
+        prunes=False,
+        gradients=2,
+        memory=replace(_FUSED, logits=10.0, norms=4),
         source="PaddleNLP: norms and rotations of elementary kernels",
     ),
     Framework(
         "torch",
         ("torch", "fsdp", "llm-foundry", "mosaic", "deepspeed zero", "hugging", "deepspeed", "colossal"),
-        "none",
-        False,
-        4,
-        MemoryHabits(2, 8.0, False, 4, "exact"),
+        fusion="none",
+        prunes=False,
+        gradients=4,
+        memory=replace(_FUSED, norms=4),
         source="PyTorch in eager mode: each elementary operation keeps what its backward reads",
     ),
 )
