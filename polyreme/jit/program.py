@@ -441,6 +441,8 @@ class CapturedProgram:
                 elif value and not out.stop_gradient:
                     out.stop_gradient, out._node = True, None
                 built.append(out)
+            elif kind == "again":
+                built.append(built[value])
             else:
                 built.append(arguments[value] if kind == "argument" else value)
         return rebuild(spec, iter(built))
@@ -617,19 +619,23 @@ class CapturedProgram:
     def _outputs(self, outs: Any, capture: Capture, wrapped: list[TensorState]) -> list:
         leaves: list[Any] = []
         spec = flatten(outs, leaves)
-        positions = {id(w): i for i, w in enumerate(wrapped)}
+        arguments: dict[int, int] = {id(w): i for i, w in enumerate(wrapped)}
+        positions: dict[int, int] = {}
         kinds: list[tuple] = []
         arrays = []
         for leaf in leaves:
             if not is_tensor(leaf):
                 kinds.append(("value", leaf))
+            elif id(leaf) in arguments:
+                kinds.append(("argument", arguments[id(leaf)]))
             elif id(leaf) in positions:
-                kinds.append(("argument", positions[id(leaf)]))
+                kinds.append(("again", positions[id(leaf)]))
             elif id(leaf) not in capture.made:
                 if isinstance(leaf._array, Tracer) and id(leaf) not in capture.before:
                     raise stale(leaf)
                 kinds.append(("value", leaf))
             else:
+                positions[id(leaf)] = len(kinds)
                 kinds.append(("array", leaf.stop_gradient or history_freed(leaf)))
                 arrays.append(leaf._array)
         self._outs = (spec, kinds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyreme.core.state import TensorState
@@ -58,6 +58,55 @@ def rebuild(spec: Spec, leaves: Iterator[Any]) -> Any:
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(made, name, child)
     return made
+
+
+def containers(spec: Spec, value: Any) -> Iterator[Any]:
+    """The lists, dicts and dataclasses that a value with this spec is put together from, outer ones first."""
+    if spec is LEAF:
+        return
+    cls, keys, specs = spec
+    if not issubclass(cls, tuple):
+        yield value
+    for key, inner in zip(range(len(specs)) if keys is None else keys, specs, strict=True):
+        if inner is not LEAF:
+            yield from containers(inner, getattr(value, key) if _has_fields(cls) else value[key])
+
+
+def contents(container: Any) -> Any:
+    """What a container holds, in a list or dict of its own."""
+    return list(container) if isinstance(container, list) else dict(_entries(container))
+
+
+def put_contents(container: Any, held: Any) -> None:
+    """Have a container hold what contents() gave of another."""
+    if isinstance(container, list):
+        container[:] = held
+    elif isinstance(container, dict):
+        container.clear()
+        container.update(held)
+    else:
+        for name, value in held.items():
+            object.__setattr__(container, name, value)
+
+
+def with_parts(value: Any, replacement: Callable[[Any], Any]) -> Any:
+    """A value whose parts, down to lists, tuples and dicts in it, are those that replacement gives for them."""
+    new = replacement(value)
+    if new is not value:
+        return new
+    if value.__class__ in (list, tuple):
+        return value.__class__(with_parts(part, replacement) for part in value)
+    if value.__class__ in (dict, OrderedDict):
+        return value.__class__((key, with_parts(part, replacement)) for key, part in value.items())
+    return value
+
+
+def _entries(container: Any) -> Any:
+    return container if isinstance(container, dict) else vars(container)
+
+
+def _has_fields(cls: type) -> bool:
+    return dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
 def tensors_in(value: Any) -> list[TensorState]:

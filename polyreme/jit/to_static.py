@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from polyreme.errors import CaptureError, ConfigError
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.program import CapturedProgram, OtherShapes, is_tensor
-from polyreme.jit.structure import flatten, rebuild
+from polyreme.jit.structure import containers, contents, flatten, put_contents, rebuild, with_parts
 
 _log = logging.getLogger("polyreme.jit")
 # more programs than this for one function nearly always means a Python number that changes each call
@@ -71,7 +71,6 @@ class StaticFunction:
         self.retraces: list[str] = []
         self._last: Any = None
         self._served: CapturedProgram | None = None
-        self._told_of_changes = False
         self._specs = None if input_spec is None else jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -123,7 +122,8 @@ class StaticFunction:
                 except jax.errors.JaxRuntimeError as error:
                     raise_explained(error, f"captured {where_defined(function.fn)}")
             program, tensors = self._find_by_form(args, kwargs, form, tensors, arrays)
-            return program.run(tensors)
+            result = program.run(tensors)
+            return result.reach((args, kwargs), self.fn) if result.__class__ is Changes else result
         finally:
             _one_at_a_time.release()
 
@@ -220,11 +220,11 @@ class StaticFunction:
 
         def call(given: list[TensorState]) -> Any:
             stream = iter(given if first is None else [given[i] for i in first])
-            before = [next(stream) if s is None else s[0] for s in static]
-            args, kwargs = rebuild(spec, iter(before))
+            args, kwargs = rebuild(spec, iter([next(stream) if s is None else s[0] for s in static]))
+            holders = list(containers(spec, (args, kwargs)))
+            before = [contents(holder) for holder in holders]
             result = converted(fn)(*args, **kwargs)
-            self._tell_of_changes(spec, before, (args, kwargs))
-            return result
+            return Changes.since(before, holders, result)
 
         program = CapturedProgram(fn, call, tensors, [leaf for leaf in leaves if not is_tensor(leaf)])
         self._explain(key, tensors)
@@ -234,18 +234,6 @@ class StaticFunction:
         self._captured.append((key, program))
         self._served = program
         return program
-
-    def _tell_of_changes(self, spec: Any, before: list[Any], arguments: Any) -> None:
-        """Warn, once, of lists and dicts among the arguments that the code changed: what it has are copies."""
-        after: list[Any] = []
-        is_same = flatten(arguments, after) == spec and all(a is b for a, b in zip(before, after, strict=False))
-        if not is_same and not self._told_of_changes:
-            self._told_of_changes = True
-            _log.warning(
-                "%s changes a list or dict that it is given; when its program runs the caller's stays as it is: return "
-                "what is to be seen outside, or change it there",
-                where_defined(self.fn),
-            )
 
     def _let_go_of_oldest(self) -> None:
         key, program = self._captured.popleft()
@@ -297,6 +285,55 @@ class StaticFunction:
     def dygraph_function(self) -> Callable[..., Any]:
         """The function as written."""
         return self.fn
+
+
+class _Argument(NamedTuple):
+    """Stands for a list, dict or dataclass among the arguments, by its position."""
+
+    position: int
+
+
+class Changes(NamedTuple):
+    """What a program gives whose function changes lists, dicts or dataclasses among its arguments: the function's
+    result, and what these hold then, by their position. What the code had were copies."""
+
+    result: Any
+    held: tuple[tuple[int, Any], ...]
+
+    @classmethod
+    def since(cls, before: list[Any], holders: list[Any], result: Any) -> Any:
+        """The result alone where every holder has what it had before."""
+        changed = [at for at, holder in enumerate(holders) if not _same_parts(before[at], contents(holder))]
+        if not changed:
+            return result
+        position = {id(holder): at for at, holder in enumerate(holders)}
+
+        def marked(value: Any) -> Any:
+            return with_parts(value, lambda part: _Argument(position[id(part)]) if id(part) in position else part)
+
+        return cls(marked(result), tuple((at, marked(contents(holders[at]))) for at in changed))
+
+    def reach(self, arguments: Any, fn: Callable[..., Any]) -> Any:
+        """Change the caller's arguments alike; returns the function's result."""
+        targets = list(containers(flatten(arguments, []), arguments))
+        if len({id(target) for target in targets}) < len(targets):
+            raise CaptureError(
+                f"{where_defined(fn)} changes a list or dict among its arguments, and one is there twice; pass it once"
+            )
+
+        def own(value: Any) -> Any:
+            return with_parts(value, lambda part: targets[part.position] if part.__class__ is _Argument else part)
+
+        for at, held in self.held:
+            put_contents(targets[at], own(held))
+        return own(self.result)
+
+
+def _same_parts(before: Any, now: Any) -> bool:
+    if len(before) != len(now) or (isinstance(before, dict) and list(before) != list(now)):
+        return False
+    parts = zip(before.values(), now.values(), strict=True) if isinstance(before, dict) else zip(before, now, strict=True)
+    return all(a is b for a, b in parts)
 
 
 _TENSOR = "tensor"
