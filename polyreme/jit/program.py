@@ -470,7 +470,7 @@ class CapturedProgram:
         self._given = {}
         self._restore_numbers = capture.surroundings.restore_numbers
         # now that state holds its values again: a Tensor that still holds a traced one was made inside
-        guards = capture.surroundings.guards()
+        guards = capture.surroundings.guards(frozenset(capture.before))
         return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards)
 
     def _enter(self, capture: Capture) -> None:

@@ -49,32 +49,33 @@ class _Names(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GuardedValue:
     """A value and where it is read from. what: that in words. form: its frozen form when the program was captured.
-    fixed: whether it can only be replaced, not changed."""
+    fixed: whether it can only be replaced, not changed. used: ids of the Tensors that the code read or wrote."""
 
     what: str
     read: Callable[[], Any]
     seen: Any
     form: Any
     fixed: bool
+    used: frozenset[int]
 
     @classmethod
-    def of(cls, what: str, read: Callable[[], Any]) -> GuardedValue:
+    def of(cls, what: str, read: Callable[[], Any], used: frozenset[int]) -> GuardedValue:
         """A guard of the value that read gives now."""
         value = read()
-        return cls(what, read, value, freeze(value), _is_fixed(value))
+        return cls(what, read, value, freeze(value, used), _is_fixed(value), used)
 
     def change(self) -> str | None:
         """What became of the value, in words; None if it is as it was."""
         now = self.read()
         if self.fixed and now is self.seen:
             return None
-        form = freeze(now)
+        form = freeze(now, self.used)
         return None if form == self.form else _difference(self.what, self.form, form)
 
 
 def _is_fixed(value: Any) -> bool:
-    """True for a value that can only be replaced, not changed."""
-    return value.__class__ in _PLAIN or isinstance(value, _FUNCTIONS)
+    """True for a value that can only be replaced, not changed: what a Tensor holds is read at each call."""
+    return value.__class__ in _PLAIN or isinstance(value, (*_FUNCTIONS, TensorState))
 
 
 class _Identity:
@@ -99,8 +100,11 @@ class _Identity:
         return f"one {self.name}"
 
 
-def freeze(value: Any, budget: list[int] | None = None) -> Any:
-    """A value that equals another's exactly where captured code could not tell the two apart."""
+def freeze(value: Any, used: frozenset[int] | None = None, budget: list[int] | None = None) -> Any:
+    """A value that equals another's exactly where captured code could not tell the two apart.
+
+    used: ids of the Tensors that the code read or wrote; others may be replaced by Tensors of their form. None: all.
+    """
     cls = value.__class__
     if cls in _PLAIN:
         return cls, repr(value) if cls is float or cls is complex else value
@@ -111,13 +115,17 @@ def freeze(value: Any, budget: list[int] | None = None) -> Any:
         budget[0] -= len(value)
         if budget[0] >= 0:
             if isinstance(value, (set, frozenset)):
-                return cls, frozenset(freeze(part, budget) for part in value)
+                return cls, frozenset(freeze(part, used, budget) for part in value)
             parts = value.items() if isinstance(value, dict) else value
-            return cls, tuple(freeze(part, budget) for part in parts)
+            return cls, tuple(freeze(part, used, budget) for part in parts)
     if isinstance(value, (enum.Enum, np.dtype, type, types.MethodType)):
         return cls, value
-    if isinstance(value, TensorState) and isinstance(value._array, Tracer):
-        return cls  # made by the captured code, which left it here
+    if isinstance(value, TensorState):
+        if isinstance(value._array, Tracer):
+            return cls  # made by the captured code, which left it here
+        if used is not None and id(value) not in used:
+            array = value._array
+            return cls, (array.shape, array.dtype.str, value.stop_gradient, value._node is None)
     return _Identity(value)
 
 
@@ -137,7 +145,8 @@ def _difference(what: str, old: Any, new: Any) -> str:
                 if key == new_key
                 else f"{what}: its keys changed"
             )
-    return f"{what}: {_shown(old)} -> {_shown(new)}"
+    is_other = isinstance(old, _Identity) and isinstance(new, _Identity) and old.name == new.name
+    return f"{what}: {_shown(old)} -> {f'another {new.name}' if is_other else _shown(new)}"
 
 
 def _shown(form: Any) -> str:
@@ -145,11 +154,24 @@ def _shown(form: Any) -> str:
     if not isinstance(form, tuple):
         return "nothing" if form is None else str(form)
     value = form[-1]
+    if issubclass(form[0], TensorState):
+        return "another Tensor"
     if _is_array(form):
         return f"an array {list(form[1])} of {np.dtype(form[2]).name}"
     if isinstance(value, (tuple, frozenset)):
         return f"a {form[0].__name__} of {len(value)}"
     return str(value) if form[0] in (float, complex) else repr(value)
+
+
+class _Places(dict[Any, GuardedValue]):
+    """Guards by their place. used: ids of the Tensors that the code read or wrote."""
+
+    def __init__(self, used: frozenset[int]) -> None:
+        super().__init__()
+        self.used = used
+
+    def add(self, key: Any, what: str, read: Callable[[], Any]) -> None:
+        self[key] = GuardedValue.of(what, read, self.used)
 
 
 @dataclass
@@ -272,12 +294,12 @@ class Surroundings:
                 if value.__class__ in _NUMBERS and space.get(name, value) is not value:
                     space[name] = value
 
-    def guards(self) -> Guards:
-        """The places that the code may have read, with what is there now."""
+    def guards(self, used: frozenset[int]) -> Guards:
+        """The places that the code may have read, with what is there now. used: ids of the Tensors that it read or
+        wrote."""
         names = [_names_in(fn.__code__) for fn in self._functions.values()]
         attributes = frozenset().union(*(n.attributes for n in names))
-        always: dict[Any, GuardedValue] = {}
-        assigned: dict[Any, GuardedValue] = {}
+        always, assigned = _Places(used), _Places(used)
         for fn, loaded in zip(self._functions.values(), names, strict=True):
             for name in loaded.globals:
                 if name in fn.__globals__:
@@ -290,7 +312,7 @@ class Surroundings:
             self._add_layer(always, assigned, layer, attributes)
         return Guards(list(always.values()), list(assigned.values()), state.attributes.version)
 
-    def _add_root(self, places: dict, name: str, space: dict, attributes: frozenset[str]) -> None:
+    def _add_root(self, places: _Places, name: str, space: dict, attributes: frozenset[str]) -> None:
         value = space[name]
         if isinstance(value, types.ModuleType):
             if _is_users_module(value):
@@ -301,16 +323,16 @@ class Surroundings:
             _add(places, name, space, name)
             self._add_object(places, name, value, attributes, _DEEPEST)
 
-    def _add_cell(self, places: dict, name: str, cell: Any, attributes: frozenset[str]) -> None:
+    def _add_cell(self, places: _Places, name: str, cell: Any, attributes: frozenset[str]) -> None:
         value = _content(cell)
         if value is _ABSENT or isinstance(value, types.ModuleType) or _is_made_inside(value):
             return
-        places[id(cell)] = GuardedValue.of(name, functools.partial(_content, cell))
+        places.add(id(cell), name, functools.partial(_content, cell))
         if isinstance(value, type):
             _add_class(places, value, {}, attributes)
         self._add_object(places, name, value, attributes, _DEEPEST)
 
-    def _add_object(self, places: dict, what: str, value: Any, attributes: frozenset[str], deepest: int) -> None:
+    def _add_object(self, places: _Places, what: str, value: Any, attributes: frozenset[str], deepest: int) -> None:
         if not deepest or not _has_settings(value):
             return
         space = vars(value)
@@ -319,7 +341,7 @@ class Surroundings:
         for name in attributes & space.keys():
             self._add_object(places, f"{what}.{name}", space[name], attributes, deepest - 1)
 
-    def _add_layer(self, always: dict, assigned: dict, layer: Any, attributes: frozenset[str]) -> None:
+    def _add_layer(self, always: _Places, assigned: _Places, layer: Any, attributes: frozenset[str]) -> None:
         space, what = vars(layer), type(layer).__name__
         aliases = _aliases_of(type(layer))
         loaded = (aliases.get(name, name) for name in attributes | _names_of_ours(type(layer)))
@@ -339,26 +361,32 @@ class Surroundings:
         _add_class(always, type(layer), space, attributes)
 
 
-def _add(places: dict, what: str, space: Any, name: str) -> None:
+def _add(places: _Places, what: str, space: Any, name: str) -> None:
     if not _is_made_inside(space[name]):
-        places[id(space), name] = GuardedValue.of(what, functools.partial(space.get, name, _ABSENT))
+        places.add((id(space), name), what, functools.partial(space.get, name, _ABSENT))
 
 
-def _add_names(places: dict, what: str, space: dict, names: frozenset[str]) -> None:
+def _add_names(places: _Places, what: str, space: dict, names: frozenset[str]) -> None:
     for name in names & space.keys():
         if _is_value(space[name]) or _has_settings(space[name]):
             _add(places, f"{what}.{name}", space, name)
 
 
-def _add_class(places: dict, cls: type, space: dict, names: frozenset[str]) -> None:
+def _add_class(places: _Places, cls: type, space: dict, names: frozenset[str]) -> None:
     """Attributes that an object has from its class; of the class itself where space is empty."""
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] not in _LIBRARIES and base is not object:
             values = vars(base)
             for name in (names & values.keys()) - space.keys():
-                if _is_value(values[name]) and not isinstance(values[name], _FUNCTIONS):
-                    read = functools.partial(values.get, name, _ABSENT)
-                    places[id(base), name] = GuardedValue.of(f"{base.__name__}.{name}", read)
+                value = values[name]
+                if _is_value(value) and not isinstance(value, _FUNCTIONS) and not _is_made_inside(value):
+                    read = functools.partial(_attribute, space, values, name)
+                    places.add((id(space), id(base), name), f"{base.__name__}.{name}", read)
+
+
+def _attribute(space: dict, values: Any, name: str) -> Any:
+    """What an object has under a name: of its own by now, or from its class."""
+    return space[name] if name in space else values.get(name, _ABSENT)
 
 
 def _content(cell: Any) -> Any:
@@ -399,7 +427,7 @@ def _is_made_inside(value: Any) -> bool:
 def _is_value(value: Any) -> bool:
     """True for what code computes with as it stands, and for functions."""
     return value.__class__ in _PLAIN or isinstance(
-        value, (*_CONTAINERS, *_FUNCTIONS, np.ndarray, np.generic, np.dtype, enum.Enum)
+        value, (TensorState, *_CONTAINERS, *_FUNCTIONS, np.ndarray, np.generic, np.dtype, enum.Enum)
     )
 
 

@@ -332,7 +332,9 @@ class Changes(NamedTuple):
 def _same_parts(before: Any, now: Any) -> bool:
     if len(before) != len(now) or (isinstance(before, dict) and list(before) != list(now)):
         return False
-    parts = zip(before.values(), now.values(), strict=True) if isinstance(before, dict) else zip(before, now, strict=True)
+    parts = (
+        zip(before.values(), now.values(), strict=True) if isinstance(before, dict) else zip(before, now, strict=True)
+    )
     return all(a is b for a, b in parts)
 
 

@@ -71,7 +71,7 @@ def another_tensor():
         nonlocal weight
         weight = to_tensor([2.0])
 
-    return lambda x: x * weight, change, "weight: one Tensor -> one Tensor"
+    return lambda x: x * weight, change, "weight: one Tensor -> another Tensor"
 
 
 def namespace_of_settings():
@@ -155,7 +155,7 @@ CASES = {
     )
 } | {
     "attribute_of_a_layer": net(set_to("scale", -2.0), "Net.scale: 2.0 -> -2.0"),
-    "function_of_a_layer": net(set_to("act", nn.functional.silu), "Net.act: one function -> one function"),
+    "function_of_a_layer": net(set_to("act", nn.functional.silu), "Net.act: one function -> another function"),
     "setting_of_our_layer": net(lambda model: setattr(model.drop, "p", 0.0), "Dropout.p: 1.0 -> 0.0"),
     "layer_list_that_grew": net(
         lambda model: model.parts.append(nn.Tanh()),
@@ -218,7 +218,7 @@ def test_a_list_of_tensors_that_the_code_writes_is_the_same_list():
     assert [w.item() for w in weights] == [10.0, 11.0]
     weights.reverse()
     step(x())
-    assert step.retraces[1:] == ["weights[0]: one Tensor -> one Tensor"]
+    assert step.retraces[1:] == ["weights[0]: one Tensor -> another Tensor"]
 
 
 def test_a_number_that_counts_calls_is_refused_and_put_back():

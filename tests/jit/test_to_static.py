@@ -646,3 +646,31 @@ def test_a_gradient_flows_through_what_a_function_leaves_in_a_dict():
     fill(cache)
     cache["y"].backward()
     assert weight.grad.tolist() == [3]
+
+
+def test_a_tensor_that_takes_another_s_place_in_an_attribute_is_read():
+    class Scaled(Layer):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.last = to_tensor(2.0), to_tensor(0.0)
+
+        def forward(self, x):
+            return x * self.scale + (0 if self.last is None else 1)
+
+    class Holder:
+        shift = to_tensor(1.0)
+
+    net, holder = Scaled(), Holder()
+
+    @to_static
+    def fn(x):
+        return net(x) + holder.shift
+
+    x = to_tensor(10.0)
+    assert fn(x).item() == 22
+    net.last = to_tensor(7.0)  # never read: one of the same form will do
+    assert (fn(x).item(), len(fn.retraces)) == (22, 1)
+    net.scale = to_tensor(3.0)
+    assert (fn(x).item(), fn.retraces[-1]) == (32, "Scaled.scale: one Tensor -> another Tensor")
+    holder.shift = to_tensor(5.0)
+    assert fn(x).item() == 36
