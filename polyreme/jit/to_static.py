@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -330,12 +331,9 @@ class Changes(NamedTuple):
 
 
 def _same_parts(before: Any, now: Any) -> bool:
-    if len(before) != len(now) or (isinstance(before, dict) and list(before) != list(now)):
-        return False
-    parts = (
-        zip(before.values(), now.values(), strict=True) if isinstance(before, dict) else zip(before, now, strict=True)
-    )
-    return all(a is b for a, b in parts)
+    if isinstance(before, dict):
+        return list(before) == list(now) and all(before[key] is now[key] for key in before)
+    return len(before) == len(now) and all(map(operator.is_, before, now))
 
 
 _TENSOR = "tensor"

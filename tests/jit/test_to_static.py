@@ -628,7 +628,9 @@ def test_what_a_function_changes_in_lists_and_dicts_reaches_the_caller():
         seen = [inner]
         assert fn(batch, sizes, seen) is batch
         assert ([*batch], batch["calls"], float(batch["sum"])) == (["calls", "sum", "seen"], 1, 4)
-        assert batch["seen"] is seen and seen[0] is inner and seen[1] is batch["sum"] is inner["last"]
+        assert batch["seen"] is seen
+        assert seen[0] is inner
+        assert seen[1] is batch["sum"] is inner["last"]
         assert sizes == [1, 2]
     assert len(captured.concrete_programs()) == 1
     with pytest.raises(CaptureError, match="changes a list or dict among its arguments, and one is there twice"):
