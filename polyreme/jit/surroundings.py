@@ -163,7 +163,7 @@ def _shown(form: Any) -> str:
     return str(value) if form[0] in (float, complex) else repr(value)
 
 
-class _GuardedPlaces(dict[Any, GuardedValue]):
+class _GuardTable(dict[Any, GuardedValue]):
     """Guards by their place. used: ids of the Tensors that the code read or wrote."""
 
     def __init__(self, used: frozenset[int]) -> None:
@@ -299,7 +299,7 @@ class Surroundings:
         wrote."""
         names = [_names_in(fn.__code__) for fn in self._functions.values()]
         attributes = frozenset().union(*(n.attributes for n in names))
-        always, assigned = _GuardedPlaces(used), _GuardedPlaces(used)
+        always, assigned = _GuardTable(used), _GuardTable(used)
         for fn, loaded in zip(self._functions.values(), names, strict=True):
             for name in loaded.globals:
                 if name in fn.__globals__:
@@ -312,7 +312,7 @@ class Surroundings:
             self._add_layer(always, assigned, layer, attributes)
         return Guards(list(always.values()), list(assigned.values()), state.attributes.version)
 
-    def _add_root(self, places: _GuardedPlaces, name: str, space: dict, attributes: frozenset[str]) -> None:
+    def _add_root(self, places: _GuardTable, name: str, space: dict, attributes: frozenset[str]) -> None:
         value = space[name]
         if isinstance(value, types.ModuleType):
             if _is_users_module(value):
@@ -323,7 +323,7 @@ class Surroundings:
             _add(places, name, space, name)
             self._add_object(places, name, value, attributes, _DEEPEST)
 
-    def _add_cell(self, places: _GuardedPlaces, name: str, cell: Any, attributes: frozenset[str]) -> None:
+    def _add_cell(self, places: _GuardTable, name: str, cell: Any, attributes: frozenset[str]) -> None:
         value = _content(cell)
         if value is _ABSENT or isinstance(value, types.ModuleType) or _is_made_inside(value):
             return
@@ -332,7 +332,7 @@ class Surroundings:
             _add_class(places, value, {}, attributes)
         self._add_object(places, name, value, attributes, _DEEPEST)
 
-    def _add_object(self, places: _GuardedPlaces, what: str, value: Any, attributes: frozenset[str], deepest: int) -> None:
+    def _add_object(self, places: _GuardTable, what: str, value: Any, attributes: frozenset[str], deepest: int) -> None:
         if not deepest or not _has_settings(value):
             return
         space = vars(value)
@@ -341,7 +341,7 @@ class Surroundings:
         for name in attributes & space.keys():
             self._add_object(places, f"{what}.{name}", space[name], attributes, deepest - 1)
 
-    def _add_layer(self, always: _GuardedPlaces, assigned: _GuardedPlaces, layer: Any, attributes: frozenset[str]) -> None:
+    def _add_layer(self, always: _GuardTable, assigned: _GuardTable, layer: Any, attributes: frozenset[str]) -> None:
         space, what = vars(layer), type(layer).__name__
         aliases = _aliases_of(type(layer))
         loaded = (aliases.get(name, name) for name in attributes | _names_of_ours(type(layer)))
@@ -361,18 +361,18 @@ class Surroundings:
         _add_class(always, type(layer), space, attributes)
 
 
-def _add(places: _GuardedPlaces, what: str, space: Any, name: str) -> None:
+def _add(places: _GuardTable, what: str, space: Any, name: str) -> None:
     if not _is_made_inside(space[name]):
         places.add((id(space), name), what, functools.partial(space.get, name, _ABSENT))
 
 
-def _add_names(places: _GuardedPlaces, what: str, space: dict, names: frozenset[str]) -> None:
+def _add_names(places: _GuardTable, what: str, space: dict, names: frozenset[str]) -> None:
     for name in names & space.keys():
         if _is_value(space[name]) or _has_settings(space[name]):
             _add(places, f"{what}.{name}", space, name)
 
 
-def _add_class(places: _GuardedPlaces, cls: type, space: dict, names: frozenset[str]) -> None:
+def _add_class(places: _GuardTable, cls: type, space: dict, names: frozenset[str]) -> None:
     """Attributes that an object has from its class; of the class itself where space is empty."""
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] not in _LIBRARIES and base is not object:
