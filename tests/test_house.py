@@ -46,6 +46,7 @@ FLOORS = {
     ],
     "polyreme.nn": [
         "attention clip functional hooks parameter second_names initializer",
+        "parameter_entry",
         "layer lazy",
         "layers summary alike",
         "flops quant reweighted utils",

@@ -82,7 +82,10 @@ def _cast(model: Layer, low: np.dtype, excluded: tuple, optimizers: Iterable[Opt
     tensors = {
         id(t): t
         for layer in layers
-        for t in (*layer.parameters(include_sublayers=False), *layer.buffers(include_sublayers=False))
+        for t in (
+            *(p.whole for p in layer.parameters(include_sublayers=False)),
+            *layer.buffers(include_sublayers=False),
+        )
     }
     tensors = {key: t for key, t in tensors.items() if t.dtype in (dtypes.float32, dtypes.float16, dtypes.bfloat16)}
     for optimizer in optimizers:

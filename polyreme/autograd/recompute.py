@@ -197,6 +197,9 @@ class _EagerWatch(Capture):
     def touch(self, tensor: TensorState) -> None:
         if id(tensor) in self.made or id(tensor) in self.before:
             return
+        if tensor.holder is not tensor:
+            super().touch(tensor)
+            return
         node = tensor._node
         super().touch(tensor)
         tensor._node = node  # history goes on through eager code

@@ -41,6 +41,16 @@ class TensorState:
         if watch.active is not None:
             watch.active.created(self)
 
+    @property
+    def holder(self) -> TensorState | None:
+        """The Tensor whose state its value is: itself, one that it is a part of, or None while it is lent a value."""
+        return self
+
+    def lend(self, array: Any) -> Any:
+        """Be this array, of which no capture is told, until the one that this returns is lent in its place."""
+        before, self._array = self._array, array
+        return before
+
 
 class Elsewhere:
     """Stands as the array of a Tensor whose value is not in the devices' memory, such as a parameter on a disk.

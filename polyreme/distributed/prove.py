@@ -30,6 +30,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import Parameter
 from polyreme.optimizer import Optimizer
 from polyreme.training import FULL_PRECISION, MixedPrecision, StepPolicy
 
@@ -285,7 +286,7 @@ class _Side:
     @property
     def parameter_names(self) -> set[str]:
         """Names among those of weights() that the optimizer, not the forward, changes."""
-        return {n for n, p in self._parameters() if not p.is_statistic}
+        return {n for n, t in self.model.state_dict().items() if isinstance(t, Parameter) and not t.is_statistic}
 
     def _parameters(self) -> list[tuple[str, Any]]:
         return list(self.model.named_parameters())

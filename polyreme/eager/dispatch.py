@@ -349,7 +349,9 @@ def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -
 
     Raises GradError for a leaf that wants a gradient, DTypeError if the result has another dtype.
     """
-    if tape.grad_mode.enabled and not target.stop_gradient and target._node is None:
+    is_part = target.holder is not target  # of a leaf, then
+    wants = not target.stop_gradient or (is_part and not result.stop_gradient)
+    if tape.grad_mode.enabled and wants and (is_part or target._node is None):
         raise GradError(
             f"{what}: in-place change of a leaf Tensor that wants a gradient; do it under no_grad(), or use the form "
             "that returns a new Tensor"
@@ -362,7 +364,7 @@ def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -
     refuse_copy(target, what)
     state.write(target, result._array)
     target.__dict__["_version"] = target.__dict__.get("_version", 0) + 1
-    if tape.grad_mode.enabled:
+    if tape.grad_mode.enabled and not is_part:
         target._node = result._node
         target._index = result._index
         target.stop_gradient = result.stop_gradient

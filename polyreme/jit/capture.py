@@ -135,6 +135,10 @@ class Capture:
 
     def touch(self, tensor: TensorState) -> None:
         """A Tensor that is about to be read or changed."""
+        if tensor.own_form and (holder := tensor.holder) is not tensor:
+            if holder is not None:
+                self.touch(holder)
+            return
         key = id(tensor)
         if key in self.made or key in self.before:
             return

@@ -52,8 +52,11 @@ def _call(
         return None
     inputs = Inputs(regions)
     columns = [list(column) for column in zip(*map(inputs.consts, regions), strict=True)]
-    columns += [[inputs.add(state.read(w), tape.edge_of(w)) for w in column] for column in zip(*weights, strict=True)]
-    differ = [len(set(column)) > 1 for column in columns]
+    stacks = [_stack_of(column) for column in zip(*weights, strict=True)]
+    for stack, column in zip(stacks, zip(*weights, strict=True), strict=True):
+        columns.append([inputs.add(state.read(w), tape.edge_of(w)) for w in (column if stack is None else [stack])])
+    is_stack = [False] * (len(columns) - len(stacks)) + [stack is not None for stack in stacks]
+    differ = [whole or len(set(column)) > 1 for whole, column in zip(is_stack, columns, strict=True)]
     count, first = len(inputs.arrays), regions[0]
     consts = len(columns) - len(weights[0])
     over = exchange(x.shape, (len(experts), x.shape[-1], 1), choices.shape[-1])
@@ -70,8 +73,8 @@ def _call(
 
     def fn(*arrays: Any) -> Any:
         parts = [
-            jnp.stack([arrays[i] for i in column]) if d else arrays[column[0]]
-            for column, d in zip(columns, differ, strict=True)
+            jnp.stack([arrays[i] for i in column]) if d and not whole else arrays[column[0]]
+            for column, d, whole in zip(columns, differ, is_stack, strict=True)
         ]
         tokens = arrays[count:]
         if over is None:
@@ -89,15 +92,13 @@ def _trace(expert: Callable[[Any], Any], weights: Sequence[Any], aval: Any) -> R
     devices of each."""
     watcher = capture_in_progress()
     converted = expert if watcher is None else watcher.converted(expert)
-    avals = [aval, *(jax.ShapeDtypeStruct(w.shape, state.read(w).dtype) for w in weights)]
+    avals = [aval, *(jax.ShapeDtypeStruct(tuple(w.shape), w.dtype) for w in weights)]
 
     def call(rows: Any, *arrays: Any) -> list[Any]:
         for weight in weights:
-            state.read(weight)
+            state.touch(weight)
         # not what reading gives: it cuts frozen ones off
-        before = [weight._array for weight in weights]
-        for weight, array in zip(weights, arrays, strict=True):
-            weight._array = array
+        before = [weight.lend(array) for weight, array in zip(weights, arrays, strict=True)]
         try:
             out = [converted(Tensor(rows, stop_gradient=False))]
             if any(w._array is not a for w, a in zip(weights, arrays, strict=True)):
@@ -105,7 +106,7 @@ def _trace(expert: Callable[[Any], Any], weights: Sequence[Any], aval: Any) -> R
             return out
         finally:
             for weight, array in zip(weights, before, strict=True):
-                weight._array = array
+                weight.lend(array)
 
     placed, layout.active.layout = layout.active.layout, None  # a block of rows lies on one device
     try:
@@ -119,6 +120,14 @@ def _trace(expert: Callable[[Any], Any], weights: Sequence[Any], aval: Any) -> R
         got = list(leaves[0].shape) if len(leaves) == 1 and isinstance(leaves[0], Out) else "no Tensor"
         raise ShapeError(f"an expert gives {got} for tokens {list(aval.shape)}; it must give a Tensor of their shape")
     return region
+
+
+def _stack_of(column: Sequence[Any]) -> Any:
+    """The Tensor that a weight of each expert, in their order, is an entry of; None where there is none."""
+    holder = column[0].holder
+    if any(w.holder is w or w.holder is not holder for w in column) or holder.shape[0] != len(column):
+        return None
+    return holder if [w.at for w in column] == list(range(len(column))) else None
 
 
 _WRITES = (

@@ -24,6 +24,7 @@ from polyreme.errors import CheckpointError, ConfigError, ProgramError, ShapeErr
 from polyreme.nn.hooks import LayerHooks, run_after, run_after_error, run_before
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
+from polyreme.nn.parameter_entry import wholes
 from polyreme.nn.second_names import SecondNames
 
 _watch, _attributes = state.watch, state.attributes
@@ -246,8 +247,12 @@ class Layer(LayerHooks, SecondNames):
     def named_parameters(
         self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """(dotted name, parameter), each parameter once."""
-        yield from self._named("_parameters", prefix, include_sublayers, remove_duplicate)
+        """(dotted name, parameter), each parameter once.
+
+        Where several Layers have entries of one parameter (those of a MoELayer's experts), it is that one, if all of
+        them are here, named as its entries with * for what differs.
+        """
+        yield from wholes(self._named("_parameters", prefix, include_sublayers, remove_duplicate))
 
     def parameters(self, include_sublayers: bool = True) -> list[Parameter]:
         """All parameters, each once."""
@@ -348,7 +353,8 @@ class Layer(LayerHooks, SecondNames):
             if isinstance(layer, classes):
                 continue
             layer._dtype = dtypes.as_dtype(dtype)
-            for tensor in [*layer.parameters(include_sublayers=False), *layer.buffers(include_sublayers=False)]:
+            parameters = (p.whole for p in layer.parameters(include_sublayers=False))
+            for tensor in [*parameters, *layer.buffers(include_sublayers=False)]:
                 if dtypes.is_floating(tensor.dtype):
                     state.write(tensor, state.read(tensor).astype(dtype))
         return self

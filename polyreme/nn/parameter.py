@@ -104,6 +104,11 @@ class Parameter(Tensor):
         self.split_axis: int | None = None
         self.layouts: dict[str, Any] = {}
 
+    @property
+    def whole(self) -> Parameter:
+        """What is placed and updated: itself, or the parameter that it is an entry of (nn.parameter_entry)."""
+        return self
+
     def __deepcopy__(self, memo: dict) -> Parameter:
         copied: Any = super().__deepcopy__(memo)
         if self.after_update is not None:

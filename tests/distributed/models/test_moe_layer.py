@@ -1,13 +1,16 @@
 """MoELayer, its gates and its clip against NumPy, token by token, and over a mesh against one device."""
 
+import jax
 import numpy as np
 import pytest
 import scipy.special as sp
 
 import polyreme as paddle
 from polyreme import amp, nn
+from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.communication.group import Group
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
+from polyreme.distributed.prove import prove
 from polyreme.errors import CaptureError, ConfigError, GradError, ShapeError
 from polyreme.incubate.distributed.models.moe import (
     BaseGate,
@@ -109,7 +112,7 @@ def test_every_token_goes_through_the_experts_that_it_chose():
     layer = make(gate)
     captured = paddle.jit.to_static(lambda: train_step(layer))
     np.testing.assert_allclose(captured().numpy(), want[0], **CLOSE)
-    compare([p.grad.numpy() for p in layer.experts.parameters()], [g for g in want[2 : 2 + 4 * E]])
+    compare([p.grad.numpy() for p in layer.experts.parameters()], want[2:-2])
 
 
 def train_step(layer):
@@ -130,10 +133,12 @@ def test_one_program_serves_whatever_the_gate_chooses():
 def test_frozen_weights_get_no_gradient_and_others_the_same():
     gradients = []
     for frozen in (False, True):
-        layer = make()
-        layer.experts[1].htoh4.weight.stop_gradient = frozen
+        paddle.seed(1)
+        experts = [ExpertLayer(D, 6) for _ in range(E)]
+        experts[1].htoh4.weight.stop_gradient = frozen
+        layer = make(experts=experts)
         layer(paddle.to_tensor(X)).sum().backward()
-        gradients.append({name: p.grad for name, p in layer.named_parameters()})
+        gradients.append({name: p.grad for name, p in layer.state_dict().items()})
     whole, part = gradients
     assert part.pop("experts.1.htoh4.weight") is None
     for name, gradient in part.items():
@@ -182,6 +187,79 @@ def test_over_a_mesh_it_is_the_same(how):
         compare(train(layer, shard_batch(placed, X, "batch", None, None)), want)
     finally:
         clear_plan()
+
+
+class Net(nn.Layer):
+    """A MoELayer between two maps, with the loss of its gate."""
+
+    def __init__(self, gate="gshard"):
+        super().__init__()
+        self.first, self.moe = nn.Linear(D, D), make(gate, 2)
+
+    def forward(self, x, y):
+        out = self.moe(self.first(x))
+        return nn.functional.mse_loss(out, y) + 0.01 * self.moe.gate.get_loss()
+
+
+def adamw(model):
+    clip = ClipGradForMOEByGlobalNorm(1.0)
+    return paddle.optimizer.AdamW(1e-2, parameters=model.parameters(), grad_clip=clip)
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"dp": 2, "ep": 2, "sharding": 2, "sharding_stage": 3, "expert_dispatch": "gather"},
+        pytest.param({"mp": 2, "ep": 2, "expert_axes": ["ep", "mp"], "num_microbatches": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_it_is_proved_equal_and_its_checkpoints_move(degrees):
+    plan = Plan.from_degrees(**degrees)
+    batches = [tuple(np.random.default_rng(n).standard_normal((2, 8, 3, D), "float32")) for n in (1, 2)]
+    proof = prove(Net, plan, batches, optimizer=adamw, devices=jax.devices()[: plan.mesh.size])
+    assert proof.holds, str(proof)
+    compared = {d.name for d in proof.differences if d.what == "gradient"}
+    assert {"moe.experts.*.htoh4.weight", "moe.experts.*.h4toh.bias"} <= compared
+    assert "model/moe.experts.3.htoh4.weight" in {d.name for d in proof.differences if "checkpoint" in d.what}
+
+
+def test_experts_lie_split_and_their_weights_do_not_move():
+    """A device has 1 / ep of weights and state; all-to-alls are those of nn.MoE, and nothing as large as a weight
+    moves."""
+    plan, width = Plan.from_degrees(ep=4, expert_dispatch="padded"), 256  # weights are larger than all the rows sent
+    sent = {}
+    for kind in ("MoELayer", "MoE"):
+        paddle.seed(1)
+        if kind == "MoE":
+            net = nn.MoE(D, width, E, 2, activation="relu", gated=False, bias=True)
+        else:
+            experts = [nn.Sequential(nn.Linear(D, width), nn.ReLU(), nn.Linear(width, D)) for _ in range(E)]
+            net = MoELayer(D, experts, {"type": "naive", "top_k": 2})
+        try:
+            placed = apply_plan(plan, net, jax.devices()[:4])
+            optimizer = paddle.optimizer.AdamW(1e-2, parameters=net.parameters())
+            optimizer.create_state()
+
+            @paddle.jit.to_static
+            def step(x, net=net, optimizer=optimizer):
+                out = net(x)
+                out = out[0] if isinstance(out, tuple) else out
+                out.square().mean().backward()
+                optimizer.step()
+                optimizer.clear_grad()
+
+            x = shard_batch(placed, X, "batch", None, None)
+            found = find_collectives(step.compiled(x).as_text(), plan.mesh)
+            sent[kind] = sorted(c.payload for c in found if c.kind == "all-to-all")
+            assert max(c.payload for c in found) < 4 * D * width, kind
+        finally:
+            clear_plan()
+        names = {id(p): n for n, p in net.named_parameters()}
+        kept = [*net.parameters(), *optimizer.state_arrays(names).values()]
+        for array in (getattr(a, "_array", a) for a in kept if a.size >= E * D):
+            if array.shape[0] == E:
+                assert array.sharding.shard_shape(array.shape) == (1, *array.shape[1:])
+    assert sent["MoELayer"] == sent["MoE"]
 
 
 def test_no_tokens_give_none():

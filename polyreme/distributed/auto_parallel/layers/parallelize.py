@@ -220,7 +220,8 @@ def _parameter(pattern: Any) -> tuple[Any, str | None]:
 def _place_rest(meshes: Meshes) -> None:
     """Parameters and buffers that no plan placed: whole on the mesh of their layer."""
     for name, layer in meshes.layers.items():
-        for tensor in (*layer.parameters(include_sublayers=False), *layer.buffers(include_sublayers=False)):
+        parameters = (p.whole for p in layer.parameters(include_sublayers=False))
+        for tensor in (*parameters, *layer.buffers(include_sublayers=False)):
             if tensor.process_mesh is None:
                 place_tensor(tensor, meshes.of[name], [Replicate()] * meshes.of[name].ndim)
 

@@ -26,6 +26,7 @@ from polyreme.distributed.auto_parallel.tensors.process_mesh import mesh_of
 from polyreme.eager.dist_members import lookup
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
+from polyreme.errors import PlacementError
 from polyreme.nn.parameter import Parameter
 from polyreme.ops import OPS
 
@@ -252,6 +253,11 @@ def _local(tensor: Any, process_id: int | None) -> Tensor:
 
 def place(tensor: Any, form: Form) -> None:
     """Put a Tensor or Parameter in place in this form, value and identity kept; it leaves the tape."""
+    if isinstance(tensor, Parameter) and tensor.whole is not tensor:
+        raise PlacementError(
+            f"{tensor.name!r} is an entry of one parameter of shape {list(tensor.whole.shape)} for all experts; place "
+            "that one, which parameters() of the layer that holds them has"
+        )
     value = state.read(tensor)
     if tensor.own_form:
         tensor._leave(value)

@@ -16,6 +16,7 @@ from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.batch_norm import _BatchNorm
 from polyreme.nn.layers.container import LayerList
+from polyreme.nn.parameter_entry import put_together
 from polyreme.ops.arithmetic import cast
 from polyreme.ops.manipulation import reshape
 
@@ -30,6 +31,12 @@ class MoELayer(Layer):
     2}. Experts of one structure run on the rows that chose them and on no others; others, and those that draw random
     numbers, run on all tokens, whose results are masked. A choice of -1 adds nothing. Under a plan with ep tokens reach
     experts as its expert_dispatch says.
+
+    Experts whose parameters have the same names and shapes keep each for all of them, [expert, ...], which a plan with
+    ep splits, its gradient and optimizer state with it. That one is in parameters(), named experts.*.NAME, and is
+    frozen or trained for all; an optimizer with a norm of each parameter (Lamb, Lars, ClipGradByNorm) takes the norm
+    over all experts. state_dict() and the experts themselves have each expert's own, an entry of it. Experts that
+    differ, in what is frozen too, are whole on every device.
 
     moe_group, mp_group: groups over mesh axes, which change nothing, as Tensors are global. recompute_interval above 0
     runs experts again in backward; recompute_ctx: how, as recompute_hybrid takes it. Raises ConfigError for a gate of
@@ -59,6 +66,8 @@ class MoELayer(Layer):
         self.group, self.mp_group = moe_group, mp_group
         self.recompute_interval, self.recompute_ctx = recompute_interval, recompute_ctx
         _check_experts(self.experts)
+        if not state.recording():
+            put_together(list(self.experts), "expert")
         self.gate = _make_gate(gate, d_model, self.num_expert)
         self.top_k = self.gate.top_k
         self._captured = to_static(self._mix)
