@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from polyreme.kernels.low_bit import HALVES
 from polyreme.models.folder import read_json, write_json
 from polyreme.models.low_bit_folder import linear_maps, replace_layer
 from polyreme.models.published import Conversion, match
-from polyreme.nn import Layer, Linear
-from polyreme.nn.layers.lora import LoRA, LoRALinear, dense_weight
+from polyreme.nn import Layer, Linear, MoE
+from polyreme.nn.layers.lora import ExpertLoRA, LoRA, LoRALinear, dense_weight
 from polyreme.nn.layers.lora_rows import AdapterRows, RowwiseLoRALinear
 from polyreme.nn.layers.quantized import QuantizedLinear
 from polyreme.ops.quantization import weight_dequantize, weight_quantize
@@ -39,21 +39,43 @@ _KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.(lora_A|lora_B|lora_magnitude_
 
 
 class AdaptableMap(NamedTuple):
-    """A linear map of a model: its name in the published model, and how its weight lies there, [out, in] if
-    is_transposed."""
+    """A linear map of a model, or one of all its experts: its names in the published model, an expert's each, and how
+    its weight lies there, [out, in] if is_transposed. shape: of the weight here, [in, out] or [expert, in, out]."""
 
-    theirs: str
+    theirs: tuple[str, ...]
     change: Conversion
     is_transposed: bool
+    shape: tuple[int, ...]
 
-    def store(self, b: np.ndarray, config: Any) -> np.ndarray:
-        """B [rank, out], whose columns are those of a weight, as peft has it: [out, rank]."""
-        (array,) = self.change.store(b, config)
-        return array if self.is_transposed else array.T
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it is one of all experts."""
+        return len(self.shape) == 3
 
-    def load(self, b: np.ndarray, config: Any) -> np.ndarray:
-        """B [rank, out] of what peft has, [out, rank]."""
-        source = self.change.load([_Whole(b if self.is_transposed else b.T)], config)
+    def store(self, product: LowRank, config: Any) -> Iterator[tuple[str, LowRank]]:
+        """A product as peft has it, by the names there."""
+        arrays = self._stored(product.b, config)
+        magnitudes: Sequence[Any] = [None] * len(self.theirs)
+        if product.magnitude is not None:
+            magnitudes = [array.reshape(-1) for array in self._stored(product.magnitude[..., None, :], config)]
+        each = product.a if self.is_of_experts else product.a[None]
+        for name, a, b, magnitude in zip(self.theirs, each, arrays, magnitudes, strict=True):
+            yield name, LowRank(a, b, product.scale, magnitude)
+
+    def load(self, products: Sequence[LowRank], config: Any) -> LowRank:
+        """What peft has, by the names there, as one product."""
+        magnitude = None
+        if products[0].magnitude is not None:
+            magnitude = self._loaded([product.magnitude[None] for product in products], config)[..., 0, :]
+        a = np.stack([product.a for product in products]) if self.is_of_experts else products[0].a
+        return LowRank(a, self._loaded([product.b for product in products], config), products[0].scale, magnitude)
+
+    def _stored(self, b: np.ndarray, config: Any) -> list[np.ndarray]:
+        """B [.., rank, out], whose columns are those of a weight, with the columns' order of there."""
+        return [array.T if self.is_transposed else array for array in self.change.store(b, config)]
+
+    def _loaded(self, arrays: Sequence[np.ndarray], config: Any) -> np.ndarray:
+        source = self.change.load([_Whole(b.T if self.is_transposed else b) for b in arrays], config)
         return source.read(tuple(slice(None) for _ in source.shape))
 
 
@@ -63,8 +85,8 @@ def is_adapter(path: Path) -> bool:
 
 
 def linear_modules(model: Any, with_output: bool = False) -> dict[str, AdaptableMap]:
-    """The linear maps of a decoder that an adapter may change, by our name; with_output: also the projection to the
-    vocabulary, where that is no embedding.
+    """The linear maps of a decoder that an adapter may change, those of experts too, by our name; with_output: also the
+    projection to the vocabulary, where that is no embedding.
 
     Raises ConfigError for a family that nobody publishes.
     """
@@ -75,14 +97,22 @@ def linear_modules(model: Any, with_output: bool = False) -> dict[str, Adaptable
     maps = {_outer_name(name): layer for name, layer in linear_maps(model).items() if _outer_name(name) not in outputs}
     maps |= outputs if with_output else {}
     shapes = {f"{name}.weight": (layer.in_features, layer.out_features) for name, layer in maps.items()}
+    shapes |= {name: tuple(layer.matrices()[part].shape) for name, (layer, part) in expert_matrices(model).items()}
     modules = {}
     for weight in match(model.family.published.load(), model.config, shapes):
-        if len(weight.theirs) == 1:  # of several that are one here, none could be adapted by itself
-            name = weight.ours.removesuffix(".weight")
-            one_row = np.zeros((1, shapes[weight.ours][1]), np.float32)
-            is_transposed = weight.change.store(one_row, model.config)[0].shape != one_row.shape
-            modules[name] = AdaptableMap(weight.theirs[0].removesuffix(".weight"), weight.change, is_transposed)
+        *outer, _, outs = shape = shapes[weight.ours]
+        if len(weight.theirs) == math.prod(outer):  # of several that are one here, none could be adapted by itself
+            one_row = np.zeros((*outer, 1, outs), np.float32)
+            is_transposed = weight.change.store(one_row, model.config)[0].shape != (1, outs)
+            theirs = tuple(name.removesuffix(".weight") for name in weight.theirs)
+            modules[weight.ours.removesuffix(".weight")] = AdaptableMap(theirs, weight.change, is_transposed, shape)
     return modules
+
+
+def expert_matrices(model: Layer) -> dict[str, tuple[MoE, str]]:
+    """The MoE and which of its matrices, by our name, of a model's experts."""
+    experts = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, MoE)}
+    return {f"{name}.{part}": (layer, part) for name, layer in experts.items() for part in layer.matrices()}
 
 
 def _outer_name(name: str) -> str:
@@ -102,10 +132,10 @@ def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, A
         hits = {
             ours: module
             for ours, module in modules.items()
-            if any(f".{name}".endswith(f".{wanted}") for name in (ours, module.theirs))
+            if any(f".{name}".endswith(f".{wanted}") for name in (ours, *module.theirs))
         }
         if not hits:
-            known = sorted({module.theirs.rsplit(".", 1)[-1] for module in modules.values()})
+            known = sorted({name.rsplit(".", 1)[-1] for module in modules.values() for name in module.theirs})
             raise ConfigError(
                 f"lora_target: {type(model).__name__} has no linear map {wanted!r}{did_you_mean(wanted, known)}; its "
                 f"maps are {', '.join(known)}, or all"
@@ -114,19 +144,19 @@ def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, A
     return {ours: modules[ours] for ours in modules if ours in chosen}
 
 
-def add_adapters(model: Any, lora: LoRA, target: str | Sequence[str] = ALL) -> dict[str, LoRALinear]:
-    """Put a LoRALinear in the place of each linear map that target names (choose_modules); by our names.
+def add_adapters(model: Any, lora: LoRA, target: str | Sequence[str] = ALL) -> dict[str, LoRALinear | ExpertLoRA]:
+    """Put a LoRALinear in the place of each linear map that target names (choose_modules), and an ExpertLoRA beside
+    those of experts; by our names.
 
     No other parameter of the model trains any more. Raises ConfigError for a rank that is over a map's own.
     """
     chosen = choose_modules(model, target)
-    for name in chosen:
-        layer = _layer(model, name)
-        most = min(layer.in_features, layer.out_features)
-        if lora.rank > most:
+    for module in chosen.values():
+        *_, ins, outs = module.shape
+        if lora.rank > min(ins, outs):
             raise ConfigError(
-                f"LoRA: rank {lora.rank} of a map from {layer.in_features} to {layer.out_features} features is no less "
-                f"than it has itself; give at most {most}"
+                f"LoRA: rank {lora.rank} of a map from {ins} to {outs} features is no less than it has itself; give at "
+                f"most {min(ins, outs)}"
             )
     for p in model.parameters():
         if not p.is_statistic:
@@ -134,7 +164,14 @@ def add_adapters(model: Any, lora: LoRA, target: str | Sequence[str] = ALL) -> d
     return {name: _adapt(model, name, lora) for name in chosen}
 
 
-def _adapt(model: Layer, name: str, lora: LoRA) -> LoRALinear:
+def _adapt(model: Layer, name: str, lora: LoRA) -> LoRALinear | ExpertLoRA:
+    experts = expert_matrices(model).get(name)
+    if experts is not None:
+        owner, part = experts
+        owner.matrices()[part].trainable = False
+        owner.changes[part] = change = ExpertLoRA(owner.matrices()[part], lora)
+        change.training = owner.training
+        return change
     base = _layer(model, name)
     layer = LoRALinear(base, lora)
     layer.training = base.training
@@ -149,9 +186,13 @@ def _layer(model: Layer, name: str) -> Any:
     return layer
 
 
-def adapters_of(model: Layer) -> dict[str, LoRALinear]:
-    """A model's adapted linear maps, by name."""
-    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, LoRALinear)}
+def adapters_of(model: Layer) -> dict[str, LoRALinear | ExpertLoRA]:
+    """A model's adapters, by the names of the maps."""
+    linear = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, LoRALinear)}
+    beside = {
+        name: layer.changes[part] for name, (layer, part) in expert_matrices(model).items() if part in layer.changes
+    }
+    return linear | {name: layer for name, layer in beside.items() if isinstance(layer, ExpertLoRA)}
 
 
 # the product as one pair of matrices
@@ -159,8 +200,8 @@ def adapters_of(model: Layer) -> dict[str, LoRALinear]:
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a weight [in, out]: scale A B, with A [in, rank] and B [rank, out]; with a magnitude
-    [out] the sum's columns then have these lengths."""
+    """What an adapter adds to a weight [.., in, out]: scale A B, with A [.., in, rank] and B [.., rank, out]; with a
+    magnitude [.., out] the sum's columns then have these lengths."""
 
     a: np.ndarray
     b: np.ndarray
@@ -173,21 +214,21 @@ class LowRank:
         return self.a.astype(np.float32) * np.float32(self.scale)
 
     def summed(self, weight: np.ndarray) -> np.ndarray:
-        """W + scale A B of a weight [in, out], float32."""
+        """W + scale A B of a weight, float32."""
         return weight.astype(np.float32) + self.scaled_a @ self.b.astype(np.float32)
 
     def factors(self, weight: np.ndarray) -> np.ndarray:
-        """What the columns of summed(weight) are multiplied by, float32 [out]; ones without a magnitude."""
+        """What the columns of summed(weight) are multiplied by, float32 [.., out]; ones without a magnitude."""
         if self.magnitude is None:
-            return np.ones(weight.shape[1], np.float32)
-        return self.magnitude.astype(np.float32) / np.sqrt(np.square(self.summed(weight)).sum(0))
+            return np.ones((*weight.shape[:-2], weight.shape[-1]), np.float32)
+        return self.magnitude.astype(np.float32) / np.sqrt(np.square(self.summed(weight)).sum(-2))
 
     def merged(self, weight: np.ndarray) -> np.ndarray:
         """The weight of the one linear map that does the same, in the weight's dtype, computed in float32."""
-        return (self.summed(weight) * self.factors(weight)).astype(weight.dtype)
+        return (self.summed(weight) * self.factors(weight)[..., None, :]).astype(weight.dtype)
 
 
-def product_of(layer: LoRALinear) -> LowRank:
+def product_of(layer: LoRALinear | ExpertLoRA) -> LowRank:
     """What a layer adds. Of one that began with a part of the weight the rank is doubled: that part is taken off."""
     tensors = [*layer._parameters.items(), *layer._buffers.items()]
     return joined(layer.lora, {name: tensor.numpy() for name, tensor in tensors})
@@ -197,13 +238,19 @@ def joined(lora: LoRA, parts: Mapping[str, np.ndarray]) -> LowRank:
     """The same of a layer's own tensors by name."""
     a, b = parts["lora_a"], parts["lora_b"]
     if lora.pissa_init:
-        a, b = np.concatenate([a, parts["start_a"]], 1), np.concatenate([b, -parts["start_b"]])
+        a, b = np.concatenate([a, parts["start_a"]], -1), np.concatenate([b, -parts["start_b"]], -2)
     return LowRank(a, b, lora.scale, parts.get("magnitude"))
 
 
 def merge_adapters(model: Any) -> None:
     """Give each adapted linear map its adapter's part, and put it back where it was; one of few bits as a Linear."""
     for name, layer in adapters_of(model).items():
+        if isinstance(layer, ExpertLoRA):
+            owner, part = expert_matrices(model)[name]
+            matrix = owner.matrices()[part]
+            matrix.set_value(product_of(layer).merged(matrix.numpy()))
+            del owner.changes[part]
+            continue
         base, merged = layer.base, product_of(layer).merged(dense_weight(layer.base).numpy())
         if isinstance(base, QuantizedLinear):
             plain = Linear(base.in_features, base.out_features, bias_attr=False, dims=base.weight.dims[::-1])
@@ -216,9 +263,11 @@ def merge_adapters(model: Any) -> None:
 
 
 def quantize_maps(model: Any, kind: str) -> None:
-    """Store the weights of a decoder's linear maps, all but the projection to the vocabulary, in codes of a kind: int8,
-    int4 or nf4, one after another. Source: QLoRA, arXiv:2305.14314."""
-    for name in linear_modules(model):
+    """Store the weights of a decoder's linear maps, but for experts and the projection to the vocabulary, in codes of a
+    kind: int8, int4 or nf4, one after another. Source: QLoRA, arXiv:2305.14314."""
+    for name, module in linear_modules(model).items():
+        if module.is_of_experts:
+            continue
         linear = _layer(model, name)
         replace_layer(model, name, QuantizedLinear.of(linear, kind, _group_size(kind, linear.in_features)))
 
@@ -260,12 +309,12 @@ def write_adapter(model: Any, folder: str | Path, *, base: str = "", digest: str
         raise ConfigError("write_adapter: the model has no adapters; add some, or save the model itself")
     arrays: dict[str, np.ndarray] = {}
     for name, layer in layers.items():
-        product, module = product_of(layer), modules[name]
-        key = f"{_PREFIX}{module.theirs}"
-        arrays[f"{key}.lora_A.weight"] = np.ascontiguousarray(product.a.T)
-        arrays[f"{key}.lora_B.weight"] = np.ascontiguousarray(module.store(product.b, model.config))
-        if product.magnitude is not None:
-            arrays[f"{key}.{_MAGNITUDE}"] = module.store(product.magnitude[None], model.config).reshape(-1)
+        for theirs, product in modules[name].store(product_of(layer), model.config):
+            key = f"{_PREFIX}{theirs}"
+            arrays[f"{key}.lora_A.weight"] = np.ascontiguousarray(product.a.T)
+            arrays[f"{key}.lora_B.weight"] = np.ascontiguousarray(product.b.T)
+            if product.magnitude is not None:
+                arrays[f"{key}.{_MAGNITUDE}"] = product.magnitude
     lora = next(iter(layers.values())).lora
     rank = lora.rank * (2 if lora.pissa_init else 1)
     config = {
@@ -287,7 +336,8 @@ def write_adapter(model: Any, folder: str | Path, *, base: str = "", digest: str
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", **({} if digest is None else {_BASE_DIGEST: digest})}
-    bases = {layer.base.weight_dtype for layer in layers.values() if isinstance(layer.base, QuantizedLinear)}
+    linear = [layer for layer in layers.values() if isinstance(layer, LoRALinear)]
+    bases = {layer.base.weight_dtype for layer in linear if isinstance(layer.base, QuantizedLinear)}
     if bases:
         (metadata[_BASE_KIND],) = bases
     partial = folder / f"{WEIGHTS}.tmp"
@@ -300,9 +350,9 @@ def write_adapter(model: Any, folder: str | Path, *, base: str = "", digest: str
 def _targets(modules: Mapping[str, AdaptableMap], chosen: Iterable[str]) -> list[str]:
     """The last parts of the names if they mean these modules alone, else the whole names."""
     chosen = [*chosen]
-    lasts = {modules[name].theirs.rsplit(".", 1)[-1] for name in chosen}
-    means = [name for name, module in modules.items() if module.theirs.rsplit(".", 1)[-1] in lasts]
-    return sorted(lasts) if len(means) == len(chosen) else sorted(modules[name].theirs for name in chosen)
+    lasts = {modules[name].theirs[0].rsplit(".", 1)[-1] for name in chosen}
+    means = [name for name, module in modules.items() if module.theirs[0].rsplit(".", 1)[-1] in lasts]
+    return sorted(lasts) if len(means) == len(chosen) else sorted(t for name in chosen for t in modules[name].theirs)
 
 
 def open_adapter(folder: str | Path) -> Adapter:
@@ -341,7 +391,7 @@ def open_adapter(folder: str | Path) -> Adapter:
             raise CheckpointError(f"{folder / WEIGHTS}: the parts of {name} are {sorted(parts)}, which make no LoRA")
         if a.shape[0] != rank:
             raise CheckpointError(f"{folder / WEIGHTS}: {name} has rank {a.shape[0]}, {CONFIG} says {rank}")
-        products[name] = LowRank(a.T, b, lora.scale, None if magnitude is None else magnitude.reshape(-1))
+        products[name] = LowRank(a.T, b.T, lora.scale, None if magnitude is None else magnitude.reshape(-1))
     base = str(config.get("base_model_name_or_path") or "")
     return Adapter(folder, lora, products, base, metadata.get(_BASE_DIGEST), metadata.get(_BASE_KIND, ""))
 
@@ -380,25 +430,28 @@ def products_by_name(adapter: Adapter, model: Any) -> dict[str, LowRank]:
     """The products of an adapter by our names of a model's linear maps. Raises CheckpointError for one that the model
     has not, or whose shape is another."""
     modules = linear_modules(model, with_output=True)
-    ours = {module.theirs: name for name, module in modules.items()}
-    products = {}
+    ours = {theirs: name for name, module in modules.items() for theirs in module.theirs}
     for theirs, product in adapter.products.items():
-        name = ours.get(theirs)
-        if name is None:
+        if theirs not in ours:
             raise CheckpointError(
                 f"{adapter.path}: {theirs} is no linear map of a {type(model).__name__} that an adapter may change"
             )
-        b = modules[name].load(product.b, model.config)
-        layer = _layer(model, name)
-        if (product.a.shape[0], b.shape[1]) != (layer.in_features, layer.out_features):
+        *_, ins, outs = modules[ours[theirs]].shape
+        if (product.a.shape[0], product.b.shape[1]) != (ins, outs):
             raise CheckpointError(
-                f"{adapter.path}: {theirs} maps {product.a.shape[0]} features to {b.shape[1]}, in the model "
-                f"{layer.in_features} to {layer.out_features}; the adapter is of another model"
+                f"{adapter.path}: {theirs} maps {product.a.shape[0]} features to {product.b.shape[1]}, in the model "
+                f"{ins} to {outs}; the adapter is of another model"
             )
-        magnitude = product.magnitude
-        if magnitude is not None:
-            magnitude = modules[name].load(magnitude[:, None], model.config).reshape(-1)
-        products[name] = replace(product, b=b, magnitude=magnitude)
+    products = {}
+    for name, module in modules.items():
+        own = [adapter.products[theirs] for theirs in module.theirs if theirs in adapter.products]
+        if own and len(own) < len(module.theirs):
+            raise CheckpointError(
+                f"{adapter.path}: adapts {len(own)} of the {len(module.theirs)} experts of {name}; all or none of them "
+                "are adapted here"
+            )
+        if own:
+            products[name] = module.load(own, model.config)
     return products
 
 
@@ -453,10 +506,12 @@ def place_adapters(model: Any, adapters: Mapping[str, Adapter]) -> AdapterRows:
     products = [products_by_name(adapter, model) for adapter in adapters.values()]
     names = linear_modules(model)
     for adapter, own in zip(adapters.values(), products, strict=True):
-        if own.keys() - names.keys():
+        shared = [name for name in own if name not in names or names[name].is_of_experts]
+        if shared:
+            what = "experts" if shared[0] in names else "the projection to the vocabulary"
             raise ConfigError(
-                f"{adapter.path}: adapts the projection to the vocabulary, which rows of a batch share; merge it "
-                "(polyreme merge), or serve it alone and without a name"
+                f"{adapter.path}: adapts {what}, which rows of a batch share; merge it (polyreme merge), or serve it "
+                "alone and without a name"
             )
     for name in names:
         of_each = [product.get(name) for product in products]

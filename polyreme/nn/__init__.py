@@ -55,7 +55,7 @@ from polyreme.nn.layers.image import (
     UpsamplingNearest2D,
 )
 from polyreme.nn.layers.linear import Bilinear, Embedding, Linear
-from polyreme.nn.layers.lora import LoRA, LoRALinear
+from polyreme.nn.layers.lora import ExpertLoRA, LoRA, LoRALinear
 from polyreme.nn.layers.loss import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -234,6 +234,7 @@ __all__ = [
     "Dropout3D",
     "Embedding",
     "ExpertChoiceRouter",
+    "ExpertLoRA",
     "FeatureAlphaDropout",
     "Flatten",
     "Fold",

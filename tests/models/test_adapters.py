@@ -72,15 +72,20 @@ def weight_of(model, name):
     return dict(model.named_sublayers())[name].weight.numpy()
 
 
-@pytest.mark.parametrize(("kind", "name"), [*((kind, "llama") for kind in KINDS), ("lora", "gpt2"), ("dora", "gpt2")])
+EXPERTS = [("lora", "mixtral"), ("dora", "qwen3_moe"), ("pissa", "deepseek_v3")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, "llama") for kind in KINDS), ("lora", "gpt2"), ("dora", "gpt2"), *EXPERTS]
+)
 def test_an_adapter_starts_as_the_base_and_is_the_same_from_its_folder_and_merged(kind, name, tmp_path):
     model, ids = load(name), to_tensor(IDS)
     base = model(ids).numpy()
     layers = adapters.add_adapters(model, KINDS[kind], "all")
     # a length over itself is 1 to the bit where it is computed alike; no other kind computes anything but zeros
     np.testing.assert_array_equal(model(ids).numpy(), base)
-    trained = {name for name, p in model.named_parameters() if p.trainable}
-    assert trained <= {f"{n}.{part}" for n in layers for part in ("lora_a", "lora_b", "magnitude")}
+    trained = {id(p) for p in model.parameters() if p.trainable}
+    assert trained == {id(p) for layer in layers.values() for p in layer.parameters() if p.trainable}
     assert len(trained) == len(layers) * (3 if kind == "dora" else 2)
     disturb(model)
     changed = model(ids).numpy()
@@ -159,6 +164,24 @@ def test_a_folder_is_as_peft_writes_it(tmp_path):
     expected = {"peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "lora_dropout": 0.1, "use_dora": False}
     assert config.items() >= expected.items()
     assert config["target_modules"] == ["down_proj", "q_proj"]
+
+
+def test_experts_adapters_that_cannot_be_had_are_refused(tmp_path):
+    model = load("mixtral")
+    with pytest.raises(ConfigError, match=r"ExpertLoRA: dropout 0\.1 of what A takes"):
+        adapters.add_adapters(model, LoRA(rank=2, dropout=0.1), "w1")
+    model = load("mixtral")
+    adapters.add_adapters(model, LoRA(rank=2), ["w1", "experts.0.w2"])
+    assert sorted(adapters.adapters_of(model))[:2] == ["blocks.0.ffn.down", "blocks.0.ffn.gate"]
+    adapters.write_adapter(model, tmp_path)
+    arrays = load_file(tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match="adapts experts, which rows of a batch share"):
+        adapters.place_adapters(load("mixtral"), {"a": adapters.open_adapter(tmp_path)})
+    for part in ("A", "B"):
+        del arrays[f"base_model.model.model.layers.1.block_sparse_moe.experts.2.w1.lora_{part}.weight"]
+    save_file(arrays, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"adapts 3 of the 4 experts of blocks\.1\.ffn\.gate; all or none"):
+        adapters.apply_adapter(load("mixtral"), adapters.open_adapter(tmp_path))
 
 
 def test_what_is_no_adapter_of_the_model_is_refused(tmp_path):

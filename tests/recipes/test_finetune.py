@@ -15,6 +15,7 @@ from polyreme.errors import CheckpointError, ConfigError, DataError
 from polyreme.generation import SamplingParams
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models import AutoModelForCausalLM, adapters
+from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.recipes.data.batches import Numbered, gather
 from polyreme.recipes.inference import chat
 from polyreme.recipes.training.trainer import Trainer
@@ -88,6 +89,18 @@ def test_a_plan_and_any_accumulation_train_as_one_device(tmp_path, base, setting
     assert trained.keys() == alone.keys()
     for name, values in alone.items():
         # Adam divides by the root of squares: near zero an update of 1e-2 may be off by more than its rounding
+        np.testing.assert_allclose(trained[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_train_over_devices_as_on_one(tmp_path):
+    base = write_base(tmp_path / "mixtral", Mixtral, MixtralConfig, num_experts=4, balance_loss=0.0)
+    plan = ["plan.dp=1", "plan.ep=2", "plan.mp=1"]
+    steps, trained = three_steps(tmp_path, base, "use_dora=true", *plan, devices=4)
+    expected, alone = three_steps(tmp_path, base, "use_dora=true", *ONE_DEVICE, devices=1)
+    assert sum(".ffn.changes." in name for name in trained) == 2 * 3 * 3  # blocks, matrices, A and B and lengths
+    np.testing.assert_allclose(steps, expected, rtol=CLOSE)
+    for name, values in alone.items():
         np.testing.assert_allclose(trained[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
 
 

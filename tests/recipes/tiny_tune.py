@@ -21,11 +21,11 @@ device: cpu
 """
 
 
-def write_base(folder):
-    """A LLaMA of two blocks with random weights, and a tokenizer with a chat template."""
+def write_base(folder, model=Llama, config=LlamaConfig, **more):
+    """A LLaMA, or another decoder, of two blocks with random weights, and a tokenizer with a chat template."""
     rng.seed(1)
     tokenizer = chat_tokenizer("chatml")
-    config = LlamaConfig(
+    sizes = config(
         vocab_size=tokenizer.vocab_size + 4,
         hidden_size=32,
         num_layers=2,
@@ -34,8 +34,9 @@ def write_base(folder):
         ffn_size=64,
         seq_len=96,
         tie_embeddings=True,
+        **more,
     )
-    Llama(config).save_pretrained(folder)
+    model(sizes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

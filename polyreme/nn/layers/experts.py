@@ -16,6 +16,7 @@ from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
+from polyreme.nn.layers.container import LayerDict
 from polyreme.nn.layers.linear import Linear, map_each
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import creation
@@ -358,7 +359,9 @@ class MoE(Layer):
     relu.
 
     Parameters have the experts in front: up, gate [expert, embed, expert_ffn], down [expert, expert_ffn, embed]. A plan
-    with ep splits them, its expert_dispatch says how tokens reach them. Sources: arXiv:1701.06538, arXiv:2401.06066.
+    with ep splits them, its expert_dispatch says how tokens reach them. `changes` holds Layers by the names of these
+    matrices, each a function of its matrix, whose result the experts compute with (nn.ExpertLoRA). Sources:
+    arXiv:1701.06538, arXiv:2401.06066.
     Raises ConfigError for sizes below 1 and for a router of other experts or another top_k.
 
     >>> import polyreme as pr
@@ -417,6 +420,7 @@ class MoE(Layer):
         self.down = weight("expert", "expert_ffn", "embed")
         self.up_bias = weight("expert", "expert_ffn") if bias else None
         self.down_bias = weight("expert", "embed") if bias else None
+        self.changes = LayerDict()
         self.shared = None
         if shared_hidden:
             self.shared = SharedExpert(d_model, shared_hidden, activation, gated, bias, shared_gate, weight_attr)
@@ -433,12 +437,20 @@ class MoE(Layer):
         if is_hashed and ids.shape != x.shape[:-1]:
             raise ShapeError(f"MoE: ids {list(ids.shape)} of x {list(x.shape)}; give one id for each token")
         routing = self.router(ids) if is_hashed else self.router(x, allowed)
-        weights = (self.up, self.down, self.gate, self.up_bias, self.down_bias)
+        matrices = self.matrices()
+        changed = {name: change(matrices[name]) for name, change in self.changes.items()}
+        up, down, gate = ((matrices | changed).get(name) for name in ("up", "down", "gate"))
+        weights = (up, down, gate, self.up_bias, self.down_bias)
         out = chosen_experts(
             x, routing.choices, routing.gates, *weights, activation=self.activation,
             row_capacity=self.router.capacity(x.shape[-2]) if isinstance(self.router, ExpertChoiceRouter) else None,
         )  # fmt: skip
         return out if self.shared is None else out + self.shared(x), routing.loss
+
+    def matrices(self) -> dict[str, Any]:
+        """The experts' matrices by name: up, down and, if gated, gate, each [expert, in, out]."""
+        named = {"up": self.up, "down": self.down, "gate": self.gate}
+        return {name: matrix for name, matrix in named.items() if matrix is not None}
 
     def extra_repr(self) -> str:
         return f"{self.d_model}, {self.d_hidden}, num_experts={self.num_experts}, activation={self.activation}"

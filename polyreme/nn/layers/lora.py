@@ -1,4 +1,4 @@
-"""LoRA: a linear map left as it is, beside a product of two small matrices that is trained.
+"""LoRA: a linear map or experts' matrices, left as they are, beside a product of two small matrices that is trained.
 
 Source: LoRA, arXiv:2106.09685; rsLoRA, arXiv:2312.03732; DoRA, arXiv:2402.09353; PiSSA, arXiv:2404.02948; LoRA+,
 arXiv:2402.12354.
@@ -7,6 +7,7 @@ arXiv:2402.12354.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,21 +85,8 @@ class LoRALinear(Layer):
         self.base, self.lora = base, lora
         for p in base.parameters():
             p.trainable = False
-        ins, outs = base.in_features, base.out_features
-        first, second = base.weight.dims if isinstance(base, Linear) else base.weight.dims[::-1]
-        limit = 1 / math.sqrt(ins)
-        starts = (Uniform(-limit, limit), Constant(0.0))
-        if lora.pissa_init:
-            a, b = principal_part(dense_weight(base).numpy(), lora.rank)
-            a, b = a / math.sqrt(lora.scale), b / math.sqrt(lora.scale)
-            starts = (Assign(a), Assign(b))
-            self.register_buffer("start_a", to_tensor(a, self._dtype))
-            self.register_buffer("start_b", to_tensor(b, self._dtype))
-        self.lora_a = self.create_parameter([ins, lora.rank], starts[0], dims=(first, _RANK))
-        self.lora_b = self.create_parameter([lora.rank, outs], starts[1], dims=(_RANK, second))
-        self.lora_b.optimize_attr = {"learning_rate": lora.loraplus_lr_ratio}
-        if lora.use_dora:
-            self.magnitude = self.create_parameter([outs], Assign(_lengths(dense_weight(base)).numpy()), dims=(second,))
+        dims = base.weight.dims if isinstance(base, Linear) else base.weight.dims[::-1]
+        _add_product(self, lora, dense_weight(base), dims)
 
     @property
     def in_features(self) -> int:
@@ -113,8 +101,7 @@ class LoRALinear(Layer):
     @property
     def weight(self) -> Tensor:
         """The weight [in, out] of the one linear map that does the same, computed when it is asked for."""
-        weight = self._sum()
-        return weight * (self.magnitude / _lengths(weight).detach()) if self.lora.use_dora else weight
+        return _changed(self, dense_weight(self.base))
 
     @property
     def bias(self) -> Any:
@@ -126,7 +113,7 @@ class LoRALinear(Layer):
         change = self._change(input)
         if not self.lora.use_dora:
             return out + change
-        factor = self.magnitude / _lengths(self._sum()).detach()
+        factor = self.magnitude / _lengths(_sum(self, dense_weight(self.base))).detach()
         product = out if self.base.bias is None else out - self.base.bias
         return out + (factor - 1) * product + factor * change
 
@@ -139,19 +126,71 @@ class LoRALinear(Layer):
             change = change - F.linear(F.linear(x, self.start_a) * self.lora.scale, self.start_b)
         return change
 
-    def _sum(self) -> Tensor:
-        """W + scale A B, without what it started from."""
-        change = self.lora_a.matmul(self.lora_b)
-        if self.lora.pissa_init:
-            change = change - self.start_a.matmul(self.start_b)
-        return dense_weight(self.base) + change * self.lora.scale
+    def extra_repr(self) -> str:
+        return f"rank={self.lora.rank}, scale={self.lora.scale:g}"
+
+
+class ExpertLoRA(Layer):
+    """The matrices [expert, in, out] of an MoE -> W + scale A B of each expert, A [expert, in, rank], B [expert, rank,
+    out]: a change of an nn.MoE.
+
+    As LoRALinear otherwise; the sum is computed before the experts' product, which every dispatcher takes as it is.
+    Raises ConfigError for a dropout, which would be of what A takes by itself.
+    """
+
+    def __init__(self, matrix: Any, lora: LoRA = LoRA()) -> None:
+        super().__init__(dtype=matrix.dtype)
+        if lora.dropout:
+            raise ConfigError(
+                f"ExpertLoRA: dropout {lora.dropout} of what A takes, and experts take their sum with A B at once; "
+                "leave the dropout out, or the experts"
+            )
+        self.lora = lora
+        _add_product(self, lora, matrix, matrix.dims)
+
+    def forward(self, matrix: Any) -> Any:
+        return _changed(self, matrix)
 
     def extra_repr(self) -> str:
         return f"rank={self.lora.rank}, scale={self.lora.scale:g}"
 
 
+def _add_product(layer: Layer, lora: LoRA, weight: Any, dims: Sequence[str | None]) -> None:
+    """Give a layer lora_a, lora_b and what else a LoRA beside a weight [..., in, out] of these logical dims has."""
+    *outer, ins, outs = weight.shape
+    *outer_dims, first, second = dims
+    limit = 1 / math.sqrt(ins)
+    starts = (Uniform(-limit, limit), Constant(0.0))
+    if lora.pissa_init:
+        a, b = principal_part(weight.numpy(), lora.rank)
+        a, b = a / math.sqrt(lora.scale), b / math.sqrt(lora.scale)
+        starts = (Assign(a), Assign(b))
+        layer.register_buffer("start_a", to_tensor(a, layer._dtype))
+        layer.register_buffer("start_b", to_tensor(b, layer._dtype))
+    layer.lora_a = layer.create_parameter([*outer, ins, lora.rank], starts[0], dims=(*outer_dims, first, _RANK))
+    layer.lora_b = layer.create_parameter([*outer, lora.rank, outs], starts[1], dims=(*outer_dims, _RANK, second))
+    layer.lora_b.optimize_attr = {"learning_rate": lora.loraplus_lr_ratio}
+    if lora.use_dora:
+        lengths = Assign(_lengths(weight).numpy())
+        layer.magnitude = layer.create_parameter([*outer, outs], lengths, dims=(*outer_dims, second))
+
+
+def _sum(layer: Any, weight: Any) -> Any:
+    """W + scale A B, without what it started from."""
+    change = layer.lora_a.matmul(layer.lora_b)
+    if layer.lora.pissa_init:
+        change = change - layer.start_a.matmul(layer.start_b)
+    return weight + change * layer.lora.scale
+
+
+def _changed(layer: Any, weight: Any) -> Any:
+    """The weight that does the same by itself: the sum, with use_dora of the lengths that the layer says."""
+    total = _sum(layer, weight)
+    return total * (layer.magnitude / _lengths(total).detach()).unsqueeze(-2) if layer.lora.use_dora else total
+
+
 def principal_part(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """(A [in, rank], B [rank, out]) whose product is the nearest of that rank to a weight [in, out].
+    """(A [..., in, rank], B [..., rank, out]) whose product is the nearest of that rank to a weight [..., in, out].
 
     Source: arXiv:2404.02948, equations 2 and 3.
 
@@ -160,8 +199,8 @@ def principal_part(weight: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarra
     [[3.0, 0.0], [0.0, 0.0]]
     """
     left, sizes, right = np.linalg.svd(np.asarray(weight, np.float32), full_matrices=False)
-    roots = np.sqrt(sizes[:rank])
-    return left[:, :rank] * roots, roots[:, None] * right[:rank]
+    roots = np.sqrt(sizes[..., :rank])
+    return left[..., :rank] * roots[..., None, :], roots[..., None] * right[..., :rank, :]
 
 
 def dense_weight(layer: Linear | QuantizedLinear) -> Any:
@@ -174,5 +213,5 @@ def dense_weight(layer: Linear | QuantizedLinear) -> Any:
 
 
 def _lengths(weight: Any) -> Any:
-    """Of each column, [in, out] -> [out]."""
-    return weight.square().sum(0).sqrt()
+    """Of each column, [..., in, out] -> [..., out]."""
+    return weight.square().sum(-2).sqrt()
