@@ -9,7 +9,7 @@ section 2.2). Logical dims of parameters beside Mixtral's: latent, which no plan
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -328,6 +328,13 @@ def _is_spare(name: str, config: DeepseekV3Config) -> bool:
     return ahead >= 0 and (shared or ahead >= config.num_nextn_predict_layers)
 
 
+def _fit(fields: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Without the modules that predict further where the files have none: transformers leaves them out, and says in
+    config.json that they are there."""
+    first = f"model.layers.{fields.get('num_layers', DeepseekV3Config.num_layers)}."
+    return fields if any(name.startswith(first) for name in names) else fields | {"num_nextn_predict_layers": 0}
+
+
 PUBLISHED = PublishedFamily(
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
@@ -351,6 +358,7 @@ PUBLISHED = PublishedFamily(
         "topk_method": ("noaux_tc",),
     },
     spare=_is_spare,
+    fit=_fit,
     prefix="model.",
     read=read_rope,
     # widths that follow from others

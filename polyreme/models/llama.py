@@ -47,7 +47,7 @@ class LlamaConfig:
     what the plan in force says. qkv_bias, out_bias, mlp_bias: whether the projections into attention, the one out of it
     and those of the feed-forward add a bias. qk_norm: the queries and keys of each head are normed before they are
     turned. rope_scaling: one of models.rotary.SCALINGS, or its fields with its `type`. sliding_window: a token sees so
-    many tokens, itself the last of them, in all blocks but the first full_blocks; all before it if 0.
+    many tokens, itself the last of them, in all blocks but those of these numbers, full_blocks; all before it if 0.
     """
 
     vocab_size: int = 32000
@@ -68,7 +68,7 @@ class LlamaConfig:
     qk_norm: bool = False
     rope_scaling: FrequencyScaling | Mapping[str, Any] | None = None
     sliding_window: int = field(default=0, metadata={"least": 0})
-    full_blocks: int = field(default=0, metadata={"least": 0})
+    full_blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rope_scaling", read_scaling(self.rope_scaling))
@@ -99,7 +99,7 @@ class LlamaConfig:
 
     def window(self, number: int) -> int:
         """Tokens that a token sees in a block with `number` before it; 0 for all before it."""
-        return 0 if number < self.full_blocks or self.sliding_window >= self.seq_len else self.sliding_window
+        return 0 if number in self.full_blocks or self.sliding_window >= self.seq_len else self.sliding_window
 
     @classmethod
     def nano(cls, **changes: Any) -> LlamaConfig:

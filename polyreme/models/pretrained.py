@@ -97,6 +97,8 @@ def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapp
     """
     config_class, changes = opened.family.config.load(), dict(changes or {})
     fields = read_config(opened.published, opened.config, ignore)
+    if opened.weights:
+        fields = opened.published.fit(fields, opened.weights.keys())
     unknown = changes.keys() - config_class.__dataclass_fields__.keys()
     if unknown:
         name = min(unknown)

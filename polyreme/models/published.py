@@ -6,7 +6,7 @@ A family's file holds one `PublishedFamily`; reading and writing folders (models
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -118,19 +118,22 @@ class WeightRule(NamedTuple):
 class PublishedFamily:
     """How a family is published.
 
-    architecture, model_type: of config.json. keys: its keys and the fields of our config that they are. defaults: what
-    it means by leaving a key out. fixed: keys that must say one of these, as nothing else can be had here. weights: our
-    config -> all of them. spare: (the name of a weight in a file, our config) -> whether it may be left out. prefix:
-    what names in a file of the model without its head leave out. bare: whether this is that model, which is written
-    without the prefix. heads: what the names of weights of heads begin with: of those that the model has not, a file
-    may have any. rename: what a name in an older file is now. read: the fields of our config that keys alone do not
-    give, from the whole of config.json; read_keys: the keys that it looks at. write: the keys that these fields become.
+    architecture, model_type: of config.json. keys: its keys and the fields of our config that they are. spellings:
+    other names of keys -> the keys. defaults: what it means by leaving a key out. fixed: keys that must say one of
+    these, as nothing else can be had here. weights: our config -> all of them. spare: (the name of a weight in a file,
+    our config) -> whether it may be left out. prefix: what names in a file of the model without its head leave out.
+    bare: whether this is that model, which is written without the prefix. heads: what the names of weights of heads
+    begin with: of those that the model has not, a file may have any. rename: what a name in an older file is now. read:
+    the fields of our config that keys alone do not give, from the whole of config.json; read_keys: the keys that it
+    looks at. write: the keys that these fields become. fit: (the fields of our config, the names of weights in the
+    files) -> the fields, where a part of the model that is not in the files is left out.
     """
 
     architecture: str
     model_type: str
     keys: Mapping[str, str]
     weights: Callable[[Any], Sequence[WeightRule]]
+    spellings: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     spare: Callable[[str, Any], bool] = lambda name, config: False
@@ -141,6 +144,7 @@ class PublishedFamily:
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     read_keys: tuple[str, ...] = ()
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
+    fit: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] = lambda fields, names: fields
 
 
 # of config.json: what training, a tokenizer or a program that generates needs, and this function of tokens does not
@@ -172,7 +176,7 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
     ignore: keys of config.json that may say anything. Raises ConfigError for a key that says what cannot be had here,
     and for one that is not known and says something: a model that is another one would else be taken for this.
     """
-    config = {**published.defaults, **_without(config, ignore)}
+    config = {**published.defaults, **_respelled(published, _without(config, ignore))}
     for key, accepted in published.fixed.items():
         if key in config and config[key] not in accepted:
             raise ConfigError(
@@ -189,6 +193,17 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
         )
     fields = {ours: config[key] for key, ours in published.keys.items() if config.get(key) is not None}
     return fields | published.read(config)
+
+
+def _respelled(published: PublishedFamily, config: dict[str, Any]) -> dict[str, Any]:
+    """config by its keys' own names. Raises ConfigError for two names of one that say different things."""
+    for other, key in published.spellings.items():
+        if other in config and config.setdefault(key, config[other]) != config.pop(other):
+            raise ConfigError(
+                f"config.json of a {published.model_type}: {key} is {config[key]!r}, and {other}, which is the same by "
+                "another name, says otherwise; leave one of them out"
+            )
+    return config
 
 
 def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -31,29 +31,35 @@ class Qwen2(Llama):
     is_order_free = Llama.is_order_free
 
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 """What config.json says of windows in a Qwen."""
 
 
 def read_windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """sliding_window and full_blocks. Raises ConfigError for windows in blocks that are followed by one without."""
+    """sliding_window and full_blocks. Raises ConfigError for layer_types that are not one for each block, or others."""
     if not config.get("use_sliding_window") or not config.get("sliding_window"):
         return {"sliding_window": 0}
     count = config["num_hidden_layers"]
-    full = min(config.get("max_window_layers", count), count)
-    kinds = config.get("layer_types") or []
-    if kinds and kinds != ["full_attention"] * full + ["sliding_attention"] * (count - full):
-        raise ConfigError(
-            f"config.json: layer_types {kinds} has a window in other blocks than those after the first "
-            f"max_window_layers = {full}, which cannot be had here"
-        )
-    return {"sliding_window": config["sliding_window"] if full < count else 0, "full_blocks": full}
+    first = min(config.get("max_window_layers", count), count)
+    kinds = config.get("layer_types") or [_FULL] * first + [_SLIDING] * (count - first)
+    if len(kinds) != count or {*kinds} - {_FULL, _SLIDING}:
+        raise ConfigError(f"config.json: layer_types {kinds}; give {_FULL} or {_SLIDING} for each of {count} blocks")
+    full = tuple(number for number, kind in enumerate(kinds) if kind == _FULL)
+    return (
+        {"sliding_window": config["sliding_window"], "full_blocks": full}
+        if _SLIDING in kinds
+        else {"sliding_window": 0}
+    )
 
 
 def write_windows(config: Any) -> dict[str, Any]:
     """The keys that these fields become."""
-    window, full = config.sliding_window, config.full_blocks
-    return {"use_sliding_window": bool(window), "sliding_window": window or None, "max_window_layers": full}
+    window, count = config.sliding_window, config.num_layers
+    kinds = [_FULL if number in config.full_blocks or not window else _SLIDING for number in range(count)]
+    first = kinds.index(_SLIDING) if window else count
+    keys = {"use_sliding_window": bool(window), "sliding_window": window or None, "max_window_layers": first}
+    return {**keys, "layer_types": kinds}
 
 
 PUBLISHED = PublishedFamily(

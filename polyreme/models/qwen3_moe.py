@@ -62,6 +62,7 @@ PUBLISHED = PublishedFamily(
         "moe_intermediate_size": "expert_ffn_size",
         "norm_topk_prob": "normalize_gates",
     },
+    spellings={"num_local_experts": "num_experts"},
     weights=_rules,
     defaults={**DEFAULTS, "norm_topk_prob": False},
     # blocks without experts between others

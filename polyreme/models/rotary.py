@@ -42,6 +42,31 @@ class LinearScaling:
 
 
 @dataclass(frozen=True)
+class DynamicScaling:
+    """Rotary positions as they are for texts of at most original_max_position_embeddings tokens; those of longer ones
+    would turn otherwise with each token more. Raises ConfigError for a table of more places."""
+
+    factor: float
+    original_max_position_embeddings: int
+    type: str = "dynamic"
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ConfigError(f"rope_scaling: factor {self.factor}; give at least 1")
+        _check_length(self.original_max_position_embeddings)
+
+    def table(self, seq_len: int, width: int, theta: float) -> Table:
+        """As rotary_table."""
+        if seq_len > self.original_max_position_embeddings:
+            raise ConfigError(
+                f"rope_scaling: dynamic, for {seq_len} places; past {self.original_max_position_embeddings} all tokens "
+                f"turn anew with each that comes, which no cache can follow; give seq_len at most "
+                f"{self.original_max_position_embeddings}, or a scaling of another type"
+            )
+        return rotary_table(seq_len, width, theta)
+
+
+@dataclass(frozen=True)
 class Llama3Scaling:
     """Pairs of dims that turn less than low_freq_factor times over the original length turn `factor` times slower,
     those that turn more than high_freq_factor times as ever, those between in part. Source: arXiv:2407.21783 and its
@@ -73,7 +98,8 @@ class Yarn:
     """Rotary positions for texts longer than original_max_position_embeddings tokens. Source: arXiv:2309.00071.
 
     Pairs of dims that turn less than beta_slow times over the original length turn `factor` times slower, those that
-    turn more than beta_fast times as ever, those between in part. mscale, mscale_all_dim: queries and keys are turned
+    turn more than beta_fast times as ever, those between in part; with truncate the borders are whole pairs. mscale,
+    mscale_all_dim: queries and keys are turned
     by cosines and sines times m(mscale) / m(mscale_all_dim), scores are multiplied by m(mscale_all_dim)^2, with m(s) =
     0.1 s log(factor) + 1; where one of the two is 0, turned by those times attention_factor, m(1) if that is 0. Raises
     ConfigError for another type, a factor below 1, and betas that are not in order.
@@ -86,6 +112,7 @@ class Yarn:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     attention_factor: float = 0.0
+    truncate: bool = True
     type: str = "yarn"
 
     def __post_init__(self) -> None:
@@ -105,8 +132,10 @@ class Yarn:
             turns = self.original_max_position_embeddings / (2 * math.pi * times)
             return width * math.log(turns) / 2 / math.log(theta)
 
-        first = max(math.floor(pair_that_turns(self.beta_fast)), 0)
-        last = min(math.ceil(pair_that_turns(self.beta_slow)), width - 1)
+        first, last = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
         slow = np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0, 1)
         slowed = 1 - slow + slow / self.factor
         if self.mscale and self.mscale_all_dim:
@@ -125,7 +154,12 @@ class Yarn:
         return 0.1 * scale * math.log(self.factor) + 1
 
 
-SCALINGS: dict[str, type] = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": Yarn}
+SCALINGS: dict[str, type] = {
+    "linear": LinearScaling,
+    "dynamic": DynamicScaling,
+    "llama3": Llama3Scaling,
+    "yarn": Yarn,
+}
 """By the type that a configuration names."""
 
 
@@ -161,7 +195,7 @@ def read_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """rope_theta and rope_scaling, from what config.json says in its older spelling or in its newer."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = scaling.pop("rope_theta", config.get("rope_theta"))
-    if scaling.get("rope_type", scaling.get("type", "default")) in ("llama3", "yarn"):
+    if scaling.get("rope_type", scaling.get("type", "default")) in ("dynamic", "llama3", "yarn"):
         scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     return ({} if theta is None else {"rope_theta": float(theta)}) | {"rope_scaling": read_scaling(scaling)}
 
@@ -172,7 +206,8 @@ def write_rope(config: Any) -> dict[str, Any]:
     fields = None
     if scaling is not None:
         # 0 stands for what follows from the others
-        fields = {key: value for key, value in asdict(scaling).items() if value != 0 and key != "type"}
+        given = asdict(scaling).items()
+        fields = {key: value for key, value in given if key != "type" and (value != 0 or value is False)}
         fields["rope_type"] = scaling.type
     return {"rope_theta": config.rope_theta, "rope_scaling": fields}
 

@@ -80,7 +80,9 @@ def test_programs_do_not_grow_with_blocks():
     """A window of the last block alone makes it another kind of block; all others share one."""
     counts = []
     for layers in (2, 3, 5):
-        generator = TextGenerator(nano(num_layers=layers, hidden_size=40, full_blocks=layers - 1, sliding_window=4))
+        generator = TextGenerator(
+            nano(num_layers=layers, hidden_size=40, full_blocks=tuple(range(layers - 1)), sliding_window=4)
+        )
         with counted_compilations() as seconds:
             (completion,) = generator.generate([PROMPTS[1]], SamplingParams(temperature=0, max_tokens=4))
         counts.append(len(seconds))

@@ -16,6 +16,7 @@ from polyreme.mesh import Plan
 from polyreme.models import AutoConfig, AutoModelForCausalLM
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.qwen2 import Qwen2
+from polyreme.models.rotary import Yarn
 from tests.models import parity
 
 FOLDERS = parity.FIXTURES / "folders"
@@ -109,17 +110,61 @@ def test_newer_and_older_spellings(copied):
 
 
 @pytest.mark.parametrize(
+    ("name", "changes", "same"),
+    [
+        # transformers 5 says the number by two names, and names modules that it leaves out of the files
+        ("qwen3_moe", {"num_local_experts": 4}, True),
+        ("deepseek_v3", {"num_nextn_predict_layers": 1}, True),
+        # the scaling begins past the positions that there are
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, True),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, True),
+        ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, False),
+    ],
+)
+def test_other_spellings_of_a_model(name, changes, same, tmp_path):
+    """They say the same function, or another one, which is written as it was read."""
+    shutil.copytree(FOLDERS / name, tmp_path / "other")
+    change_config(tmp_path / "other", **changes)
+    config = AutoConfig.from_pretrained(tmp_path / "other")
+    if same and "rope_scaling" not in changes:
+        assert config == AutoConfig.from_pretrained(FOLDERS / name)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    got, want, atol = logits_and_recorded(model, name)
+    assert bool(np.abs(got - want).max() <= atol) == same
+    model.save_pretrained(tmp_path / "written")
+    assert AutoConfig.from_pretrained(tmp_path / "written") == config
+
+
+def test_borders_of_yarn_may_lie_between_pairs():
+    """Values of transformers 4.57.6, for heads of 64 and 4,096 positions."""
+    sines = {whole: Yarn(4.0, 4096, truncate=whole).table(2, 64, 1e4)[1][1] for whole in (True, False)}
+    scale = 0.1 * np.log(4) + 1
+    np.testing.assert_allclose(
+        np.arcsin(sines[True][16:19] / scale), [0.006538462, 0.004470523, 0.003027992], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.arcsin(sines[False][16:19] / scale), [0.006556971, 0.004449954, 0.002986734], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"architectures": ["LlamaForCausalLn"]}, "unknown architecture 'LlamaForCausalLn'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and only 'silu' or 'swish'"),
         ({"logit_scale": 2.0}, r"keys that are not known here: logit_scale=2.0; .* give ignore=\['logit_scale'\]"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "unknown type 'longrope'"),
+        ({"num_local_experts": 3, "model_type": "qwen3_moe", "num_experts": 4}, "num_experts is 4, and num_local_exp"),
+        (
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full"], "model_type": "qwen2"},
+            "give full",
+        ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
 def test_a_model_that_is_another_one_is_refused(copied, config, message):
-    change_config(copied, **({"model_type": "other"} if "architectures" in config else {}), **config)
+    named = {"architectures": None} if "model_type" in config else {}
+    change_config(copied, **({"model_type": "other"} if "architectures" in config else named), **config)
     with pytest.raises(ConfigError, match=message):
         AutoModelForCausalLM.from_pretrained(copied)
     if "logit_scale" in config:
@@ -165,6 +210,9 @@ def test_what_cannot_be_had_is_said(copied):
         Qwen2.from_pretrained(copied)
     with pytest.raises(ConfigError, match=r"LlamaConfig has no 'seq_length'.*seq_len"):
         Llama.from_pretrained(copied, seq_length=16)
+    scaling = {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16}
+    with pytest.raises(ConfigError, match="dynamic, for 64 places; past 16 all tokens turn anew"):
+        Llama.from_pretrained(copied, seq_len=64, rope_scaling=scaling)
     with pytest.raises(ConfigError, match="pp=2 splits a model into stages"):
         Llama.from_pretrained(copied, plan=Plan.from_degrees(pp=2, num_microbatches=2))
     with pytest.raises(ConfigError, match="max_shard_size='large'"):
