@@ -444,14 +444,14 @@ def products_by_name(adapter: Adapter, model: Any) -> dict[str, LowRank]:
             )
     products = {}
     for name, module in modules.items():
-        own = [adapter.products[theirs] for theirs in module.theirs if theirs in adapter.products]
-        if own and len(own) < len(module.theirs):
+        published = [adapter.products[theirs] for theirs in module.theirs if theirs in adapter.products]
+        if published and len(published) < len(module.theirs):
             raise CheckpointError(
-                f"{adapter.path}: adapts {len(own)} of the {len(module.theirs)} experts of {name}; all or none of them "
-                "are adapted here"
+                f"{adapter.path}: adapts {len(published)} of the {len(module.theirs)} experts of {name}; all or none "
+                "of them are adapted here"
             )
-        if own:
-            products[name] = module.load(own, model.config)
+        if published:
+            products[name] = module.load(published, model.config)
     return products
 
 
