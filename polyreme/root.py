@@ -45,6 +45,7 @@ from polyreme.core.place import (
 )
 from polyreme.core.rng import Generator, get_rng_state, seed, set_rng_state
 from polyreme.device.chosen import get_device
+from polyreme.device.cuda import device_count as gpu_count
 from polyreme.eager.dlpack import from_dlpack, to_dlpack
 from polyreme.eager.memory import Size
 from polyreme.eager.mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
@@ -87,13 +88,15 @@ get_autocast_cpu_dtype = get_autocast_gpu_dtype = get_autocast_dtype
 
 
 def get_cuda_rng_state() -> list[np.ndarray]:
-    """get_rng_state: one generator serves all devices."""
-    return get_rng_state()
+    """A state for each GPU: get_rng_state's, as one generator serves all devices."""
+    return get_rng_state() * gpu_count()
 
 
 def set_cuda_rng_state(state_list: list[np.ndarray]) -> None:
-    """set_rng_state: one generator serves all devices."""
-    set_rng_state(state_list)
+    """Go on from what get_cuda_rng_state gave. Raises ConfigError for another number of states than GPUs."""
+    if len(state_list) != gpu_count():
+        raise ConfigError(f"set_cuda_rng_state: {len(state_list)} states for {gpu_count()} GPUs")
+    set_rng_state(state_list[:1] or get_rng_state())
 
 
 def cast_(x: Tensor, dtype: Any) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -51,6 +53,24 @@ def disable_compat() -> None:
         sys.meta_path.remove(finder)
     for name in [n for n, m in sys.modules.items() if isinstance(m, _Proxy)]:
         del sys.modules[name]
+
+
+@contextmanager
+def compat_guard(*, enable: bool = True, **options: Any) -> Iterator[None]:
+    """enable_compat, or disable_compat, inside the block; options are enable_compat's."""
+    before = bool(module_alias.installed(_ROOT))
+    _switch(enable, options)
+    try:
+        yield
+    finally:
+        _switch(before, {})
+
+
+def _switch(on: bool, options: dict[str, Any]) -> None:
+    if on:
+        enable_compat(**options)
+    else:
+        disable_compat()
 
 
 class _Proxy(ModuleType):

@@ -52,11 +52,22 @@ def test_check_shape():
 
 def test_generators_by_other_names():
     paddle.manual_seed(7)
-    state = paddle.get_cuda_rng_state()
+    state = paddle.get_rng_state()
     first = paddle.rand([2]).numpy()
-    paddle.set_cuda_rng_state(state)
+    assert paddle.get_cuda_rng_state() == []  # no GPU
+    with pytest.raises(ConfigError, match="set_cuda_rng_state: 1 states for 0 GPUs"):
+        paddle.set_cuda_rng_state(state)
+    paddle.set_cuda_rng_state([])
+    paddle.set_rng_state(state)
     np.testing.assert_array_equal(paddle.rand([2]), first)
     assert paddle.disable_signal_handler() is None
+
+
+def test_limits_of_dtypes_are_python_s_numbers():
+    limits = paddle.finfo("float32")
+    assert (type(limits.eps), limits.eps, limits.bits, limits.dtype) == (float, 2.0**-23, 32, "float32")
+    assert paddle.finfo(paddle.bfloat16).max == (2 - 2.0**-7) * 2.0**127
+    assert paddle.iinfo("uint8")[1:] == (0, 255, "uint8")
 
 
 def test_in_place_by_second_names():

@@ -189,7 +189,7 @@ class GradScaler:
             loss.backward()
         self.step(optimizer)
         self.update()
-        return None, [(p, p.grad) for p in optimizer._parameters if p._grad is not None]
+        return [], [(p, p.grad) for p in optimizer._parameters if p._grad is not None]
 
     def _flight(self, optimizer: Any) -> _Flight | None:
         """What has been done for this optimizer since the last update.

@@ -72,6 +72,9 @@ class PyLayerContext:
         """Whether backward gets zeros (the default) or None for an output that nothing depends on."""
         self._materialize = bool(value)
 
+    def set_grad_in_dtype_consistent(self, flag: bool) -> None:
+        """Whether backward gets gradients in the dtype of the outputs: they always come in it."""
+
     def _arrays(self) -> Sequence[Any]:
         return self._packed.arrays() if self._packed is not None else [e[0] for e in self._saved if e is not None]
 

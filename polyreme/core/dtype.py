@@ -3,7 +3,7 @@
 A dtype is a numpy.dtype, so it compares equal to its own name: `x.dtype == "float32"`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -113,14 +113,43 @@ def default_dtype() -> np.dtype:
     return default.dtype
 
 
-def finfo(dtype: Any) -> Any:
-    """Limits of a floating dtype: eps, min, max, tiny, smallest_normal, resolution, bits, dtype."""
-    return ml_dtypes.finfo(as_dtype(dtype))
+class Limits(NamedTuple):
+    """Limits of a floating dtype, as Python's numbers; dtype is its name."""
+
+    bits: int
+    eps: float
+    min: float
+    max: float
+    tiny: float
+    smallest_normal: float
+    resolution: float
+    dtype: str
 
 
-def iinfo(dtype: Any) -> Any:
-    """Limits of an integer dtype: min, max, bits, dtype."""
-    return ml_dtypes.iinfo(as_dtype(dtype))
+class IntegerLimits(NamedTuple):
+    """Limits of an integer dtype; dtype is its name."""
+
+    bits: int
+    min: int
+    max: int
+    dtype: str
+
+
+def finfo(dtype: Any) -> Limits:
+    """Limits of a floating dtype.
+
+    >>> finfo("float32").eps == 2.0**-23
+    True
+    """
+    limits = ml_dtypes.finfo(as_dtype(dtype))
+    names = ("eps", "min", "max", "tiny", "smallest_normal", "resolution")
+    return Limits(limits.bits, *(float(getattr(limits, name)) for name in names), as_dtype(dtype).name)
+
+
+def iinfo(dtype: Any) -> IntegerLimits:
+    """Limits of an integer dtype."""
+    limits = ml_dtypes.iinfo(as_dtype(dtype))
+    return IntegerLimits(limits.bits, int(limits.min), int(limits.max), as_dtype(dtype).name)
 
 
 def floating(x: Any) -> Any:

@@ -210,7 +210,7 @@ class MergingOptimizer:
         if all(p._grad is None for p in self._inner_opt._parameters):
             loss.backward()
         self.step()
-        return None, [(p, p.grad) for p in self._inner_opt._parameters if p._grad is not None]
+        return [], [(p, p.grad) for p in self._inner_opt._parameters if p._grad is not None]
 
     def apply_gradients(self, params_grads: Any) -> None:
         """As the optimizer's; ConfigError with gradient merge, which takes gradients from backward()."""

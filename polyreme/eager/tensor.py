@@ -304,7 +304,8 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
 
     def gradient(self) -> np.ndarray | None:
         """The gradient as an ndarray, or None."""
-        return None if self._grad is None else self._grad.numpy()
+        grad = self.grad
+        return None if grad is None else grad.numpy()
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Forget the gradient; `.grad` then reads as zeros, of which none are kept in memory, or else as None."""

@@ -93,7 +93,8 @@ def _writer_of_bytes(content: bytes) -> tuple[Callable[[IO[bytes]], object], int
 
 def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
     """Load what save wrote, what PaddlePaddle's save wrote (.pdparams, .pdopt), or any safetensors file as a dict; of
-    a BytesIO what begins where it stands, so that several values saved into one are loaded one after the other.
+    a BytesIO what begins where it stands, so that several values saved into one are loaded one after the other. Tensors
+    want no gradients.
 
     return_numpy: Tensors come as ndarrays; keep_name_table: a dict of Tensors gets back its table of their names.
     A pickle is read as data: nothing that it names is imported or called. Raises CheckpointError for one that holds
@@ -246,6 +247,8 @@ class _Encoder:
             raise CheckpointError(f"save: more than {MAX_VALUES} values at {path[:100]!r}; put numbers into an ndarray")
         if isinstance(value, Tensor | np.ndarray | np.generic):
             return self._tensor(value, path)
+        if hasattr(value, "__array__"):  # what a Scope holds
+            return self._tensor(np.asarray(value), path)
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) in (float, complex):
@@ -272,7 +275,7 @@ class _Encoder:
         key = self._unique(path.lstrip(".") or "value")
         node: dict[str, Any] = {"tensor": key, "dtype": array.dtype.name, "as": _kind(value)}
         if isinstance(value, Tensor):
-            node |= {"name": value.name, "stop_gradient": bool(value.stop_gradient)}
+            node["name"] = value.name
         self.arrays[key] = _pairs(array) if dtypes.is_complex(array.dtype) else array
         self._seen[id(value)] = value, node
         return node
@@ -390,7 +393,7 @@ class _Decoder:
             return array[()]
         if node["as"] == "ndarray" or self.return_numpy:
             return array
-        tensor = to_tensor(array, stop_gradient=bool(node["stop_gradient"]))
+        tensor = to_tensor(array)
         tensor.name = str(node["name"])
         return tensor
 

@@ -220,7 +220,8 @@ def adaptive_log_softmax_with_loss(
 ) -> Any:
     """log softmax over many classes, rare ones in clusters with narrower weights -> (log p(label) [N], mean -log p []).
 
-    input [N, D] or [D], label [N] or []; cutoffs: the first class of each cluster, and at last the number of classes.
+    input [N, D] or [D], label [N] or []; cutoffs: the first class of each cluster, and at last the number of classes,
+    which may be left out.
     head_weight [D, cutoffs[0] + clusters] scores the frequent classes and the clusters; tail_weights has [D, d] and [d,
     size] for each cluster. Source: arXiv:1609.04309.
     """
@@ -229,6 +230,8 @@ def adaptive_log_softmax_with_loss(
     edges = [int(c) for c in cutoffs]
     if not edges or sorted(set(edges)) != edges or edges[0] < 1:
         raise ConfigError(f"adaptive_log_softmax_with_loss: cutoffs={list(cutoffs)}; give rising numbers of classes")
+    if len(tail_weights) == len(edges):
+        edges.append(edges[-1] + tail_weights[-1][1].shape[-1])
     if len(tail_weights) != len(edges) - 1:
         raise ShapeError(
             f"adaptive_log_softmax_with_loss: {len(tail_weights)} tail weights for {len(edges) - 1} clusters; needs "

@@ -30,12 +30,14 @@ from polyreme.regularizer import L1Decay, L2Decay
 
 _FIRST_ROOM = 8  # pairs; the room for them doubles when it is full, so that few sizes are compiled
 _LONGEST_SEARCH = 25  # evaluations in one line search
+_COUNTS = ("func_evals", "n_iter")  # over all steps: calls of closures, iterations
 _KEPT = ("steps", "changes", "count", "scale", "move", "gradient")
 
 
 class LBFGS(Optimizer):
     """Limited-memory BFGS. `step(closure)`: closure clears the gradients, computes the loss, calls backward() on it and
-    returns it; it is called up to max_eval times (max_iter * 5 / 4 if None), for up to max_iter iterations.
+    returns it, up to max_iter times, and no further once it has called it max_eval times (max_iter * 5 / 4 if None); a
+    line search that has begun is finished.
 
     Stops early where no gradient is above tolerance_grad, or where the loss or every parameter changes by less than
     tolerance_change. history_size: pairs of vectors the size of all parameters that are kept. line_search_fn: None
@@ -78,6 +80,7 @@ class LBFGS(Optimizer):
             raise ConfigError(f"LBFGS: line_search_fn is None or 'strong_wolfe', got {line_search_fn!r}")
         self._searches = line_search_fn is not None
         self._kept: dict[str, Any] = {}
+        self._counts = dict.fromkeys(_COUNTS, 0)
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
         self._check_groups()
 
@@ -111,6 +114,8 @@ class LBFGS(Optimizer):
             raise ConfigError("LBFGS: step(closure) takes a function that computes the loss and its gradients, alone")
         run = _StepRun(self, closure)
         self._kept = run.iterate(self._kept)
+        self._counts["func_evals"] += run.evaluations
+        self._counts["n_iter"] += run.iterations
         return run.first_loss
 
     def minimize(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,9 +128,11 @@ class LBFGS(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Name -> Tensor: lbfgs_steps and lbfgs_changes (the pairs), lbfgs_count, lbfgs_scale, lbfgs_move,
-        lbfgs_gradient; master weights and LR_Scheduler as in every optimizer.
+        lbfgs_gradient; master weights and LR_Scheduler as in every optimizer. "state" counts calls of closures,
+        "func_evals", and iterations, "n_iter".
         """
-        return {**super().state_dict(), **{f"lbfgs_{n}": Tensor(a) for n, a in self._kept.items()}}
+        kept = {f"lbfgs_{n}": Tensor(a) for n, a in self._kept.items()}
+        return {**super().state_dict(), **kept, "state": dict(self._counts)}
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict. Raises CheckpointError, changing nothing, for one of other parameters."""
@@ -142,7 +149,8 @@ class LBFGS(Optimizer):
                     f"LBFGS.set_state_dict: lbfgs_{name} has shape {list(values[name].shape)}, the parameters have {n} "
                     "elements"
                 )
-        super().set_state_dict({k: v for k, v in state_dict.items() if k not in names})
+        super().set_state_dict({k: v for k, v in state_dict.items() if k not in names and k != "state"})
+        self._counts |= {k: int(v) for k, v in state_dict.get("state", {}).items() if k in _COUNTS}
         self._kept = {name: jnp.asarray(a) for name, a in values.items()}
 
     def state_arrays(self, names: Mapping[int, str]) -> dict[str, jax.Array]:
@@ -204,6 +212,7 @@ class _StepRun:
             raise ConfigError("LBFGS: the parameters lie on several meshes, as under a pipeline; use another optimizer")
         self.first_loss, self.value, self.gradient = owner.evaluate(closure, self.live)
         self.evaluations = 1
+        self.iterations = 0
 
     def iterate(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Run the iterations; -> what the next call starts from."""
@@ -217,6 +226,7 @@ class _StepRun:
             trial = min(1.0, 1.0 / float(length)) * rate if first else rate
             if not float(slope) < -owner._still:
                 break
+            self.iterations += 1
             before, gradient = self.value, self.gradient
             is_last = iteration + 1 == owner._most_iterations
             move = self._search(way, slope, trial) if owner._searches else self._go(way, trial, is_last)
@@ -256,8 +266,7 @@ class _StepRun:
             owner.move_to(self.live, start + tried * way)
             _, value, gradient = owner.evaluate(self.closure, self.live)
             self.evaluations += 1
-            room = self.evaluations < owner._most_evaluations
-            search = _advance(search, value, gradient, way, _LONGEST_SEARCH if room else 0, owner._still)
+            search = _advance(search, value, gradient, way, _LONGEST_SEARCH, owner._still)
         found = search.low
         self.value, self.gradient = found.value, found.gradient
         move = found.step * way

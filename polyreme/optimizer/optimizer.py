@@ -607,8 +607,8 @@ class Optimizer(OptimizerState):
     ) -> tuple[Any, list[tuple[Any, Any]]]:
         """step() from the gradients that loss.backward() left, which is called first if no parameter has one.
 
-        parameters: update only these. no_grad_set: leave these out. Returns (None, [(parameter, gradient), ...]).
-        In static mode backward and the step are recorded, and the operations returned in place of None.
+        parameters: update only these. no_grad_set: leave these out. Returns ([], [(parameter, gradient), ...]).
+        In static mode backward and the step are recorded, and the operations returned in place of [].
         """
         if (recorder := state.recorder()) is not None:
             return recorder.minimize(self, loss, startup_program, parameters, no_grad_set)
@@ -616,7 +616,7 @@ class Optimizer(OptimizerState):
         if all(p._grad is None for p in self._parameters):
             loss.backward()
         self._step(chosen, None)
-        return None, [(p, p.grad) for p in chosen if p._grad is not None]
+        return [], [(p, p.grad) for p in chosen if p._grad is not None]
 
     def backward(
         self,
@@ -626,14 +626,16 @@ class Optimizer(OptimizerState):
         no_grad_set: Any = None,
         callbacks: Any = None,
     ) -> list[tuple[Any, Any]]:
-        """loss.backward(), or its recording in static mode; returns [(parameter, gradient), ...]."""
+        """The gradients that loss.backward() left, which is called first if no parameter has one, or recorded in static
+        mode; returns [(parameter, gradient), ...]."""
         if (recorder := state.recorder()) is not None and callbacks is None:
             chosen = parameters if parameters is not None else (self.parameters_given or None)
             return recorder.backward(loss, chosen, no_grad_set)
         if callbacks is not None:
             raise ConfigError("backward: callbacks belong to static programs; use Tensor.register_hook")
         chosen = self._chosen("backward", startup_program, parameters, no_grad_set)
-        loss.backward()
+        if all(p._grad is None for p in self._parameters):
+            loss.backward()
         return [(p, p.grad) for p in chosen if p._grad is not None]
 
     def _chosen(self, what: str, startup_program: Any, parameters: Any, no_grad_set: Any) -> list[Any]:

@@ -19,6 +19,12 @@ _TABLE = """
   ops.sampling: top_p_sampling
 amp
   .: autocast
+compat
+  torch_scripts: use_torch_proxy_guard=compat_guard
+incubate
+  core.rng: get_rng_state set_rng_state
+incubate.nn
+  nn: FusedDropout=Dropout
 version
   internals.release: rc commit cinn
 device
@@ -87,7 +93,7 @@ base
   .: ParamAttr Layer=nn.Layer is_compiled_with_cuda disable_signal_handler set_flags get_flags
   enable_dygraph=disable_static disable_dygraph=enable_static in_dygraph_mode=in_dynamic_mode Parameter=nn.Parameter
     Tensor
-  fluid: LoDTensor create_lod_tensor
+  fluid: LoDTensor create_lod_tensor create_random_int_lodtensor DataFeeder
   device: is_compiled_with_xpu is_compiled_with_rocm is_compiled_with_cinn
   internals.core: is_compiled_with_mkldnn
 base.framework
@@ -262,7 +268,7 @@ ABSENT: dict[str, str] = {
     ),
     "incubate.autotune": "XLA chooses kernels and layouts; a DataLoader takes num_workers",
     "device.cuda.graphs": "capture the step with jit.to_static, which makes one program of it",
-    "compat.use_torch_proxy_guard compat.extend_torch_proxy_blocked_modules": "use enable_compat and disable_compat",
+    "compat.extend_torch_proxy_blocked_modules": "use enable_compat and disable_compat",
     "incubate.optimizer.GradientMergeOptimizer": "set gradient_merge of DistributedStrategy",
     "incubate.optimizer.RecomputeOptimizer": "set recompute of DistributedStrategy, or call fleet.utils.recompute",
     "incubate.optimizer.PipelineOptimizer": "give fleet a PipelineLayer: docs/pipeline.md",

@@ -153,6 +153,19 @@ def test_import_torch_gives_polyreme():
             paddle.enable_compat(**bad)
 
 
+def test_a_guard_switches_within_its_block():
+    with torch_scripts.compat_guard():
+        import torch  # noqa: PLC0415
+
+        assert torch.sin is paddle.sin
+        with torch_scripts.compat_guard(enable=False), pytest.raises(ModuleNotFoundError):
+            import torch.linalg  # noqa: PLC0415
+        import torch.fft  # noqa: PLC0415
+    assert "torch" not in sys.modules
+    with pytest.raises(ModuleNotFoundError):
+        import torch.fft  # noqa: PLC0415
+
+
 def test_a_torch_that_is_imported_already_is_left_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", sys)
     with pytest.raises(ConfigError, match="torch is imported already"):

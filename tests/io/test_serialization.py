@@ -87,7 +87,7 @@ def test_a_state_dict_gets_its_tensors_and_names_back(tmp_path):
     save(state, str(tmp_path / "x"))
     got = load(str(tmp_path / "x"))
     assert isinstance(got["linear.weight"], Tensor)
-    assert (got["linear.weight"].name, got["linear.weight"].stop_gradient) == ("linear_0.w_0", False)
+    assert (got["linear.weight"].name, got["linear.weight"].stop_gradient) == ("linear_0.w_0", True)
     assert isinstance(got["array"], np.ndarray)
     assert got["epoch"] == 3
     assert list(got) == list(state)

@@ -159,6 +159,20 @@ def test_the_search_meets_the_strong_wolfe_conditions():
         assert int(search.count) < 30
 
 
+def test_a_line_search_is_finished_however_few_evaluations_are_allowed():
+    w = Parameter(jnp.array([1.0]))
+    optimizer = opt.LBFGS(50.0, max_iter=1, line_search_fn="strong_wolfe", parameters=[w])
+
+    def closure():
+        optimizer.clear_grad()
+        loss = (50 * w * w).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # its first trial is at -49
+    assert abs(w.item()) < 0.5
+
+
 def test_state_dict_continues_bit_for_bit():
     def run(params, optimizer, steps):
         closure = quartic(params, optimizer)
@@ -168,7 +182,9 @@ def test_state_dict_continues_bit_for_bit():
     params = parameters()
     optimizer = opt.LBFGS(0.4, max_iter=2, history_size=3, parameters=params)
     run(params, optimizer, 2)
-    saved = {n: t.numpy().copy() for n, t in optimizer.state_dict().items()}
+    state = optimizer.state_dict()
+    saved = {n: t if isinstance(t, dict) else t.numpy().copy() for n, t in state.items()}
+    assert saved["state"] == {"func_evals": 4, "n_iter": 2}
     values = [p.numpy().copy() for p in params]
     run(params, optimizer, 2)
     again = parameters(values=values)

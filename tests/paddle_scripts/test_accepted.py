@@ -15,6 +15,7 @@ from polyreme.distributed import fleet
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.incubate import autograd
 from polyreme.nn import functional as F
+from polyreme.paddle_scripts.internals import signals
 
 t = paddle.to_tensor
 X = np.arange(6, dtype="float32").reshape(2, 3)
@@ -230,10 +231,33 @@ def test_flags_without_effect_are_kept_and_logged_once(caplog):
         (lambda: [type(x).__name__ for x in nn.Sequential(nn.ReLU(), nn.ReLU()).insert(1, nn.Tanh())],
          ["ReLU", "Tanh", "ReLU"]),
         (lambda: nn.initializer.KaimingUniform(t([6.0]))(paddle.zeros([50])).abs().max().item() <= 1.0, True),
+        (lambda: signals.hamming_window(4, alpha=0.75, beta=0.25).tolist(), [0.5, 0.75, 1.0, 0.75]),
     ],
 )  # fmt: skip
 def test_accepted(act, result):
     assert act() == result
+
+
+def test_an_optimizer_takes_the_gradients_that_backward_left():
+    w = paddle.create_parameter([1], "float32", default_initializer=nn.initializer.Constant(3.0))
+    optimizer = paddle.optimizer.SGD(0.5, [w])
+    loss = (w * w).sum()
+    loss.backward()
+    pairs = optimizer.backward(loss)
+    assert [(p.name, g.item()) for p, g in pairs] == [(w.name, 6.0)]
+    optimizer.apply_gradients(pairs)
+    assert w.item() == 0.0
+    w.clear_gradient()
+    assert w.gradient() == 0.0
+    assert optimizer.minimize((w + 1).sum())[0] == []
+
+
+def test_what_a_scope_holds_is_saved(static_mode, tmp_path):
+    x = static.data("x", [2, 3])
+    static.nn.fc(x, 1, weight_attr=paddle.ParamAttr("w", nn.initializer.Constant(2.0)))
+    static.Executor().run(static.default_startup_program())
+    paddle.save(static.global_scope().find_var("w").get_tensor(), str(tmp_path / "w.pdtensor"))
+    assert paddle.load(str(tmp_path / "w.pdtensor")).tolist() == [[2.0]] * 3
 
 
 @pytest.mark.parametrize(

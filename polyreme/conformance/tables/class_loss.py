@@ -90,7 +90,7 @@ def clusters(rng):
 def every_log_prob(x, head, tails, cutoffs, bias=None):
     top = sp.log_softmax(x @ head + (0 if bias is None else bias), 1)
     parts = [top[:, : cutoffs[0]]]
-    for i in range(len(cutoffs) - 1):
+    for i in range(len(tails) // 2):
         own = sp.log_softmax(x @ tails[2 * i] @ tails[2 * i + 1], 1)
         parts.append(top[:, cutoffs[0] + i, None] + own)
     return np.concatenate(parts, 1)
@@ -99,6 +99,10 @@ def every_log_prob(x, head, tails, cutoffs, bias=None):
 def with_adaptive_loss(rng):
     x, head, tails = clusters(rng)
     return x, np.array([0, 3, 6, 7, 2]), head, [tails[:2], tails[2:]], CUTOFFS
+
+
+def without_number_of_classes(rng):
+    return *with_adaptive_loss(rng)[:4], CUTOFFS[:-1]
 
 
 def adaptive_loss(x, label, head, tails, cutoffs, bias=None):
@@ -146,6 +150,7 @@ CASES = [
     Case("adaptive_log_softmax", lambda rng: (*clusters(rng), CUTOFFS), every_log_prob, terms=24),
     Case("adaptive_log_softmax", lambda rng: (*clusters(rng), CUTOFFS, np.float32([0.1, 0.2, 0.3, 0.4, 0.5])), every_log_prob, terms=24, tag="bias"),
     Case("adaptive_log_softmax_with_loss", with_adaptive_loss, adaptive_loss, terms=24, bad=((X, LABEL, X, [], [2, 2]), ConfigError, r"cutoffs=\[2, 2\]")),
+    Case("adaptive_log_softmax_with_loss", without_number_of_classes, adaptive_loss, terms=24, tag="clusters"),
     Case("pick_classes", scores(LABEL), lambda x, y: x[np.arange(3), y], bad=((X, LABEL.astype("float32")), DTypeError, "label is float32")),
     Case("angular_margin", cosines(1.1, 0.3, 0.1, 8.0), turned, terms=24, bad=((X, LABEL[:2], 1.0, 0.5, 0.0, 64.0), ShapeError, r"label \[2\]; needs \[3\]")),
     Case("margin_cross_entropy", cosines(1.1, 0.3, 0.1, 8.0, None, True, None), margin_loss, terms=64, bad=(WRONG, IndexError, "label: 4")),

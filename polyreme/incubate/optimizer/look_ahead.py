@@ -105,7 +105,7 @@ class LookAhead:
         if all(p._grad is None for p in self._trained):
             loss.backward()
         self.step()
-        return None, [(p, p.grad) for p in self._trained if p._grad is not None]
+        return [], [(p, p.grad) for p in self._trained if p._grad is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, `<parameter>_slow_0` for each parameter and lookahead_step."""

@@ -28,7 +28,8 @@ from polyreme.fluid.core import EOFException, LoDTensor, LoDTensorArray, VarDesc
 from polyreme.program.scope import Scope
 
 DataType = np.dtype
-DenseTensor = LoDTensor
+DenseTensor = Tensor = LoDTensor
+DenseTensorArray = LoDTensorArray
 
 
 class AmpLevel(enum.IntEnum):
@@ -113,12 +114,12 @@ def _set_has_grad(value: bool) -> None:
 
 
 __all__ = [
-    "AmpLevel", "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "CustomPlace", "DataType", "DenseTensor", "EOFException",
-    "IPUPlace", "LoDTensor", "LoDTensorArray", "Place", "Scope", "VarDesc", "XPUPlace", "default_cpu_generator",
-    "default_cuda_generator", "default_custom_device_generator", "default_xpu_generator",
-    "device_memory_stat_current_value", "device_memory_stat_peak_value", "get_cuda_device_count",
-    "get_custom_device_count", "get_xpu_device_count", "is_compiled_with_cinn", "is_compiled_with_cuda",
-    "is_compiled_with_custom_device", "is_compiled_with_distribute", "is_compiled_with_ipu",
-    "is_compiled_with_mkldnn", "is_compiled_with_nccl", "is_compiled_with_rocm", "is_compiled_with_xpu",
-    "set_prim_eager_enabled", "set_prim_forward_enabled", "size_of_dtype",
+    "AmpLevel", "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "CustomPlace", "DataType", "DenseTensor",
+    "DenseTensorArray", "EOFException", "IPUPlace", "LoDTensor", "LoDTensorArray", "Place", "Scope", "Tensor",
+    "VarDesc", "XPUPlace", "default_cpu_generator", "default_cuda_generator", "default_custom_device_generator",
+    "default_xpu_generator", "device_memory_stat_current_value", "device_memory_stat_peak_value",
+    "get_cuda_device_count", "get_custom_device_count", "get_xpu_device_count", "is_compiled_with_cinn",
+    "is_compiled_with_cuda", "is_compiled_with_custom_device", "is_compiled_with_distribute",
+    "is_compiled_with_ipu", "is_compiled_with_mkldnn", "is_compiled_with_nccl", "is_compiled_with_rocm",
+    "is_compiled_with_xpu", "set_prim_eager_enabled", "set_prim_forward_enabled", "size_of_dtype",
 ]  # fmt: skip

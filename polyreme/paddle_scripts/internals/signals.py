@@ -22,10 +22,10 @@ def hamming_window(
     window_length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = "float32",
     **options: Any,
 ) -> Any:  # fmt: skip
-    """alpha - beta cos(2 pi n / N) -> [window_length]. Raises ConfigError for weights other than 0.54 and 0.46."""
-    if (alpha, beta) != (0.54, 0.46):
-        raise ConfigError(f"hamming_window: {alpha=}, {beta=}; leave them out, or compute the window with paddle.cos")
-    return _window("hamming", window_length, periodic, dtype, options)
+    """alpha - beta cos(2 pi n / N) -> [window_length]."""
+    wave = _window("hann", window_length, periodic, "float64", {})  # 0.5 - 0.5 cos
+    window = (alpha - beta + 2 * beta * wave).astype(dtypes.as_dtype(dtype).name)
+    return _with_options(window, options)
 
 
 def blackman_window(window_length: int, periodic: bool = True, *, dtype: Any = "float32", **options: Any) -> Any:
@@ -46,11 +46,15 @@ def kaiser_window(
 
 
 def _window(kind: Any, length: int, periodic: bool, dtype: Any, options: dict[str, Any]) -> Any:
+    window = get_window(kind, length, fftbins=periodic, dtype=dtypes.as_dtype(dtype).name)
+    return _with_options(window, options)
+
+
+def _with_options(window: Any, options: dict[str, Any]) -> Any:
     """options: those of every creation function, of which layout, device and pin_memory say nothing here."""
     unknown = options.keys() - {"layout", "device", "pin_memory", "requires_grad", "name"}
     if unknown:
         raise TypeError(f"a window takes no {', '.join(sorted(unknown))}")
-    window = get_window(kind, length, fftbins=periodic, dtype=dtypes.as_dtype(dtype).name)
     window.stop_gradient = not options.get("requires_grad", False)
     return window
 
