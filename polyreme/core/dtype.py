@@ -113,7 +113,7 @@ def default_dtype() -> np.dtype:
     return default.dtype
 
 
-class Limits(NamedTuple):
+class FloatLimits(NamedTuple):
     """Limits of a floating dtype, as Python's numbers; dtype is its name."""
 
     bits: int
@@ -135,7 +135,7 @@ class IntegerLimits(NamedTuple):
     dtype: str
 
 
-def finfo(dtype: Any) -> Limits:
+def finfo(dtype: Any) -> FloatLimits:
     """Limits of a floating dtype.
 
     >>> finfo("float32").eps == 2.0**-23
@@ -143,7 +143,7 @@ def finfo(dtype: Any) -> Limits:
     """
     limits = ml_dtypes.finfo(as_dtype(dtype))
     names = ("eps", "min", "max", "tiny", "smallest_normal", "resolution")
-    return Limits(limits.bits, *(float(getattr(limits, name)) for name in names), as_dtype(dtype).name)
+    return FloatLimits(limits.bits, *(float(getattr(limits, name)) for name in names), as_dtype(dtype).name)
 
 
 def iinfo(dtype: Any) -> IntegerLimits:
