@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-COMPILE = ("tests/autograd",)
+COMPILE = ("tests/autograd", "tests/test_pages.py")
 """Folders and files, below the root, whose tests took over 0.15 s of processor time each, counted over all of them."""
 
 _STARTERS = (subprocess, multiprocessing)

@@ -16,6 +16,14 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RAISES = re.compile(r"\s+raises\s+```text\n(.*?)```", re.DOTALL)
 """What stands behind a block that is there to show an error."""
 PICTURES = ("*.png", "*.svg")
+ROOT = Path(__file__).parents[2]
+SHARED = ("configs", "data", "examples", "tests", "docs", "benchmarks")
+
+
+def share(place):
+    """Folders of the checkout that pages name, in the folder that a page is run in."""
+    for name in SHARED:
+        Path(place, name).symlink_to(ROOT / name)
 
 
 def blocks(text):

@@ -15,12 +15,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from run_page import BLOCK
+from run_page import BLOCK, ROOT, share
 from sphinx.util import logging
 
-ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "docs"
-SHARED = ("configs", "data", "examples", "tests", "docs", "benchmarks")
 LONGEST = 600  # seconds of one page
 SHOWN = 40  # lines of what a block printed
 logger = logging.getLogger(__name__)
@@ -42,8 +40,7 @@ def run_page(path, digest):
     if result.exists():
         return folder, json.loads(result.read_text())
     with tempfile.TemporaryDirectory() as place:
-        for name in SHARED:
-            Path(place, name).symlink_to(ROOT / name)
+        share(place)
         environment = {
             **os.environ,
             "CPU_NUM": "8",

@@ -270,7 +270,7 @@ def register_op(
     >>> def squares(x, y, scale=1.0):
     ...     return scale * (x * x + y * y)
     >>> sum_of_squares = register_op(squares, name="sum_of_squares")
-    >>> sum_of_squares(to_tensor([3.0]), to_tensor([4.0]), scale=2.0).tolist()
+    >>> sum_of_squares(paddle.to_tensor([3.0]), paddle.to_tensor([4.0]), scale=2.0).tolist()
     [50.0]
     """
     if fn is None:

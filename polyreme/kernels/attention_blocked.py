@@ -80,8 +80,8 @@ def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
     About as many spans as blocks in a span: fewer waste work on keys that are not seen, more keep more blocks alive at
     once (measured best at 256 and 1024 queries: 2 of 1, 2 and 4 spans; 4 of 1, 2, 4 and 8).
 
-    >>> spans(Spec(True, 1.0, 0.0), 100, 100)
-    [Span(start=0, stop=64, rows=64, keys=64), Span(start=64, stop=100, rows=36, keys=100)]
+    >>> spans(AttentionSpec(True, 1.0, 0.0), 100, 100)
+    [QueryBlocks(start=0, stop=64, rows=64, keys=64), QueryBlocks(start=64, stop=100, rows=36, keys=100)]
     """
     whole, tail = divmod(s, BLOCK_QUERIES)
     count = min(MAX_SPANS, max(1, math.isqrt(whole))) if spec.causal else 1

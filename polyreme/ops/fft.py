@@ -94,7 +94,7 @@ def _two(s: Any, axes: Any, what: str) -> Any:
 def fft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Forward transform over one dim, complex: X[k] = sum over j of x[j] exp(-2 pi i j k / n).
 
-    >>> fft(to_tensor([1.0, 0.0, 0.0, 0.0])).tolist()
+    >>> fft(paddle.to_tensor([1.0, 0.0, 0.0, 0.0])).tolist()
     [(1+0j), (1+0j), (1+0j), (1+0j)]
     """
     return _complex_to_complex(x, _one(n), axis, norm, True, "fft")

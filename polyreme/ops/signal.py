@@ -77,7 +77,7 @@ def stft(
     t hop_length. normalized divides by sqrt(n_fft). onesided gives n_fft // 2 + 1 frequencies instead of n_fft; it is
     the default unless x or the window is complex, and then not possible. window has win_length values, 1 by default.
 
-    >>> stft(to_tensor([1.0, 1.0, 1.0, 1.0]), 4, center=False).real().tolist()
+    >>> stft(paddle.to_tensor([1.0, 1.0, 1.0, 1.0]), 4, center=False).real().tolist()
     [[4.0], [0.0], [0.0]]
     """
     hop, win = _lengths(n_fft, hop_length, win_length, "stft")

@@ -1,7 +1,5 @@
 """polyreme export and polyreme infer on a tiny run: what they write and say, and how they refuse."""
 
-import doctest
-
 import numpy as np
 import pytest
 import yaml
@@ -11,7 +9,6 @@ from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.hapi.input_spec import InputSpec
-from polyreme.recipes.inference import deploy
 from polyreme.recipes.weights.base import load_trained
 from tests.recipes.tiny_run import train
 
@@ -133,7 +130,3 @@ def test_a_name_in_a_manifest_does_not_choose_the_folder(tmp_path, capsys):
     assert main([*words, "--repeat", "0"]) == 0
     assert [p.name for p in tmp_path.rglob("*y.npy")] == ["_.._.y.npy"]
     assert (tmp_path / "a" / "b" / "_.._.y.npy").exists()
-
-
-def test_examples_of_docstrings_hold():
-    assert doctest.testmod(deploy).failed == 0

@@ -1,6 +1,5 @@
 """`polyreme plan CONFIG` and `polyreme calibrate`: tables, JSON, the file for pretrain, pictures, and refusals."""
 
-import doctest
 import json
 import os
 import subprocess
@@ -14,8 +13,7 @@ import pytest
 from polyreme.cli.main import main
 from polyreme.planner import calibration
 from polyreme.recipes import config_file
-from polyreme.recipes.planning import calibrate, plan
-from polyreme.recipes.planning import drawing as plan_drawing
+from polyreme.recipes.planning import calibrate
 from polyreme.recipes.planning import verify as plan_verify
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +33,6 @@ def small(tmp_path, monkeypatch):
     path.write_text(SMALL)
     (tmp_path / "words.txt").write_text("in the beginning")
     return path
-
-
-@pytest.mark.parametrize("module", [plan, plan_drawing])
-def test_examples_of_docstrings_hold(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_the_best_plans_and_a_file_that_pretrain_takes(small, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """`polyreme schedule`: what it prints and draws, what it refuses; docs/schedules.md says what it does."""
 
-import doctest
 import re
 import shlex
 import struct
@@ -174,14 +173,3 @@ def test_the_page_is_true():
     assert len(listings) == 2
     for words, output in listings:
         assert run(*shlex.split(words)).output == output
-    snippets = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(snippets) == 5
-    scope = {}
-    for snippet in snippets:
-        exec(compile(snippet, PAGE.name, "exec"), scope)
-
-
-def test_examples_of_docstrings_hold():
-    result = doctest.testmod(drawing)
-    assert result.failed == 0
-    assert result.attempted > 4

@@ -1,6 +1,5 @@
 """polyreme.compat's functions against NumPy, eager and captured, and their public second paths."""
 
-import doctest
 import sys
 
 import numpy as np
@@ -126,7 +125,6 @@ def test_seed_is_drawn_and_told():
 
 
 def test_import_torch_gives_polyreme():
-    assert doctest.testmod(torch_scripts).failed == 0
     paddle.enable_compat()
     try:
         import torch  # noqa: PLC0415

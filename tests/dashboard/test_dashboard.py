@@ -4,9 +4,7 @@ import contextlib
 import json
 import math
 import os
-import re
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -296,13 +294,6 @@ def test_looking_changes_nothing_and_readers_do_not_disturb_each_other(runs):
             thread.join()
     assert not failures
     assert seen() == before
-
-
-def test_the_example_of_the_page_gives_what_it_shows(capsys):
-    text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
-    code, shown = re.search(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", text, re.DOTALL).groups()
-    exec(compile(code, "dashboard.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out.splitlines() == [line.strip() for line in shown.splitlines()]
 
 
 def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys):

@@ -1,7 +1,5 @@
 """Duplicates: what is the same is found, what is nearly the same by sets counted out, what differs is kept."""
 
-import doctest
-
 import numpy as np
 import pytest
 
@@ -28,11 +26,6 @@ def changed(rng, words, count):
     for place in rng.choice(np.arange(SHINGLE, len(words) - SHINGLE, 2 * SHINGLE), count, replace=False):
         words[place] = "changed"
     return words
-
-
-def test_doctests_are_true():
-    result = doctest.testmod(duplicates)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_signatures_estimate_the_similarity_of_the_sets():

@@ -1,6 +1,5 @@
 """Packing: every token that follows another in its document is asked about once, rows are as full as best fit makes."""
 
-import doctest
 import itertools
 import time
 
@@ -9,15 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyreme.data import packing
 from polyreme.data.packing import NO_LABEL, PackedDataset, best_fit, cut_documents
 from polyreme.data.token_pair import PairWriter, TokenPair
 from polyreme.errors import ConfigError
-
-
-def test_doctests_are_true():
-    result = doctest.testmod(packing)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def plain_best_fit(sizes, capacity):

@@ -26,7 +26,6 @@ from polyreme.errors import ConfigError
 from tests.distributed.launch_scripts import STEPS, write
 from tests.distributed.slurm_cluster import SlurmCluster, missing_programs
 
-PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
 STEP = {
     "SLURM_JOB_ID": "41234",
     "SLURM_STEP_NODELIST": "127.0.0.[1-3]",
@@ -456,8 +455,3 @@ def test_ray_runs_a_job_and_loses_a_node(lost, tmp_path):
     finally:
         with contextlib.suppress(AssertionError):  # of Ray's, where a node is gone already
             cluster.shutdown()
-
-
-def test_the_page_s_example_runs(script):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    exec(compile(code, PAGE.name, "exec"), {"__file__": script})

@@ -1,6 +1,5 @@
 """Compiled for a TPU slice that is not here: kernels, options and overlap are the TPU's. Takes libtpu."""
 
-import re
 from pathlib import Path
 
 import jax
@@ -96,11 +95,3 @@ def test_kernels_are_chosen_for_the_device_compiled_for():
     with select.compiling_for(Chip()):
         assert (select.backend(), select.platform()) == ("tpu", "tpu")
     assert select.backend() == "cpu"
-
-
-def test_the_block_of_the_page_runs(capsys):
-    page = (CONFIG.parent.parent / "docs" / "overlap.md").read_text()
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "overlap.md", "exec"), names)
-    assert capsys.readouterr().out == "moe in 2 parts\nmp by ring\n"

@@ -1,7 +1,5 @@
 """State dicts in a folder: saved on one mesh, filled on another; nested dicts, plain values, damage."""
 
-import doctest
-
 import jax
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from polyreme.distributed import (
     shard_tensor,
     shard_weight,
 )
-from polyreme.distributed.checkpoint import CheckpointWarning, sharded_weight
+from polyreme.distributed.checkpoint import CheckpointWarning
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.utils import unique_name
 
@@ -141,7 +139,6 @@ def test_arguments_that_cannot_be_honoured(tmp_path):
 
 
 def test_sharded_weights(tmp_path):
-    assert doctest.testmod(sharded_weight).failed == 0
     built = build_sharded_state_dict({"w": paddle.to_tensor(W), "b": paddle.to_tensor(B)}, {"w": 1}, "net.")
     assert (built["net.w"].key, built["net.w"].global_shape, built["net.b"].local_shape) == ("net.w", (8, 8), (8,))
     save_state_dict(built, tmp_path)

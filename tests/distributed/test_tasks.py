@@ -1,14 +1,12 @@
 """TaskPlan: rows of tasks over devices, their loader, and the experts that each task may choose."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme import nn
-from polyreme.distributed import TaskPlan, tasks
+from polyreme.distributed import TaskPlan
 from polyreme.errors import ConfigError
 
 FOUR = {"face": 512, "car": 256, "food": 128, "goods": 128}
@@ -113,7 +111,3 @@ def test_rows_choose_among_the_experts_of_their_task():
 def test_refuses_what_does_not_fit(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_examples_of_docstrings_hold():
-    assert doctest.testmod(tasks).failed == 0

@@ -1,6 +1,5 @@
 """Tasks give the same numbers in this process, from a server and through the harness, and say what those depend on."""
 
-import doctest
 import json
 
 import numpy as np
@@ -14,7 +13,7 @@ from polyreme.core import rng
 from polyreme.data.record_files import Record
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DataError
-from polyreme.evaluation import TASKS, EngineScorer, EvalOptions, ServerScorer, metrics, scorer, tasks
+from polyreme.evaluation import TASKS, EngineScorer, EvalOptions, ServerScorer, metrics, tasks
 from polyreme.evaluation.harness import choice_task, harness_model, run_harness
 from polyreme.evaluation.tasks import encode_pair, read_choices, score_pairs, windows
 from polyreme.generation import TextEngine
@@ -71,12 +70,6 @@ def data(tmp_path):
     rows = [{"prompt": f"And {word}", "completion": "the heaven"} for word in ("God", "the", "earth")]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
-
-
-def test_doctests_are_true():
-    for module in (metrics, scorer, tasks):
-        result = doctest.testmod(module)
-        assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @given(st.integers(2, 200), st.integers(2, 20).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))

@@ -1,7 +1,6 @@
 """jit.save and jit.load: the loaded Layer equals the saved one, runs without its code, trains, and refuses clearly."""
 
 import copy
-import doctest
 import subprocess
 import sys
 from collections import namedtuple
@@ -13,8 +12,6 @@ import polyreme as paddle
 from polyreme import jit, nn
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, GradError, ShapeError
-from polyreme.export import nesting
-from polyreme.export import save as saving
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
@@ -498,10 +495,6 @@ def test_a_loaded_layer_is_not_recorded_into_a_program(tmp_path):
             loaded(x)
     finally:
         paddle.disable_static()
-
-
-def test_examples_of_docstrings_hold():
-    assert doctest.testmod(saving).failed == doctest.testmod(nesting).failed == 0
 
 
 def test_a_layer_spread_over_a_mesh_is_saved_whole(tmp_path):

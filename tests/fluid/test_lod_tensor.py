@@ -1,7 +1,5 @@
 """LoDTensor: what divides rows and what does not."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from polyreme.core.place import CPUPlace
 from polyreme.errors import DeviceError, DTypeError, ShapeError
 from polyreme.fluid import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
-from polyreme.sequences import lod_tensor
 from polyreme.sequences.lod_tensor import lengths_to_offsets, offsets_to_lengths
 
 CPU = CPUPlace()
@@ -19,10 +16,6 @@ LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
 def rows(n, width=1):
     return np.arange(n * width, dtype="float32").reshape(n, width)
-
-
-def test_examples_are_true():
-    assert doctest.testmod(lod_tensor).failed == 0
 
 
 @given(LENGTHS)

@@ -56,8 +56,3 @@ def test_an_absent_name_says_what_to_use(module, name, says):
 def test_no_star_import_shadows_a_name():
     assert fluid.layers.data is not fluid.data
     assert fluid.layers.embedding is not fluid.embedding
-
-
-def test_the_example_of_the_page_runs(script, capsys):
-    exec(tables.PAGE.read_text().split("```python\n")[1].split("```")[0], {})
-    assert "array([" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """Sequence layers in Programs: fed LoDTensors of different lengths, against NumPy and against training by hand."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -415,11 +413,3 @@ def test_a_program_that_was_copied_or_written_divides_as_before(program):
         assert [g.lod() for g in got] == [[[0, 2, 5]], []]
         close(got[0], 3 * feed["x"].numpy())
         close(got[1], 3 * ref.pool(feed["x"].numpy(), [2, 3], "sum"))
-
-
-def test_the_example_of_the_documentation_runs(program):
-    page = Path(__file__).parents[2] / "docs" / "sequences.md"
-    names = {}
-    exec(page.read_text().split("```python")[1].split("```")[0], names)
-    assert names["value"].shape == (1,)
-    assert names["features"].recursive_sequence_lengths() == [[3, 2]]

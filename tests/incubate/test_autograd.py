@@ -1,7 +1,5 @@
 """incubate.autograd: matrices of functions, both modes in static Programs, the switch for primitives."""
 
-import doctest
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from polyreme import static
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, GradError, ProgramError, ShapeError
 from polyreme.incubate import autograd
-from polyreme.incubate.autograd import Hessian, Jacobian, matrices, primitive
+from polyreme.incubate.autograd import Hessian, Jacobian
 from polyreme.jit import to_static
 
 EPS = 2.0**-52
@@ -125,8 +123,3 @@ def test_static_programs_have_both_modes():
 def test_refuses_what_it_cannot_do(call, error, message):
     with pytest.raises(error, match=message):
         call(double(X))
-
-
-def test_examples_of_docstrings_hold():
-    for module in (matrices, primitive):
-        assert doctest.testmod(module).failed == 0

@@ -1,7 +1,5 @@
 """Minimizers of functions, LookAhead and averages of parameters."""
 
-import doctest
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, GradError, ShapeError
 from polyreme.incubate import LookAhead, ModelAverage
-from polyreme.incubate.optimizer import LBFGS, ExponentialMovingAverage, averages, look_ahead
-from polyreme.incubate.optimizer.functional import minimize_bfgs, minimize_lbfgs, minimizers
+from polyreme.incubate.optimizer import LBFGS, ExponentialMovingAverage
+from polyreme.incubate.optimizer.functional import minimize_bfgs, minimize_lbfgs
 from polyreme.jit import to_static
 from polyreme.nn.parameter import Parameter
 
@@ -253,8 +251,3 @@ def test_exponential_moving_average(warm_up):
     assert again.state_dict()["num_updates"].item() == 5
     with pytest.raises(CheckpointError, match=r"'num_updates'.* missing, unknown or of another shape"):
         again.set_state_dict({"w_ema_0": np.zeros(2)})
-
-
-def test_examples_of_docstrings_hold():
-    for module in (averages, look_ahead, minimizers):
-        assert doctest.testmod(module).failed == 0

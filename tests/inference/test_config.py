@@ -1,7 +1,5 @@
 """Config: every name of the public list is there, and each option is honoured, answered or refused."""
 
-import doctest
-
 import jax
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from polyreme import inference, jit, nn
 from polyreme.core import backend
 from polyreme.errors import ConfigError, DTypeError
 from polyreme.hapi.input_spec import InputSpec
-from polyreme.inference import kinds, predictor
 from polyreme.inference.options import ACCEPTED, ANSWERS, REFUSED
 
 # the names of paddle.inference, and of its Config (3.3.1)
@@ -99,8 +96,3 @@ def test_compiled_programs_are_kept_on_request(tmp_path):
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-
-
-@pytest.mark.parametrize("module", [kinds, predictor])
-def test_examples_of_docstrings_hold(module):
-    assert doctest.testmod(module).failed == 0

@@ -1,15 +1,12 @@
 """Mesh shapes: degrees, strides, coordinates, groups, text, and errors that say what would fit."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import polyreme.errors
 from polyreme.errors import ConfigError, PlacementError
-from polyreme.mesh import AXES, MeshShape, axes, nearest_divisor, nearest_multiples
+from polyreme.mesh import AXES, MeshShape, nearest_divisor, nearest_multiples
 
 meshes = st.builds(MeshShape, **{axis: st.integers(1, 3) for axis in AXES}, order=st.permutations(AXES).map(tuple))
 
@@ -117,8 +114,3 @@ def test_nearest_divisor_is_the_closest(number, target):
     assert number % found == 0
     assert all(abs(found - target) <= abs(d - target) for d in range(1, number + 1) if number % d == 0)
     assert int(nearest_multiples(number, target).split(" or ")[-1]) % target == 0
-
-
-def test_examples_of_docstrings_hold():
-    assert doctest.testmod(axes).failed == 0
-    assert doctest.testmod(polyreme.errors).failed == 0

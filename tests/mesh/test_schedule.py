@@ -1,7 +1,6 @@
 """Schedules: every task once in a possible order, the papers' bubbles and memory, refusal of what cannot be built."""
 
 import dataclasses
-import doctest
 import math
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyreme import registry as table_of_records
 from polyreme.errors import ConfigError
 from polyreme.mesh import (
     SCHEDULES,
@@ -18,11 +16,9 @@ from polyreme.mesh import (
     Schedule,
     Task,
     make_schedule,
-    timeline,
 )
-from polyreme.mesh import schedule as schedule_module
 from polyreme.mesh.schedule import measured_bubble, published_bubble
-from polyreme.mesh.schedules import ScheduleKind, record, registry
+from polyreme.mesh.schedules import ScheduleKind
 
 ALL = (("FThenB", 1), ("1F1B", 1), ("Eager1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2))
 SPLIT = ("ZBH1", "ZBVPP")
@@ -332,10 +328,3 @@ def test_refused_questions():
         with pytest.raises(ConfigError, match=f"duration {name}; give a finite number"):
             schedule.order(durations)
     assert schedule.bubble_fraction(Durations(0, 0, 0)) == schedule.span_bubble_fraction(Durations(0, 0, 0)) == 0
-
-
-def test_examples_of_docstrings_hold():
-    for module in (timeline, record, registry, schedule_module, table_of_records):
-        result = doctest.testmod(module)
-        assert result.failed == 0
-        assert result.attempted > 0

@@ -1,7 +1,5 @@
 """flashmask_attention and attention of ragged batches in every world, their memory, and what they refuse."""
 
-import doctest
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,6 @@ from polyreme.distributed.fleet.recompute import recompute
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ShapeError
 from polyreme.nn import functional as F
-from polyreme.ops import packed_attention
 from polyreme.paddle_scripts.internals.attention import flash_attn_unpadded
 
 S = 16
@@ -120,7 +117,3 @@ def test_what_does_not_fit_is_named():
         flash_attn_unpadded(tokens, tokens, tokens, ends, ends[:2], 16, 16, 1.0)
     with pytest.raises(ShapeError, match=r"query \[2, 16, 2, 4\], .* needs \[tokens, heads, head_dim\]"):
         flash_attn_unpadded(x, x, x, ends, ends, 16, 16, 1.0)
-
-
-def test_the_example_is_true():
-    assert doctest.testmod(packed_attention, extraglobs={"paddle": paddle}).failed == 0

@@ -1,13 +1,10 @@
 """sdpa_kernel: which kernel of attention runs, and what it refuses; settings of the packed forms that are refused."""
 
-import doctest
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import polyreme.nn.attention
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.jit import to_static
@@ -61,10 +58,6 @@ def test_a_ring_is_refused_where_efficient_attention_is():
     x = jnp.ones((1, 4, 2, 4), "float32")
     with sdpa_kernel(MATH), pytest.raises(ConfigError, match=r"ring_attention: .* not allowed"):
         ring_attention(x, x, x, split=split, causal=True)
-
-
-def test_the_example_is_true():
-    assert doctest.testmod(polyreme.nn.attention).failed == 0
 
 
 CU = np.array([0, 2, 3], "int32")

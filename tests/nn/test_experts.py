@@ -1,8 +1,6 @@
 """MoE and Router: against every token through every expert, captured, under autocast; capacities, losses, refusals."""
 
 import copy
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -346,12 +344,3 @@ def test_a_step_moves_the_bias_once_by_the_load_of_its_microbatches():
 def test_refuses_what_does_not_fit(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_every_block_of_the_page_runs():
-    page = Path(__file__).parent.parent.parent / "docs" / "experts.md"
-    names = {"__name__": "page"}
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) >= 3
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)

@@ -1,9 +1,5 @@
 """Recurrent layers beyond the table: loops against fused ops, lengths, capture, Programs, autocast, states, errors."""
 
-import doctest
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,9 +11,6 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.nn.layers import recurrent, recurrent_cell
-from polyreme.ops import recurrent as recurrent_ops
-from polyreme.ops import sequence_loss
 from tests.nn.table import wave
 
 EPS = float(np.finfo(np.float32).eps)
@@ -237,13 +230,3 @@ def test_nested_inputs_states_and_outputs():
 def test_bad_input_says_what_to_change(make, error, match):
     with pytest.raises(error, match=match):
         make()
-
-
-@pytest.mark.slow
-def test_the_page_and_the_examples_run():
-    text = (Path(__file__).parents[2] / "docs" / "recurrent.md").read_text()
-    exec(compile("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), "recurrent.md", "exec"), {})
-    for module in (recurrent, recurrent_cell, recurrent_ops, sequence_loss):
-        found = doctest.testmod(module)
-        assert found.failed == 0
-        assert found.attempted > 0

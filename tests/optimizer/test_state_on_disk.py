@@ -1,8 +1,6 @@
 """Optimizer state in files, updated bucket by bucket: the same bits as in memory, and checkpoints of it."""
 
 import os
-import re
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -294,14 +292,6 @@ def test_folders_of_dead_processes_go_and_those_of_live_ones_stay(tmp_path):
         run.optimizer.create_state()
     assert sorted(os.listdir(tmp_path)) == [f"state-{os.getpid()}-0", f"state-{os.getpid()}-1"]
     del first, second
-
-
-def test_every_block_of_the_page_runs():
-    page = Path(__file__).parents[2] / "docs" / "offload.md"
-    names = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        exec(compile(block, str(page), "exec"), names)
-    assert "plan" in names
 
 
 def test_a_disk_without_direct_io_is_measured_through_the_cache(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Clusters from files, topologies and calibrations: what is read, what is written back, and what is refused."""
 
-import doctest
 import math
 
 import pytest
@@ -52,11 +51,6 @@ def write(folder, text):
     path = folder / "cluster.yaml"
     path.write_text(text)
     return path
-
-
-@pytest.mark.parametrize("module", [calibration, cluster_file])
-def test_examples_of_docstrings_hold(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_a_file_names_a_kind_or_gives_every_figure(tmp_path):

@@ -1,6 +1,5 @@
 """predict: arithmetic by hand, published profiles, and that more of anything is never worse."""
 
-import doctest
 import sys
 from dataclasses import replace
 
@@ -23,11 +22,6 @@ KIND = DeviceKind("made up", {"bfloat16": 1e12}, 1e12, 1e11, FLAT, FLAT, FLAT, l
 EIGHT = Cluster(KIND, 8, (Link("near", 8, 1e10, 0.0),))
 ONE = Cluster(KIND, 1, ())
 GPT = ModelShape(hidden=512, layers=8, heads=8, seq=128, vocab=1024, ffn=2048)
-
-
-def test_examples_of_docstrings_hold():
-    for name in ("predict", "cluster"):
-        assert doctest.testmod(sys.modules[f"polyreme.planner.{name}"]).failed == 0
 
 
 # operations

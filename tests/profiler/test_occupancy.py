@@ -1,6 +1,5 @@
 """polyreme.profiler.occupancy: a device's time is shared out once, against a count of every unit of it."""
 
-import doctest
 from collections import defaultdict
 
 from hypothesis import given, settings
@@ -10,11 +9,6 @@ from polyreme.profiler import occupancy
 from polyreme.profiler.occupancy import Occupied
 
 LENGTH = 24
-
-
-def test_doctests_are_true():
-    result = doctest.testmod(occupancy)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @st.composite

@@ -1,14 +1,12 @@
 """ViterbiDecoder, and viterbi_decode against numbers of PaddlePaddle, captured and in a Program."""
 
-import doctest
-
 import numpy as np
 import pytest
 
 import polyreme as paddle
 from polyreme import static
 from polyreme.jit import to_static
-from polyreme.text import ViterbiDecoder, viterbi_decode, viterbi_decoder
+from polyreme.text import ViterbiDecoder, viterbi_decode
 from tests.program.conftest import static_mode  # noqa: F401  (a fixture)
 
 RNG = np.random.default_rng(0)
@@ -47,7 +45,3 @@ def test_in_a_program(static_mode):  # noqa: F811
     found = static.Executor().run(feed={"x": POTENTIALS, "lengths": np.array([4, 2, 1])}, fetch_list=[scores, path])
     np.testing.assert_allclose(found[0], THEIRS[True][0], rtol=9 * 2.0**-23)
     assert found[1].tolist() == THEIRS[True][1]
-
-
-def test_examples_of_docstrings_hold():
-    assert doctest.testmod(viterbi_decoder).failed == 0

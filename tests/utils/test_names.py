@@ -1,6 +1,5 @@
 """polyreme.utils, sysconfig: small functions, each for what it says."""
 
-import doctest
 import hashlib
 import re
 import warnings
@@ -13,11 +12,6 @@ import pytest
 from polyreme import sysconfig, utils, version
 from polyreme.errors import ConfigError, DataError
 from polyreme.io import download as downloads
-from polyreme.utils import modules
-
-
-def test_the_examples_of_the_docstrings_are_true():
-    assert doctest.testmod(modules).failed == 0
 
 
 def test_deprecated_warns_or_refuses():

@@ -1,7 +1,6 @@
 """Changes of colour against Pillow, OpenCV and colorsys, the same on Pillow images, ndarrays and Tensors."""
 
 import colorsys
-import doctest
 import random
 
 import numpy as np
@@ -120,10 +119,6 @@ def test_color_jitter_is_its_four_parts_in_a_drawn_order_the_same_for_all_inputs
     orders = {tuple(type(p).__name__ for p in jitter._get_params(())) for _ in range(300)}
     assert len(orders) == 24
     np.testing.assert_array_equal(T.ColorJitter()(pixels()), pixels())
-
-
-def test_the_example_is_true():
-    assert doctest.testmod(color, extraglobs={"np": np}).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def _rounds(count: int) -> Iterator[list[tuple[int, int]]]:
     """Pairs of so many members, in rounds in which each is in one pair at most, so that no pair waits for another.
 
     >>> list(_rounds(3)), sum(map(len, _rounds(6))), sum(map(len, _rounds(64))) < 64 * 63 // 2
-    ([[(1, 2)], [(0, 2)], [(0, 1)]], 15, True)
+    ([[(1, 2)], [(0, 1)], [(0, 2)]], 15, True)
     """
     even = count + count % 2
     others = list(range(1, even))

@@ -1,7 +1,6 @@
 """Tensors on a mesh: what they say of themselves, uneven and partial ones, Parameters, copies, writes, parts."""
 
 import copy
-import doctest
 import pickle
 
 import numpy as np
@@ -19,7 +18,6 @@ from polyreme.distributed import (
     unshard_dtensor,
 )
 from polyreme.distributed.auto_parallel.api import dtensor_from_local, dtensor_to_local
-from polyreme.distributed.auto_parallel.tensors import dist_tensor, kept, local_values
 from polyreme.errors import CaptureError, ConfigError, DTypeError, GradError, NumericsError, PlacementError, ShapeError
 
 R = Replicate()
@@ -267,12 +265,6 @@ def test_a_tensor_without_values_is_refused():
         layer = polyreme.nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="a Tensor without values"):
         shard_tensor(layer.weight, LINE, [R])
-
-
-@pytest.mark.parametrize("module", [dist_tensor, local_values, kept], ids=lambda m: m.__name__)
-def test_examples_of_docstrings_hold(module):
-    names = {"Shard": Shard, "Partial": Partial, "Replicate": R.__class__, "to_tensor": polyreme.to_tensor}
-    assert doctest.testmod(module, extraglobs={**names, "ProcessMesh": ProcessMesh}).failed == 0
 
 
 def test_the_checked_mode_looks_at_what_ops_on_a_mesh_give():

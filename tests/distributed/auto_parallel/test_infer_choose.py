@@ -1,6 +1,5 @@
 """A plan chosen for a model that says nothing of devices."""
 
-import doctest
 import re
 
 import jax
@@ -123,7 +122,3 @@ def test_what_is_known_of_devices():
     assert cluster_of([Device("NVIDIA H100 80GB HBM3")] * 8).device.name.startswith("H100")
     assert cluster_of([Device("TPU v5 lite")] * 4).device.name == "TPU-v5e"
     assert cluster_of(jax.devices()).num_devices == 8
-
-
-def test_examples_of_docstrings_hold():
-    assert doctest.testmod(choose).failed == 0

@@ -39,6 +39,7 @@ def shard_tensor(
     None (then it is as data's). place is there for the signature: the mesh says where the value goes. Raises
     PlacementError for placements that do not fit the shape, ConfigError for what is no mesh.
 
+    >>> from polyreme.distributed import ProcessMesh, Replicate, Shard
     >>> mesh = ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"])
     >>> x = shard_tensor([[1.0, 2.0], [3.0, 4.0]], mesh, [Shard(0), Replicate()])
     >>> x.placements, x._local_shape

@@ -61,6 +61,7 @@ def local_map(
     without a mesh or with another number of placements than of values, PlacementError for placements that differ or
     uneven parts, CaptureError if func writes to a Tensor from outside.
 
+    >>> from polyreme.distributed import Partial, ProcessMesh, Shard, shard_tensor
     >>> mesh = ProcessMesh([0, 1], dim_names=["x"])
     >>> x = shard_tensor([[1.0, 2.0], [3.0, 4.0]], mesh, [Shard(0)])
     >>> local_map(lambda v: v.sum(), out_placements=[[Partial()]])(x).item()

@@ -31,8 +31,9 @@ def dtensor_from_local(
     device's part. Sizes of a split dim add up. Gradients flow back to the parts. Raises ShapeError for parts that make
     no whole, DTypeError for parts of several dtypes, ConfigError for another number of parts than of devices.
 
+    >>> from polyreme.distributed import Partial, ProcessMesh, Shard
     >>> mesh = ProcessMesh([0, 1], dim_names=["x"])
-    >>> parts = [to_tensor([1.0]), to_tensor([2.0])]
+    >>> parts = [paddle.to_tensor([1.0]), paddle.to_tensor([2.0])]
     >>> dtensor_from_local(parts, mesh, [Shard(0)]).tolist(), dtensor_from_local(parts, mesh, [Partial()]).tolist()
     ([1.0, 2.0], [3.0])
     """

@@ -31,6 +31,7 @@ def reshard(dist_tensor: Tensor, mesh: ProcessMesh, placements: Sequence[Placeme
     Partial keeps the value on coordinate 0. Gradients flow through, and come back on the tensor's mesh in its
     placement (Replicate where it is Partial). Raises PlacementError for a dense tensor: shard_tensor takes those.
 
+    >>> from polyreme.distributed import ProcessMesh, Shard, shard_tensor
     >>> mesh = ProcessMesh([0, 1], dim_names=["x"])
     >>> x = shard_tensor([[1.0, 2.0], [3.0, 4.0]], mesh, [Shard(0)])
     >>> reshard(x, mesh, [Shard(1)])._local_value().tolist()
