@@ -7,15 +7,9 @@ Importing this package is nearly free; the first name used loads jax and the ops
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme import jax_import
-
-if TYPE_CHECKING:
-    from polyreme.api import *
-    from polyreme.distributed import DataParallel
-    from polyreme.hapi import Model
-    from polyreme.reader import batch
 
 __version__ = "0.1.0"
 jax_import.keep_random_state()

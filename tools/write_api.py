@@ -1,14 +1,13 @@
-"""Writes polyreme/api.py (the root names, one import list for each op table) and polyreme/eager/methods.pyi.
+"""Writes polyreme/api.py: the root names, one import list for each op table.
 
 Run it after adding an op: `python tools/write_api.py`. tests/test_api.py fails when they are out of date.
 """
 
 import importlib
-import inspect
 from pathlib import Path
 
 from polyreme.core.op import OPS
-from polyreme.eager.methods import ALIASES, INPLACE, OpMethods
+from polyreme.eager.methods import ALIASES, INPLACE
 
 # tables whose names live in nn.functional, or nowhere public
 NOT_ROOT_TABLES = set(
@@ -107,6 +106,7 @@ HEAD = '''"""Every name of the root namespace. Written by tools/write_api.py; ro
 """
 
 import difflib
+from collections.abc import Callable
 
 from polyreme.eager.methods import INPLACE
 '''
@@ -152,7 +152,7 @@ def main() -> str:
                 names.append(alias)
     inplace = _inplace(set(names))
     lines.append("\n")
-    lines += [f'{n} = INPLACE["{inplace[n]}"]\n' for n in sorted(inplace)]
+    lines += [f'{n}: Callable[..., _root.Tensor] = INPLACE["{inplace[n]}"]\n' for n in sorted(inplace)]
     names += inplace
     listed = "".join(f'    "{n}",\n' for n in sorted(set(names)))
     lines.append(f"\n__all__ = [\n{listed}]\n__all__ += _root.__all__\n")
@@ -160,27 +160,5 @@ def main() -> str:
     return "".join(lines)
 
 
-def stubs() -> str:
-    """The text of eager/methods.pyi: every Tensor method with its signature, for editors and type checkers."""
-    lines = [
-        '"""Signatures of the methods that the op tables give Tensor. Written by tools/write_api.py."""\n\n',
-        "from typing import Any\n\nfrom polyreme.eager.tensor import Tensor\n\n",
-        "INPLACE: dict[str, Any]\nALIASES: dict[str, str]\n\nclass OpMethods:\n",
-    ]
-    for name, fn in sorted(vars(OpMethods).items()):
-        if name.startswith("__") or not callable(fn):
-            continue
-        parameters = list(inspect.signature(fn).parameters.values())[1:]
-        shown = ["self", *(_parameter(p) for p in parameters)]
-        lines.append(f"    def {name}({', '.join(shown)}) -> Any: ...\n")
-    return "".join(lines)
-
-
-def _parameter(p: inspect.Parameter) -> str:
-    star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(p.kind, "")
-    return f"{star}{p.name}: Any" + ("" if star or p.default is inspect.Parameter.empty else " = ...")
-
-
 if __name__ == "__main__":
     Path("polyreme/api.py").write_text(main())
-    Path("polyreme/eager/methods.pyi").write_text(stubs())

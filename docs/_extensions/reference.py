@@ -123,7 +123,7 @@ def _annotation(annotation):
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = re.sub(r"\w+\[Array, *(['\"]).*?\1\]", "Array", text)
     text = re.sub(r"\b(?:polyreme|typing|collections\.abc|numpy)(?:\.\w+)*\.(\w+)", r"\1", text)
-    text = re.sub(r"\b(jax\.)?Array\b|\bTensor\b", "paddle.Tensor", text)
+    text = re.sub(r"\b(jax\.)?Array\b|\b(Any)?Tensor\b", "paddle.Tensor", text)
     if text == "Any" or not _parses(text):
         return ""
     return text

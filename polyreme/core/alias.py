@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic, Self, TypeVar, cast, overload
+
+T = TypeVar("T")
 
 
-class Alias:
+class Alias(Generic[T]):
     """Reads and writes go to the attribute `target`; a subclass may give the name another meaning.
 
     >>> class Window:
@@ -19,10 +21,14 @@ class Alias:
     __slots__ = ("target",)
 
     def __init__(self, target: str) -> None:
-        self.target = target
+        self.target: str = target
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else getattr(instance, self.target)
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Self | T:
+        return self if instance is None else cast(T, getattr(instance, self.target))
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance: object, value: T) -> None:
         setattr(instance, self.target, value)

@@ -17,7 +17,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, TypeVar, overload
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ from polyreme.core.kernel import Kernel
 from polyreme.core.sharding_rule import DimsRule, RuleFor
 from polyreme.errors import ConfigError, DTypeError, HostValueError, NumericsError, ProgramError, ShapeError
 
+F = TypeVar("F", bound=Callable[..., Any])
 Key = NewType("Key", jax.Array)
 DRAWN = typing.cast(Key, None)
 """The default of a Key parameter: left out by the caller, drawn from the default generator for the array function."""
@@ -322,7 +323,11 @@ def op(
     return declare if fn is None else declare(fn)
 
 
-def composite(fn: Callable[..., Any] | None = None, *, method: bool = True) -> Any:
+@overload
+def composite(fn: F) -> F: ...
+@overload
+def composite(*, method: bool = True) -> Callable[[F], F]: ...
+def composite(fn: Any = None, *, method: bool = True) -> Any:
     """Register a public function written with other ops (on Tensors, not arrays), so that tests and docs see it too."""
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,7 +341,11 @@ def composite(fn: Callable[..., Any] | None = None, *, method: bool = True) -> A
     return declare if fn is None else declare(fn)
 
 
-def recorded(fn: Callable[..., Any] | None = None, *, acts: bool = False) -> Any:
+@overload
+def recorded(fn: F) -> F: ...
+@overload
+def recorded(*, acts: bool = False) -> Callable[[F], F]: ...
+def recorded(fn: Any = None, *, acts: bool = False) -> Any:
     """fn, which a static Program records as one call, by its qualified name, rather than as the ops inside it.
 
     acts: it does more than compute, such as print, so it runs with every run of the Program and never ahead of it.

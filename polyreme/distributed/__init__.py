@@ -5,12 +5,9 @@ Names load when one of them is first used: the launcher and what watches over a 
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme.errors import nearest
-
-if TYPE_CHECKING:
-    from polyreme.distributed.api import *
 
 _SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast, overload
 
 from polyreme.eager.tape import grad_mode
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _GradSwitch:
@@ -25,7 +27,7 @@ class _GradSwitch:
     def __exit__(self, *_: object) -> None:
         grad_mode.enabled = self._outer.pop()
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: F) -> F:
         if inspect.isgeneratorfunction(fn):
             raise TypeError(f"{fn.__qualname__} is a generator; use the context manager inside it")
 
@@ -34,16 +36,24 @@ class _GradSwitch:
             with _GradSwitch(self._enabled):
                 return fn(*args, **kwargs)
 
-        return run
+        return cast(F, run)
 
 
-def no_grad(func: Callable[..., Any] | None = None) -> Any:
+@overload
+def no_grad(func: F) -> F: ...
+@overload
+def no_grad(func: None = None) -> _GradSwitch: ...
+def no_grad(func: Any = None) -> Any:
     """Nothing inside is taped: results have stop_gradient=True. `with no_grad():`, `@no_grad` or `@no_grad()`."""
     switch = _GradSwitch(False)
     return switch if func is None else switch(func)
 
 
-def enable_grad(func: Callable[..., Any] | None = None) -> Any:
+@overload
+def enable_grad(func: F) -> F: ...
+@overload
+def enable_grad(func: None = None) -> _GradSwitch: ...
+def enable_grad(func: Any = None) -> Any:
     """Ops inside are taped again, within no_grad too."""
     switch = _GradSwitch(True)
     return switch if func is None else switch(func)

@@ -4,19 +4,13 @@ What is loaded is a Layer, so these stand on the floor of layers, in polyreme.ex
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme.errors import nearest
 from polyreme.jit.control_flow import case, cond, switch_case, while_loop
 from polyreme.jit.convert import ignore_module
 from polyreme.jit.to_static import StaticFunction, enable_to_static, not_to_static, to_static
 from polyreme.jit.verbosity import set_code_level, set_verbosity
-
-if TYPE_CHECKING:
-    # pyright sees what __getattr__ finds
-    load: Any
-    save: Any
-    TranslatedLayer: Any
 
 _LATE = {
     "TranslatedLayer": "polyreme.export.translated_layer",

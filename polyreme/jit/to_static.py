@@ -8,8 +8,8 @@ import logging
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ from polyreme.jit.fusing import fusing
 from polyreme.jit.program import CapturedProgram, OtherShapes, is_tensor
 from polyreme.jit.structure import containers, contents, flatten, put_contents, rebuild, with_parts
 
+F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("polyreme.jit")
 # more programs than this for one function nearly always means a Python number that changes each call
 _MANY_PROGRAMS = 16
@@ -381,6 +382,22 @@ def _difference(old: Any, new: Any) -> str:
     return "a call like an earlier one"
 
 
+@overload
+def to_static(
+    function: F,
+    input_spec: Sequence[Any] | None = None,
+    build_strategy: Any = None,
+    backend: str | None = None,
+    full_graph: bool = True,
+) -> F: ...
+@overload
+def to_static(
+    function: None = None,
+    input_spec: Sequence[Any] | None = None,
+    build_strategy: Any = None,
+    backend: str | None = None,
+    full_graph: bool = True,
+) -> Callable[[F], F]: ...
 def to_static(
     function: Any = None,
     input_spec: Any = None,

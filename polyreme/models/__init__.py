@@ -5,12 +5,9 @@ Names load when one of them is first used: records of families need no jax.
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme.errors import nearest
-
-if TYPE_CHECKING:
-    from polyreme.models.auto import *
 
 __all__ = [
     "AutoConfig",

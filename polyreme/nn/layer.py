@@ -9,7 +9,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 
@@ -17,13 +17,14 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import state, unique_name
 from polyreme.core.abstract import Abstract
+from polyreme.core.annotations import DTypeLike
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, ShapeError
 from polyreme.nn.hooks import LayerHooks, run_after, run_after_error, run_before
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
-from polyreme.nn.parameter import ParamAttr, Parameter, make_parameter
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter, make_parameter
 from polyreme.nn.parameter_entry import wholes
 from polyreme.nn.second_names import SecondNames
 
@@ -143,6 +144,26 @@ class Layer(LayerHooks, SecondNames):
 
     # making and registering
 
+    @overload
+    def create_parameter(
+        self,
+        shape: Sequence[int],
+        attr: Literal[False],
+        dtype: DTypeLike | None = None,
+        is_bias: bool = False,
+        default_initializer: Callable[..., Any] | None = None,
+        dims: Sequence[str | None] | None = None,
+    ) -> None: ...
+    @overload
+    def create_parameter(
+        self,
+        shape: Sequence[int],
+        attr: ParamAttrLike = None,
+        dtype: DTypeLike | None = None,
+        is_bias: bool = False,
+        default_initializer: Callable[..., Any] | None = None,
+        dims: Sequence[str | None] | None = None,
+    ) -> Parameter: ...
     def create_parameter(
         self,
         shape: Sequence[int],

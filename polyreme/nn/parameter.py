@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
@@ -186,6 +186,10 @@ class ParamAttr:
         if callable(attr):
             return cls(initializer=attr)
         raise ConfigError(f"a parameter attribute is None, False, a name, an initializer or a ParamAttr, got {attr!r}")
+
+
+ParamAttrLike: TypeAlias = ParamAttr | str | Callable[..., Any] | bool | None
+"""What ParamAttr.of reads: False for no parameter, None and True for the default, a name, an initializer."""
 
 
 def make_parameter(

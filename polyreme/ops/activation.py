@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor, DTypeLike
 from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -238,8 +239,12 @@ def rrelu_train(x: Array, lower: float, upper: float, key: Key = DRAWN) -> Array
 
 @composite(method=False)
 def rrelu(
-    x: Any, lower: float = 0.125, upper: float = 0.3333333333333333, training: bool = True, name: str | None = None
-) -> Any:
+    x: AnyTensor,
+    lower: float = 0.125,
+    upper: float = 0.3333333333333333,
+    training: bool = True,
+    name: str | None = None,
+) -> AnyTensor:
     """leaky_relu with a random slope from [lower, upper) in training, and their mean otherwise.
 
     Source: arXiv:1505.00853. Raises ConfigError unless 0 <= lower <= upper <= 1.
@@ -305,7 +310,7 @@ def _as(x: Array, dtype: Any) -> Array:
 
 
 @op(amp="fp32", inplace=True, rule=along_axis(default=-1))
-def softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
+def softmax(x: Array, axis: int = -1, dtype: DTypeLike | None = None) -> Array:
     """e^x / sum of e^x along axis, computed without overflow; x is cast to dtype first if one is given."""
     x = _as(x, dtype)
     dim = None if x.ndim == 0 else positive_dim(axis, x.ndim, "softmax")
@@ -313,7 +318,7 @@ def softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
 
 
 @op(amp="fp32", method=False, rule=along_axis(default=-1))
-def log_softmax(x: Array, axis: int = -1, dtype: Any = None) -> Array:
+def log_softmax(x: Array, axis: int = -1, dtype: DTypeLike | None = None) -> Array:
     """log of softmax along axis, computed without overflow; x is cast to dtype first if one is given."""
     x = _as(x, dtype)
     dim = None if x.ndim == 0 else positive_dim(axis, x.ndim, "log_softmax")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import DTypeLike
 from polyreme.core.dtype import promote, promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -276,7 +277,7 @@ def bitwise_not(x: Array) -> Array:
 
 
 @op(rule=_cast_rule)
-def cast(x: Array, dtype: Any) -> Array:
+def cast(x: Array, dtype: DTypeLike) -> Array:
     """x in another dtype; floating to integer truncates toward zero, complex to real keeps the real part.
 
     NaN and what int32 or int64 does not hold becomes the lowest of them; narrower integers get its lowest bits.

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -105,10 +106,10 @@ def attention_with_dropout(
 
 @composite(method=False)
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: AnyTensor,
+    key: AnyTensor,
+    value: AnyTensor,
+    attn_mask: AnyTensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     training: bool = True,
@@ -116,7 +117,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = True,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """softmax(scale * query key^T + mask) value -> [batch, s, heads, e].
 
     query [batch, s, heads, d], key [batch, t, kv_heads, d], value [batch, t, kv_heads, e].
@@ -161,19 +162,19 @@ def _softmax(scores: Array) -> Array:
 
 @composite(method=False)
 def flash_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: AnyTensor,
+    key: AnyTensor,
+    value: AnyTensor,
     dropout: float = 0.0,
     causal: bool = False,
     return_softmax: bool = False,
     *,
-    fixed_seed_offset: Any = None,
+    fixed_seed_offset: AnyTensor | None = None,
     rng_name: str = "",
     training: bool = True,
     name: str | None = None,
     softmax_scale: float | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[AnyTensor, AnyTensor | None]:
     """scaled_dot_product_attention -> (out, probabilities [batch, heads, s, t] with return_softmax, else None).
 
     Raises ConfigError for fixed_seed_offset and rng_name (random numbers come from the default generator), and for
@@ -293,16 +294,16 @@ def _halves_turned(x: Array) -> Array:
 
 @composite(method=False)
 def fused_rotary_position_embedding(
-    q: Any,
-    k: Any = None,
-    v: Any = None,
-    sin: Any = None,
-    cos: Any = None,
-    position_ids: Any = None,
+    q: AnyTensor,
+    k: AnyTensor | None = None,
+    v: AnyTensor | None = None,
+    sin: AnyTensor | None = None,
+    cos: AnyTensor | None = None,
+    position_ids: AnyTensor | None = None,
     use_neox_rotary_style: bool = True,
     time_major: bool = False,
     rotary_emb_base: float = 10000.0,
-) -> tuple[Any, Any, Any]:
+) -> tuple[AnyTensor, AnyTensor | None, AnyTensor | None]:
     """q, k and v turned by angles that grow with position: x * cos + turned(x) * sin -> (q, k, v).
 
     None stays None. q, k, v: [batch, seq, heads, head_dim] ([seq, batch, ...] with time_major); k and v may have

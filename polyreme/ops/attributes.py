@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.op import composite, op
 from polyreme.core.state import TensorState
 
@@ -43,24 +44,24 @@ def is_tensor(x: Any) -> bool:
 
 
 @composite(method=False)
-def is_complex(x: Any) -> bool:
+def is_complex(x: AnyTensor) -> bool:
     """Whether x has a complex dtype."""
     return dtypes.is_complex(x.dtype)
 
 
 @composite(method=False)
-def is_floating_point(x: Any) -> bool:
+def is_floating_point(x: AnyTensor) -> bool:
     """Whether x has a floating dtype."""
     return dtypes.is_floating(x.dtype)
 
 
 @composite(method=False)
-def is_integer(x: Any) -> bool:
+def is_integer(x: AnyTensor) -> bool:
     """Whether x has an integer dtype; bool is none."""
     return dtypes.is_integer(x.dtype)
 
 
 @composite(method=False)
-def tolist(x: Any) -> Any:
+def tolist(x: AnyTensor) -> Any:
     """The value as nested lists of Python numbers. Reads the host: raises CaptureError inside a capture."""
     return x.tolist()

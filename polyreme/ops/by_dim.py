@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import spelling
+from polyreme.core.annotations import AnyTensor, DTypeLike
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops import activation, arithmetic, creation, gather_scatter, linalg, manipulation, math, reduce, search
@@ -22,29 +23,29 @@ from polyreme.ops.unique import unique as _unique
 class MinMaxRetType(NamedTuple):
     """Extreme values along a dim, and where they are."""
 
-    values: Any
-    indices: Any
+    values: AnyTensor
+    indices: AnyTensor
 
 
 class MedianRetType(NamedTuple):
     """Medians along a dim, and where they are."""
 
-    values: Any
-    indices: Any
+    values: AnyTensor
+    indices: AnyTensor
 
 
 class SortRetType(NamedTuple):
     """Sorted values along a dim, and where they were."""
 
-    values: Any
-    indices: Any
+    values: AnyTensor
+    indices: AnyTensor
 
 
 class SlogdetResult(NamedTuple):
     """Sign and natural logarithm of the magnitude of a determinant."""
 
-    sign: Any
-    logabsdet: Any
+    sign: AnyTensor
+    logabsdet: AnyTensor
 
 
 def _spell(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +71,9 @@ def _write(result: Any, out: Any, what: str) -> Any:
 
 
 @_spell
-def softmax(input: Any, dim: int | None = None, dtype: Any = None, out: Any = None) -> Any:
+def softmax(
+    input: AnyTensor, dim: int | None = None, dtype: DTypeLike | None = None, out: AnyTensor | None = None
+) -> AnyTensor:
     """exp(x) over its sum along dim; without dim, along the first of 0, 1 or 3 dims, along the second of others.
 
     dtype: what the input is cast to first. nn.functional.softmax takes the last dim instead.
@@ -80,7 +83,7 @@ def softmax(input: Any, dim: int | None = None, dtype: Any = None, out: Any = No
 
 
 @_spell
-def equal(input: Any, other: Any) -> builtins.bool:
+def equal(input: AnyTensor, other: AnyTensor) -> builtins.bool:
     """Whether two Tensors have one shape and equal elements. Reads the host: raises CaptureError inside a capture."""
     return list(input.shape) == list(other.shape) and builtins.bool(reduce.all(arithmetic.equal(input, other)))
 
@@ -154,19 +157,23 @@ def _median(what: str, input: Any, dim: int | None, keepdim: builtins.bool, out:
 
 
 @_spell
-def median(input: Any, dim: int | None = None, keepdim: builtins.bool = False, out: Any = None) -> Any:
+def median(
+    input: AnyTensor, dim: int | None = None, keepdim: builtins.bool = False, out: AnyTensor | None = None
+) -> Any:
     """The median of all elements, or (values, indices) along dim: the lower of two middles; NaN if there is one."""
     return _median("median", input, dim, keepdim, out, False)
 
 
 @_spell
-def nanmedian(input: Any, dim: int | None = None, keepdim: builtins.bool = False, out: Any = None) -> Any:
+def nanmedian(
+    input: AnyTensor, dim: int | None = None, keepdim: builtins.bool = False, out: AnyTensor | None = None
+) -> Any:
     """The median of the elements that are not NaN, the lower of two middles; along dim (values, indices)."""
     return _median("nanmedian", input, dim, keepdim, out, True)
 
 
 @_spell
-def slogdet(x: Any, out: Any = None) -> SlogdetResult:
+def slogdet(x: AnyTensor, out: AnyTensor | None = None) -> SlogdetResult:
     """(sign, natural logarithm of the magnitude) of the determinant: [*b, n, n] -> [*b], [*b]."""
     both = linalg.slogdet(x)
     return _write(SlogdetResult(both[0], both[1]), out, "slogdet")
@@ -174,7 +181,11 @@ def slogdet(x: Any, out: Any = None) -> SlogdetResult:
 
 @_spell
 def sort(
-    input: Any, dim: int = -1, descending: builtins.bool = False, stable: builtins.bool = False, out: Any = None
+    input: AnyTensor,
+    dim: int = -1,
+    descending: builtins.bool = False,
+    stable: builtins.bool = False,
+    out: AnyTensor | None = None,
 ) -> SortRetType:
     """(values in order along dim, where each was); NaN counts as largest. Always stable."""
     index = search.argsort(input, dim, descending, stable)
@@ -195,7 +206,7 @@ def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple:
 
 @_spell
 def unique(
-    input: Any,
+    input: AnyTensor,
     sorted: builtins.bool = True,
     return_inverse: builtins.bool = False,
     return_counts: builtins.bool = False,

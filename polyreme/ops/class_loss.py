@@ -16,6 +16,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
@@ -210,12 +211,12 @@ def pick_classes(log_probs: Array, label: Array) -> Array:
 
 @composite(method=False)
 def adaptive_log_softmax_with_loss(
-    input: Any,
-    label: Any,
-    head_weight: Any,
+    input: AnyTensor,
+    label: AnyTensor,
+    head_weight: AnyTensor,
     tail_weights: Any,
     cutoffs: Any,
-    head_bias: Any = None,
+    head_bias: AnyTensor | None = None,
     name: str | None = None,
 ) -> Any:
     """log softmax over many classes, rare ones in clusters with narrower weights -> (log p(label) [N], mean -log p []).
@@ -265,8 +266,8 @@ def angular_margin(logits: Array, label: Array, margin1: float, margin2: float, 
 
 @composite(method=False)
 def margin_cross_entropy(
-    logits: Any,
-    label: Any,
+    logits: AnyTensor,
+    label: AnyTensor,
     margin1: float = 1.0,
     margin2: float = 0.5,
     margin3: float = 0.0,
@@ -292,7 +293,7 @@ def margin_cross_entropy(
 
 
 @composite(method=False)
-def class_center_sample(label: Any, num_classes: int, num_samples: int, group: Any = None) -> Any:
+def class_center_sample(label: AnyTensor, num_classes: int, num_samples: int, group: Any = None) -> Any:
     """Every class in label and, up to num_samples, others drawn without replacement -> (places of label, classes).
 
     For a partial softmax over very many classes (arXiv:2203.15565): the places [N] are in the classes [S], which are

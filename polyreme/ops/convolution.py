@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from polyreme.core.annotations import Padding, Sizes
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -173,9 +174,9 @@ def conv1d(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
     data_format: str = "NCL",
 ) -> Array:
@@ -191,9 +192,9 @@ def conv2d(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
     data_format: str = "NCHW",
 ) -> Array:
@@ -209,9 +210,9 @@ def conv3d(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
     data_format: str = "NCDHW",
 ) -> Array:
@@ -299,12 +300,12 @@ def conv1d_transpose(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
     groups: int = 1,
-    dilation: Any = 1,
-    output_size: Any = None,
+    dilation: Sizes = 1,
+    output_size: Sizes | None = None,
     data_format: str = "NCL",
 ) -> Array:
     """The transpose of conv1d's map: [N, C, L], [C, O / groups, k] -> [N, O, L'].
@@ -323,12 +324,12 @@ def conv2d_transpose(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
-    output_size: Any = None,
+    output_size: Sizes | None = None,
     data_format: str = "NCHW",
 ) -> Array:
     """The transpose of conv2d's map, [N, C, H, W], [C, O / groups, kh, kw] -> [N, O, H', W'].
@@ -345,12 +346,12 @@ def conv3d_transpose(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
     groups: int = 1,
-    dilation: Any = 1,
-    output_size: Any = None,
+    dilation: Sizes = 1,
+    output_size: Sizes | None = None,
     data_format: str = "NCDHW",
 ) -> Array:
     """The transpose of conv3d's map, [N, C, D, H, W], [C, O / groups, kd, kh, kw] -> [N, O, D', H', W'].
@@ -384,7 +385,9 @@ def _columns(x: Array, kernel: tuple, stride: tuple, pads: Pads, dilation: tuple
 
 
 @op(method=False)
-def image_to_columns(x: Array, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, dilations: Any = 1) -> Array:
+def image_to_columns(
+    x: Array, kernel_sizes: Sizes, strides: Sizes = 1, paddings: Padding = 0, dilations: Sizes = 1
+) -> Array:
     """Every window of an image as a column: [N, C, H, W] -> [N, C * kh * kw, windows]; public as nn.functional.unfold.
 
     paddings: an int, [vertical, horizontal] or [top, left, bottom, right]. Raises ShapeError when no window fits.
@@ -396,7 +399,7 @@ def image_to_columns(x: Array, kernel_sizes: Any, strides: Any = 1, paddings: An
 
 @op(method=False)
 def fold(
-    x: Array, output_sizes: Any, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, dilations: Any = 1
+    x: Array, output_sizes: Sizes, kernel_sizes: Sizes, strides: Sizes = 1, paddings: Padding = 0, dilations: Sizes = 1
 ) -> Array:
     """Columns summed back into an image, [N, C * kh * kw, windows] -> [N, C, H, W]: the transpose of unfold.
 

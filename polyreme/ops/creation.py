@@ -22,6 +22,7 @@ from jax import export as jax_export
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
 from polyreme.core import spelling, state
+from polyreme.core.annotations import AnyTensor, DTypeLike, ShapeLike
 from polyreme.core.dtype import promote, promote_floating
 from polyreme.core.op import OPS, op
 from polyreme.core.sharding_rule import RuleFor
@@ -111,13 +112,13 @@ def _or_own(x: Array, dtype: Any) -> np.dtype:
 
 
 @creator
-def zeros(shape: Any, dtype: Any = None) -> Array:
+def zeros(shape: ShapeLike, dtype: DTypeLike | None = None) -> Array:
     """Zeros of a shape; dtype is the default one if None."""
     return jnp.zeros(as_shape(shape, "zeros"), as_float(dtype))
 
 
 @creator
-def ones(shape: Any, dtype: Any = None) -> Array:
+def ones(shape: ShapeLike, dtype: DTypeLike | None = None) -> Array:
     """Ones of a shape; dtype is the default one if None."""
     return jnp.ones(as_shape(shape, "ones"), as_float(dtype))
 
@@ -130,7 +131,7 @@ def _check_full(shape: Any, fill_value: Any, dtype: Any = None, *_: Any, **optio
 
 @preceded(_check_full)
 @creator
-def full(shape: Any, fill_value: Array, dtype: Any = None) -> Array:
+def full(shape: ShapeLike, fill_value: Array, dtype: DTypeLike | None = None) -> Array:
     """A shape filled with one value; without dtype bool and complex values keep theirs, others give the default one.
 
     fill_value: a number, "inf", "-inf" or "nan" too, or one element. Raises ConfigError for a number that dtype does
@@ -143,19 +144,19 @@ def full(shape: Any, fill_value: Array, dtype: Any = None) -> Array:
 
 
 @creator
-def empty(shape: Any, dtype: Any = None) -> Array:
+def empty(shape: ShapeLike, dtype: DTypeLike | None = None) -> Array:
     """A Tensor of a shape to be written to later; it holds zeros."""
     return jnp.zeros(as_shape(shape, "empty"), as_float(dtype))
 
 
 @creator(rule=elementwise)
-def zeros_like(x: Array, dtype: Any = None) -> Array:
+def zeros_like(x: Array, dtype: DTypeLike | None = None) -> Array:
     """Zeros of x's shape, and of its dtype unless another is given."""
     return jnp.zeros(x.shape, _or_own(x, dtype))
 
 
 @creator(rule=elementwise)
-def ones_like(x: Array, dtype: Any = None) -> Array:
+def ones_like(x: Array, dtype: DTypeLike | None = None) -> Array:
     """Ones of x's shape, and of its dtype unless another is given."""
     return jnp.ones(x.shape, _or_own(x, dtype))
 
@@ -179,19 +180,19 @@ def _check_full_like(x: Any, fill_value: Any, dtype: Any = None, *_: Any, **opti
 
 @preceded(_check_full_like)
 @creator(rule=elementwise)
-def full_like(x: Array, fill_value: Array, dtype: Any = None) -> Array:
+def full_like(x: Array, fill_value: Array, dtype: DTypeLike | None = None) -> Array:
     """One value in x's shape, and in its dtype unless another is given, which must hold it: ConfigError."""
     return jnp.broadcast_to(dtypes.convert(jnp.reshape(fill_value, ()), _or_own(x, dtype)), x.shape)
 
 
 @creator(rule=elementwise)
-def empty_like(x: Array, dtype: Any = None) -> Array:
+def empty_like(x: Array, dtype: DTypeLike | None = None) -> Array:
     """A Tensor of x's shape and dtype to be written to later; it holds zeros."""
     return jnp.zeros(x.shape, _or_own(x, dtype))
 
 
 @creator
-def arange(start: float = 0, end: float | None = None, step: float = 1, dtype: Any = None) -> Array:
+def arange(start: float = 0, end: float | None = None, step: float = 1, dtype: DTypeLike | None = None) -> Array:
     """start, start + step, ... up to but not including end; arange(n) counts from 0.
 
     -> [ceil((end - start) / step)]; int64 if all three are integers, else the default dtype. Raises for step 0.
@@ -215,7 +216,7 @@ def _counted(what: str, start: Any, step: Any, count: int, whole: bool, to: np.d
 
 
 @creator
-def range(start: float = 0, end: float | None = None, step: float = 1, dtype: Any = None) -> Array:
+def range(start: float = 0, end: float | None = None, step: float = 1, dtype: DTypeLike | None = None) -> Array:
     """start, start + step, ... up to and including end; range(n) counts from 0 to n. arange leaves the end out.
 
     -> [floor((end - start) / step) + 1]; the default dtype if None. Raises ShapeError for step 0, or one that leads
@@ -231,7 +232,7 @@ def range(start: float = 0, end: float | None = None, step: float = 1, dtype: An
 
 
 @creator
-def linspace(start: Array, stop: Array, num: int, dtype: Any = None) -> Array:
+def linspace(start: Array, stop: Array, num: int, dtype: DTypeLike | None = None) -> Array:
     """num values evenly spaced from start to stop, both included -> [num]; default dtype if None.
 
     Raises ShapeError for num < 1.
@@ -251,14 +252,14 @@ def _space(start: Array, stop: Array, num: int, what: str) -> Array:
 
 
 @op(method=False)
-def logspace(start: Array, stop: Array, num: int, base: Array | float = 10.0, dtype: Any = None) -> Array:
+def logspace(start: Array, stop: Array, num: int, base: Array | float = 10.0, dtype: DTypeLike | None = None) -> Array:
     """base to the powers linspace(start, stop, num) -> [num]; default dtype if None."""
     powers = _space(start, stop, num, "logspace")
     return jnp.power(jnp.reshape(base, ()).astype(dtypes.float64), powers).astype(as_float(dtype))
 
 
 @creator
-def eye(num_rows: int, num_columns: int | None = None, dtype: Any = None) -> Array:
+def eye(num_rows: int, num_columns: int | None = None, dtype: DTypeLike | None = None) -> Array:
     """Ones on the main diagonal, zeros elsewhere -> [num_rows, num_columns]; square if num_columns is None."""
     rows, columns = as_shape((num_rows, num_rows if num_columns is None else num_columns), "eye")
     return jnp.eye(rows, columns, dtype=as_float(dtype))
@@ -321,13 +322,13 @@ def triu(x: Array, diagonal: int = 0) -> Array:
 
 
 @op(method=False)
-def tril_indices(row: int, col: int, offset: int = 0, dtype: Any = "int64") -> Array:
+def tril_indices(row: int, col: int, offset: int = 0, dtype: DTypeLike = "int64") -> Array:
     """Rows and columns of the elements on and below a diagonal of a [row, col] matrix -> [2, count]."""
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(dtypes.as_dtype(dtype)))
 
 
 @op(method=False)
-def triu_indices(row: int, col: int | None = None, offset: int = 0, dtype: Any = "int64") -> Array:
+def triu_indices(row: int, col: int | None = None, offset: int = 0, dtype: DTypeLike = "int64") -> Array:
     """Rows and columns of the elements on and above a diagonal of a [row, col] matrix -> [2, count]."""
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(dtypes.as_dtype(dtype)))
 
@@ -347,7 +348,7 @@ def meshgrid(inputs: list[Array], indexing: str = "ij") -> list[Array]:
 _grid = meshgrid
 
 
-def _meshgrid(*args: Any, indexing: str = "ij", name: str | None = None) -> Any:
+def _meshgrid(*args: AnyTensor, indexing: str = "ij", name: str | None = None) -> list[AnyTensor]:
     inputs = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
     return _grid(list(inputs), indexing=indexing)
 
@@ -367,7 +368,7 @@ def assign(x: Array) -> Array:
 _assign = assign
 
 
-def _assign_to(x: Any, output: Any = None) -> Any:
+def _assign_to(x: AnyTensor, output: AnyTensor | None = None) -> AnyTensor:
     if isinstance(x, (list, tuple)):
         refuse_sizes("assign", x)
         x = np.asarray(x)

@@ -17,6 +17,7 @@ from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor, DTypeLike
 from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, Reduce, ShardingRule
@@ -199,9 +200,9 @@ def _classes(input: Any, axis: int) -> int:
 
 @composite(method=False)
 def cross_entropy(
-    input: Any,
-    label: Any,
-    weight: Any = None,
+    input: AnyTensor,
+    label: AnyTensor,
+    weight: AnyTensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     soft_label: bool = False,
@@ -209,7 +210,7 @@ def cross_entropy(
     use_softmax: bool = True,
     label_smoothing: float = 0.0,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """-log softmax(input)[label] along axis (-log input[label] with use_softmax=False); probabilities as labels with
     soft_label=True: -sum of label * log softmax(input).
 
@@ -246,8 +247,8 @@ def softmax_and_cross_entropy(
 
 @composite(method=False)
 def softmax_with_cross_entropy(
-    logits: Any,
-    label: Any,
+    logits: AnyTensor,
+    label: AnyTensor,
     soft_label: bool = False,
     ignore_index: int = -100,
     numeric_stable_mode: bool = True,
@@ -281,13 +282,13 @@ def nll_of_classes(
 
 @composite(method=False)
 def nll_loss(
-    input: Any,
-    label: Any,
-    weight: Any = None,
+    input: AnyTensor,
+    label: AnyTensor,
+    weight: AnyTensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """-input[label] * weight[label], input being log-probabilities: [N, C, ...], [N, ...] -> [N, ...] unreduced.
 
     Labels equal to ignore_index give 0; the mean divides by the sum of the weights. Raises ShapeError for shapes that
@@ -318,7 +319,7 @@ def linear_cross_entropy_of_classes(
     bias: Array | None = None,
     rows: tuple[tuple[int | None, ...], ...] = (),
     class_weight: Array | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN.
 
@@ -358,18 +359,18 @@ def linear_cross_entropy_of_classes(
 
 @composite(method=False)
 def fused_linear_cross_entropy(
-    hidden: Any,
-    weight: Any,
-    label: Any,
+    hidden: AnyTensor,
+    weight: AnyTensor,
+    label: AnyTensor,
     transpose_weight: bool = False,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
-    bias: Any = None,
+    bias: AnyTensor | None = None,
     rows: Sequence[slice] = (),
-    class_weight: Any = None,
-    dtype: Any = None,
-) -> Any:
+    class_weight: AnyTensor | None = None,
+    dtype: DTypeLike | None = None,
+) -> AnyTensor:
     """cross_entropy(hidden @ weight + bias, label) without the logits ever being whole in memory.
 
     hidden [*b, m], weight [m, classes] (transpose_weight: [classes, m], as an embedding has it), bias [classes], label

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from polyreme.core.annotations import Padding, Sizes
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -31,9 +32,9 @@ def deform_conv2d(
     offset: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
     deformable_groups: int = 1,
     groups: int = 1,
     mask: Array | None = None,

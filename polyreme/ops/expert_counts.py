@@ -6,12 +6,11 @@ are integers of any shape, read in their order, and a negative one is none. Shap
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels.experts import Groups
@@ -21,7 +20,7 @@ from polyreme.ops.ids import visible
 
 
 @composite(method=False)
-def number_count(numbers: Any, upper_range: int) -> Any:
+def number_count(numbers: AnyTensor, upper_range: int) -> AnyTensor:
     """How many of the choices fell on each of upper_range experts -> [upper_range], in their dtype.
 
     >>> from polyreme.eager.tensor import to_tensor
@@ -40,7 +39,7 @@ def positions_by_expert(x: Array, num_experts: int) -> Array:
 
 
 @composite(method=False)
-def assign_pos(x: Any, cum_count: Any) -> Any:
+def assign_pos(x: AnyTensor, cum_count: AnyTensor) -> AnyTensor:
     """Positions in the flattened choices x, expert by expert, of one expert the last first -> [cum_count[-1]].
 
     cum_count [e]: running sums of number_count(x, e). The length of the result depends on its values, so it can be

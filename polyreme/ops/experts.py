@@ -17,6 +17,7 @@ from jax import Array, export, lax
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -314,17 +315,17 @@ def routed_experts(
 
 @composite(method=False)
 def experts_ffn(
-    x: Any,
-    choices: Any,
-    gates: Any,
-    up: Any,
-    down: Any,
-    gate: Any = None,
-    up_bias: Any = None,
-    down_bias: Any = None,
+    x: AnyTensor,
+    choices: AnyTensor,
+    gates: AnyTensor,
+    up: AnyTensor,
+    down: AnyTensor,
+    gate: AnyTensor | None = None,
+    up_bias: AnyTensor | None = None,
+    down_bias: AnyTensor | None = None,
     activation: str = "silu",
-    gate_bias: Any = None,
-) -> Any:
+    gate_bias: AnyTensor | None = None,
+) -> AnyTensor:
     """sum over j of gates[..., j] * expert[choices[..., j]](x): [..., d], choices and gates [..., k] -> [..., d].
 
     An expert is activation(x up + up_bias) down + down_bias, or with gate (activation(x gate + gate_bias) * (x up +

@@ -13,6 +13,7 @@ from jax import Array, lax, random
 
 from polyreme.core import dims
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote
 from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
@@ -97,8 +98,8 @@ def lu_unpack(
 
 
 def _ask_for(
-    x: Any, y: Any, unpack_ludata: bool = True, unpack_pivots: bool = True, name: Any = None
-) -> tuple[Any, Any, Any]:
+    x: AnyTensor, y: AnyTensor, unpack_ludata: bool = True, unpack_pivots: bool = True, name: str | None = None
+) -> tuple[AnyTensor, AnyTensor, AnyTensor]:
     p, lower, upper = _unpacked(x, y, unpack_ludata, unpack_pivots)
     kept = bool(unpack_ludata)
     return p if unpack_pivots else None, lower if kept else None, upper if kept else None

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import Axes, DTypeLike
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.bounds import dims_of, ints
@@ -131,79 +132,79 @@ def ihfft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward"
 
 
 @op(amp="fp32", method=False)
-def fftn(x: Array, s: Any = None, axes: Any = None, norm: str = "backward") -> Array:
+def fftn(x: Array, s: Axes | None = None, axes: Axes | None = None, norm: str = "backward") -> Array:
     """fft over several dims: axes, else the last len(s), else all."""
     return _complex_to_complex(x, s, axes, norm, True, "fftn")
 
 
 @op(amp="fp32", method=False)
-def ifftn(x: Array, s: Any = None, axes: Any = None, norm: str = "backward") -> Array:
+def ifftn(x: Array, s: Axes | None = None, axes: Axes | None = None, norm: str = "backward") -> Array:
     """Inverse of fftn."""
     return _complex_to_complex(x, s, axes, norm, False, "ifftn")
 
 
 @op(amp="fp32", method=False)
-def rfftn(x: Array, s: Any = None, axes: Any = None, norm: str = "backward") -> Array:
+def rfftn(x: Array, s: Axes | None = None, axes: Axes | None = None, norm: str = "backward") -> Array:
     """fftn of a real x; of the last dim named only the first half is given, as in rfft."""
     return _real_to_half(x, s, axes, norm, True, "rfftn")
 
 
 @op(amp="fp32", method=False)
-def irfftn(x: Array, s: Any = None, axes: Any = None, norm: str = "backward") -> Array:
+def irfftn(x: Array, s: Axes | None = None, axes: Axes | None = None, norm: str = "backward") -> Array:
     """Inverse of rfftn, real; give s where the last size is odd."""
     return _half_to_real(x, s, axes, norm, False, "irfftn")
 
 
 @op(amp="fp32", method=False)
-def hfftn(x: Array, s: Any = None, axes: Any = None, norm: str = "backward") -> Array:
+def hfftn(x: Array, s: Axes | None = None, axes: Axes | None = None, norm: str = "backward") -> Array:
     """fftn, real, of a signal that is Hermitian in the last dim named, of which x is the first half."""
     return _half_to_real(x, s, axes, norm, True, "hfftn")
 
 
 @op(amp="fp32", method=False)
-def ihfftn(x: Array, s: Any = None, axes: Any = None, norm: str = "backward") -> Array:
+def ihfftn(x: Array, s: Axes | None = None, axes: Axes | None = None, norm: str = "backward") -> Array:
     """Inverse of hfftn: half of ifftn of a real x."""
     return _real_to_half(x, s, axes, norm, False, "ihfftn")
 
 
 @op(amp="fp32", method=False)
-def fft2(x: Array, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
+def fft2(x: Array, s: Axes | None = None, axes: Axes = (-2, -1), norm: str = "backward") -> Array:
     """fft over two dims; over the last len(s), else all, with axes=None. The other forms for two dims are like it."""
     return _complex_to_complex(x, s, _two(s, axes, "fft2"), norm, True, "fft2")
 
 
 @op(amp="fp32", method=False)
-def ifft2(x: Array, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
+def ifft2(x: Array, s: Axes | None = None, axes: Axes = (-2, -1), norm: str = "backward") -> Array:
     """Inverse of fft2."""
     return _complex_to_complex(x, s, _two(s, axes, "ifft2"), norm, False, "ifft2")
 
 
 @op(amp="fp32", method=False)
-def rfft2(x: Array, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
+def rfft2(x: Array, s: Axes | None = None, axes: Axes = (-2, -1), norm: str = "backward") -> Array:
     """fft2 of a real x; of the last dim only the first half is given, as in rfft."""
     return _real_to_half(x, s, _two(s, axes, "rfft2"), norm, True, "rfft2")
 
 
 @op(amp="fp32", method=False)
-def irfft2(x: Array, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
+def irfft2(x: Array, s: Axes | None = None, axes: Axes = (-2, -1), norm: str = "backward") -> Array:
     """Inverse of rfft2, real; give s where the last size is odd."""
     return _half_to_real(x, s, _two(s, axes, "irfft2"), norm, False, "irfft2")
 
 
 @op(amp="fp32", method=False)
-def hfft2(x: Array, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
+def hfft2(x: Array, s: Axes | None = None, axes: Axes = (-2, -1), norm: str = "backward") -> Array:
     """fft2, real, of a signal that is Hermitian in the last dim, of which x is the first half."""
     return _half_to_real(x, s, _two(s, axes, "hfft2"), norm, True, "hfft2")
 
 
 @op(amp="fp32", method=False)
-def ihfft2(x: Array, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
+def ihfft2(x: Array, s: Axes | None = None, axes: Axes = (-2, -1), norm: str = "backward") -> Array:
     """Inverse of hfft2: half of ifft2 of a real x."""
     return _real_to_half(x, s, _two(s, axes, "ihfft2"), norm, False, "ihfft2")
 
 
 @creator
-def fftfreq(n: int, d: float = 1.0, dtype: Any = None) -> Array:
+def fftfreq(n: int, d: float = 1.0, dtype: DTypeLike | None = None) -> Array:
     """The n frequencies of fft, in its order, of samples d apart: cycles per unit of d, [0, 1, ..., -2, -1] / (d n).
 
     >>> fftfreq(4, 0.5).tolist()
@@ -214,7 +215,7 @@ def fftfreq(n: int, d: float = 1.0, dtype: Any = None) -> Array:
 
 
 @creator
-def rfftfreq(n: int, d: float = 1.0, dtype: Any = None) -> Array:
+def rfftfreq(n: int, d: float = 1.0, dtype: DTypeLike | None = None) -> Array:
     """The n // 2 + 1 frequencies of rfft of n samples d apart: cycles per unit of d."""
     _space(n, d, "rfftfreq")
     return jnp.fft.rfftfreq(n, d, dtype=as_float(dtype))
@@ -226,14 +227,14 @@ def _space(n: int, d: float, what: str) -> None:
 
 
 @op(method=False)
-def fftshift(x: Array, axes: Any = None) -> Array:
+def fftshift(x: Array, axes: Axes | None = None) -> Array:
     """x rolled so that frequency 0 stands in the middle of each of axes (all by default), at size // 2."""
     dims = tuple(range(x.ndim)) if axes is None else dims_of(axes, x.ndim, "fftshift")
     return jnp.fft.fftshift(x, dims)
 
 
 @op(method=False)
-def ifftshift(x: Array, axes: Any = None) -> Array:
+def ifftshift(x: Array, axes: Axes | None = None) -> Array:
     """Undoes fftshift, for odd sizes too."""
     dims = tuple(range(x.ndim)) if axes is None else dims_of(axes, x.ndim, "ifftshift")
     return jnp.fft.ifftshift(x, dims)

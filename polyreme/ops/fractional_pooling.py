@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from polyreme.core.annotations import Sizes
 from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.pooling import largest, output_sizes
@@ -59,8 +60,8 @@ def _edges(at: Array, ratio: float, u: Array) -> Array:
 @op(method=False)
 def fractional_max_pool2d(
     x: Array,
-    output_size: Any,
-    kernel_size: Any = None,
+    output_size: Sizes,
+    kernel_size: Sizes | None = None,
     random_u: float | None = None,
     return_mask: bool = False,
     key: Key = DRAWN,
@@ -77,8 +78,8 @@ def fractional_max_pool2d(
 @op(method=False)
 def fractional_max_pool3d(
     x: Array,
-    output_size: Any,
-    kernel_size: Any = None,
+    output_size: Sizes,
+    kernel_size: Sizes | None = None,
     random_u: float | None = None,
     return_mask: bool = False,
     key: Key = DRAWN,

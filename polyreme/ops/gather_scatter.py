@@ -14,6 +14,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote
 from polyreme.core.op import OPS, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -216,7 +217,7 @@ def take(x: Array, index: Array, mode: str = "raise") -> Array:
 
 
 @composite
-def nonzero(x: Any, as_tuple: bool = False, name: str | None = None, out: Any = None) -> Any:
+def nonzero(x: AnyTensor, as_tuple: bool = False, name: str | None = None, out: AnyTensor | None = None) -> Any:
     """Indices of the nonzero elements in row-major order: int64 [n, ndim], or with as_tuple one [n] per dim.
 
     Reads the host: the number of them is the shape. Raises CaptureError inside a capture.
@@ -228,7 +229,7 @@ def nonzero(x: Any, as_tuple: bool = False, name: str | None = None, out: Any = 
 
 
 @composite
-def argwhere(input: Any) -> Any:
+def argwhere(input: AnyTensor) -> AnyTensor:
     """nonzero by another name."""
     return nonzero(input)
 
@@ -250,7 +251,7 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None) -> A
 
 
 @composite
-def where_(condition: Any, x: Any, y: Any, name: str | None = None) -> Any:
+def where_(condition: AnyTensor, x: AnyTensor, y: AnyTensor, name: str | None = None) -> AnyTensor:
     """where(condition, x, y) written into x, which is returned."""
     return where(condition, x, y, out=x)
 
@@ -262,7 +263,7 @@ def need_mask(what: str, mask: Any) -> None:
 
 
 @composite
-def masked_select(x: Any, mask: Any, name: str | None = None, out: Any = None) -> Any:
+def masked_select(x: AnyTensor, mask: AnyTensor, name: str | None = None, out: AnyTensor | None = None) -> AnyTensor:
     """The elements of x where mask is True, in row-major order, as one dim; x and mask broadcast.
 
     Reads mask on the host: the number of them is the shape. Raises CaptureError inside a capture.

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from polyreme import kernels
 from polyreme.core import layout
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import as_laid_out
 
@@ -60,7 +61,7 @@ def out_of_zigzag(x: Array, ways: int, dim: int) -> Array:
 
 
 @composite(method=False)
-def constrain(x: Any, *dims: str | None) -> Any:
+def constrain(x: AnyTensor, *dims: str | None) -> AnyTensor:
     """x with its logical dims named, so that the plan in force places it: constrain(x, "batch", "seq", "embed").
 
     Returns x itself when no plan is in force. A dim that does not divide over its axes is left whole.

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, Reduce, ShardingRule
@@ -267,14 +268,14 @@ def gaussian_nll(
 
 @composite(method=False)
 def gaussian_nll_loss(
-    input: Any,
-    label: Any,
-    variance: Any,
+    input: AnyTensor,
+    label: AnyTensor,
+    variance: AnyTensor,
     full: bool = False,
     epsilon: float = 1e-06,
     reduction: str = "mean",
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """(log(v) + (input - label)^2 / v) / 2, v = max(variance, epsilon); full adds log(2 pi) / 2.
 
     variance: input's shape, or that with the last dim 1 or left out. Raises ConfigError for a visible negative variance
@@ -380,15 +381,15 @@ def triplet_margin_loss(
 
 @composite(method=False)
 def triplet_margin_with_distance_loss(
-    input: Any,
-    positive: Any,
-    negative: Any,
+    input: AnyTensor,
+    positive: AnyTensor,
+    negative: AnyTensor,
     distance_function: Any = None,
     margin: float = 1.0,
     swap: bool = False,
     reduction: str = "mean",
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """triplet_margin_loss with a distance of one's own, a function of two Tensors; the Euclidean one unless given."""
     if distance_function is None:
         return triplet_margin_loss(input, positive, negative, margin=margin, swap=swap, reduction=reduction)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from polyreme.core.annotations import Axes, Sizes
 from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -105,14 +106,14 @@ def unflatten(x: Array, axis: int, shape: Sequence[int]) -> Array:
 
 
 @op(inplace=True, rule=regroups)
-def squeeze(x: Array, axis: Any = None) -> Array:
+def squeeze(x: Array, axis: Axes | None = None) -> Array:
     """x without its dims of size 1: all of them, or those in axis; a dim in axis of another size stays."""
     dims = range(x.ndim) if axis in (None, ()) else dims_of(axis, x.ndim, "squeeze") if x.ndim else ()
     return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
 
 
 @op(inplace=True, rule=regroups)
-def unsqueeze(x: Array, axis: Any) -> Array:
+def unsqueeze(x: Array, axis: Axes) -> Array:
     """x with a dim of size 1 put in at axis; several are put in one after the other."""
     for at in ints(axis):
         x = jnp.expand_dims(x, dim_of(at, x.ndim + 1, "unsqueeze"))
@@ -180,7 +181,7 @@ def t(input: Array) -> Array:
 
 
 @op(rule=permutes(_moved_order))
-def moveaxis(x: Array, source: Any, destination: Any) -> Array:
+def moveaxis(x: Array, source: Axes, destination: Axes) -> Array:
     """x with the dims of source put at destination; the other dims keep their order."""
     a, b = dims_of(source, x.ndim, "moveaxis source"), dims_of(destination, x.ndim, "moveaxis destination")
     if len(a) != len(b):
@@ -195,7 +196,7 @@ def swapaxes(x: Array, axis0: int, axis1: int) -> Array:
 
 
 @op(rule=along_axis("moves"))
-def flip(x: Array, axis: Any) -> Array:
+def flip(x: Array, axis: Axes) -> Array:
     """x with the elements along each dim of axis in reverse order."""
     return jnp.flip(x, dims_of(axis, x.ndim, "flip"))
 
@@ -210,7 +211,7 @@ def rot90(x: Array, k: int = 1, axes: Sequence[int] = (0, 1)) -> Array:
 
 
 @op(rule=along_axis("moves"))
-def roll(x: Array, shifts: Any, axis: Any = None) -> Array:
+def roll(x: Array, shifts: Axes, axis: Axes | None = None) -> Array:
     """x with elements moved by shifts along axis, those pushed out coming in at the start; without axis, flattened."""
     if axis in (None, ()):
         return jnp.roll(x, shifts)
@@ -291,7 +292,7 @@ def _cut(x: Array, dim: int, ends: Sequence[int]) -> list[Array]:
 
 
 @op(rule=cuts)
-def split(x: Array, num_or_sections: Any, axis: int = 0) -> list[Array]:
+def split(x: Array, num_or_sections: Sizes, axis: int = 0) -> list[Array]:
     """A list of parts of x along axis: that many equal ones, or ones of the sizes given, one of which may be -1.
 
     Raises ShapeError if the parts do not fill the dim exactly.
@@ -332,7 +333,7 @@ def _tensor_split(x: Array, num_or_indices: Any, dim: int, what: str) -> list[Ar
 
 
 @op(rule=cuts)
-def tensor_split(x: Array, num_or_indices: Any, axis: int = 0) -> list[Array]:
+def tensor_split(x: Array, num_or_indices: Sizes, axis: int = 0) -> list[Array]:
     """A list of parts along axis: that many, the first ones longer by one if need be, or cut before each index."""
     return _tensor_split(x, num_or_indices, dim_of(axis, x.ndim, "tensor_split"), "tensor_split")
 
@@ -343,21 +344,21 @@ def _need_dims(x: Array, ndim: int, what: str) -> None:
 
 
 @op
-def hsplit(x: Array, num_or_indices: Any) -> list[Array]:
+def hsplit(x: Array, num_or_indices: Sizes) -> list[Array]:
     """tensor_split along dim 1, or dim 0 of a 1-D Tensor."""
     _need_dims(x, 1, "hsplit")
     return _tensor_split(x, num_or_indices, min(x.ndim - 1, 1), "hsplit")
 
 
 @op
-def vsplit(x: Array, num_or_indices: Any) -> list[Array]:
+def vsplit(x: Array, num_or_indices: Sizes) -> list[Array]:
     """tensor_split along dim 0 of a Tensor of 2 dims or more."""
     _need_dims(x, 2, "vsplit")
     return _tensor_split(x, num_or_indices, 0, "vsplit")
 
 
 @op
-def dsplit(x: Array, num_or_indices: Any) -> list[Array]:
+def dsplit(x: Array, num_or_indices: Sizes) -> list[Array]:
     """tensor_split along dim 2 of a Tensor of 3 dims or more."""
     _need_dims(x, 3, "dsplit")
     return _tensor_split(x, num_or_indices, 2, "dsplit")

@@ -7,6 +7,7 @@ default dtype. Where two operands tie, the gradient goes where Paddle sends it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import floating, promote, promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -520,7 +522,7 @@ def add_n(inputs: list[Array]) -> Array:
 _add_n = add_n
 
 
-def _add_some(inputs: Any, name: str | None = None) -> Any:
+def _add_some(inputs: AnyTensor | Sequence[AnyTensor], name: str | None = None) -> AnyTensor:
     return _add_n(list(inputs) if isinstance(inputs, (list, tuple)) else [inputs])
 
 
@@ -538,7 +540,7 @@ def increment(x: Array, value: Array | float = 1.0) -> Array:
 _increment = increment
 
 
-def _increment_in_place(x: Any, value: Any = 1.0, name: str | None = None) -> Any:
+def _increment_in_place(x: AnyTensor, value: float = 1.0, name: str | None = None) -> AnyTensor:
     return _increment(x, value, out=x)
 
 

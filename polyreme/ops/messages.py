@@ -16,6 +16,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
@@ -219,8 +220,13 @@ def _out_size(what: str, x: Any, out_size: Any) -> int:
 
 @composite(method=False)
 def send_u_recv(
-    x: Any, src_index: Any, dst_index: Any, reduce_op: str = "sum", out_size: Any = None, name: str | None = None
-) -> Any:
+    x: AnyTensor,
+    src_index: AnyTensor,
+    dst_index: AnyTensor,
+    reduce_op: str = "sum",
+    out_size: Any = None,
+    name: str | None = None,
+) -> AnyTensor:
     """Rows of x sent along edges and reduced where they arrive: the rows x[src_index[e]] with one dst_index[e].
 
     x [nodes, *] -> [out_size, *], by default as many rows as x; rows without an edge are 0. reduce_op: "sum", "mean",
@@ -231,15 +237,15 @@ def send_u_recv(
 
 @composite(method=False)
 def send_ue_recv(
-    x: Any,
-    y: Any,
-    src_index: Any,
-    dst_index: Any,
+    x: AnyTensor,
+    y: AnyTensor,
+    src_index: AnyTensor,
+    dst_index: AnyTensor,
     message_op: str = "add",
     reduce_op: str = "sum",
     out_size: Any = None,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """Rows of x combined with those of the edges y [edges, *], and reduced where they arrive.
 
     The message of edge e is x[src_index[e]] message_op y[e], whose dims after the first broadcast; message_op: "add",

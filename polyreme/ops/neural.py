@@ -11,6 +11,7 @@ from jax import Array
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout, state
+from polyreme.core.annotations import AnyTensor, Axes, DTypeLike
 from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -77,7 +78,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, 
 _linear = linear
 
 
-def _with_ways(x: Any, weight: Any, bias: Any = None, name: str | None = None) -> Any:
+def _with_ways(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None = None, name: str | None = None) -> AnyTensor:
     if layout.active.layout is None:
         return _linear(x, weight, bias)
     ways = segment.token_ways(x.shape)
@@ -135,15 +136,15 @@ def embedding_within(weight: Array, x: Array, max_norm: float, norm_type: float)
 
 @composite(method=False)
 def embedding(
-    x: Any,
-    weight: Any,
+    x: AnyTensor,
+    weight: AnyTensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
     sparse: bool = False,
     scale_grad_by_freq: bool = False,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """Rows of weight: ids [*b], [rows, size] -> [*b, size].
 
     padding_idx (negative from the end): that id gives zeros and no gradient. max_norm: rows used are first scaled, in
@@ -177,7 +178,9 @@ def _probability(p: Any, what: str) -> float:
 
 
 @op(method=False, rule=elementwise)
-def dropout_train(x: Array, p: float, axis: Any = None, mode: str = "upscale_in_train", key: Key = DRAWN) -> Array:
+def dropout_train(
+    x: Array, p: float, axis: Axes | None = None, mode: str = "upscale_in_train", key: Key = DRAWN
+) -> Array:
     """x with each element (or slice along axis) set to 0 with probability p, the rest divided by 1 - p if upscaled."""
     x = floating(x)
     shape = x.shape
@@ -199,14 +202,14 @@ def scaled_by_keep(x: Array, p: float) -> Array:
 
 @composite(method=False)
 def dropout(
-    x: Any,
+    x: AnyTensor,
     p: float = 0.5,
-    axis: Any = None,
+    axis: Axes | None = None,
     training: bool = True,
     inplace: bool = False,
     mode: str = "upscale_in_train",
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """x with each element set to 0 with probability p in training. Source: arXiv:1207.0580.
 
     mode "upscale_in_train" divides the rest by 1 - p in training; "downscale_in_infer" multiplies x by 1 - p
@@ -233,7 +236,7 @@ def _channel_dropout(x: Any, p: float, training: bool, data_format: str, n: int)
 
 
 @composite(method=False)
-def dropout1d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout1d(input: AnyTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> AnyTensor:
     """dropout of whole channels, [N, C, L]; also [C, L], one batch entry."""
     if len(input.shape) not in (2, 3):
         raise ShapeError(f"dropout1d: input {list(input.shape)}; needs [N, C, L] or [C, L]")
@@ -241,15 +244,17 @@ def dropout1d(input: Any, p: float = 0.5, training: bool = True, inplace: bool =
 
 
 @composite(method=False)
-def dropout2d(x: Any, p: float = 0.5, training: bool = True, data_format: str = "NCHW", name: str | None = None) -> Any:
+def dropout2d(
+    x: AnyTensor, p: float = 0.5, training: bool = True, data_format: str = "NCHW", name: str | None = None
+) -> AnyTensor:
     """dropout of whole channels, [N, C, H, W]. Source: arXiv:1411.4280."""
     return _channel_dropout(x, p, training, data_format, 2)
 
 
 @composite(method=False)
 def dropout3d(
-    x: Any, p: float = 0.5, training: bool = True, data_format: str = "NCDHW", name: str | None = None
-) -> Any:
+    x: AnyTensor, p: float = 0.5, training: bool = True, data_format: str = "NCDHW", name: str | None = None
+) -> AnyTensor:
     """dropout of whole channels, [N, C, D, H, W]."""
     return _channel_dropout(x, p, training, data_format, 3)
 
@@ -277,7 +282,7 @@ def _alpha_dropout(x: Any, p: float, training: bool, num_dims: int | None, what:
 
 
 @composite(method=False)
-def alpha_dropout(x: Any, p: float = 0.5, training: bool = True, name: str | None = None) -> Any:
+def alpha_dropout(x: AnyTensor, p: float = 0.5, training: bool = True, name: str | None = None) -> AnyTensor:
     """dropout that keeps zero mean and unit variance after selu. Source: arXiv:1706.02515, section "Alpha dropout".
 
     Draws no random numbers unless training and 0 < p < 1. Raises ConfigError for a p outside [0, 1].
@@ -286,7 +291,7 @@ def alpha_dropout(x: Any, p: float = 0.5, training: bool = True, name: str | Non
 
 
 @composite(method=False)
-def feature_alpha_dropout(x: Any, p: float = 0.5, training: bool = True, name: str | None = None) -> Any:
+def feature_alpha_dropout(x: AnyTensor, p: float = 0.5, training: bool = True, name: str | None = None) -> AnyTensor:
     """alpha_dropout of whole channels, [N, C, ...]."""
     if len(x.shape) < 2:
         raise ShapeError(f"feature_alpha_dropout: x {list(x.shape)}; needs at least 2 dims, [N, C, ...]")
@@ -313,13 +318,13 @@ def pairwise_distance(x: Array, y: Array, p: float = 2.0, epsilon: float = 1e-06
 
 
 @op(method=False)
-def mask_of_lengths(x: Array, maxlen: int, dtype: Any = "int64") -> Array:
+def mask_of_lengths(x: Array, maxlen: int, dtype: DTypeLike = "int64") -> Array:
     """1 where the index is below the length, [*b] -> [*b, maxlen]."""
     return (jnp.arange(maxlen, dtype=dtypes.int64) < x[..., None]).astype(dtypes.as_dtype(dtype))
 
 
 @composite(method=False)
-def sequence_mask(x: Any, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Any:
+def sequence_mask(x: AnyTensor, maxlen: Any = None, dtype: DTypeLike = "int64", name: str | None = None) -> AnyTensor:
     """1 where the index is below the length x, else 0: lengths [*b] -> [*b, maxlen].
 
     maxlen is the longest length unless given, for which the lengths are read on the host (CaptureError inside a

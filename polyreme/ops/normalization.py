@@ -15,6 +15,7 @@ from jax import Array, lax
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor, ShapeLike
 from polyreme.core.batch_parts import batch_parts
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
@@ -52,7 +53,11 @@ def _layer_norm_rule(call: OpCall) -> ShardingRule:
 
 @op(amp="fp32", method=False, rule=_layer_norm_rule)
 def layer_norm(
-    x: Array, normalized_shape: Any, weight: Array | None = None, bias: Array | None = None, epsilon: float = 1e-05
+    x: Array,
+    normalized_shape: ShapeLike,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    epsilon: float = 1e-05,
 ) -> Array:
     """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last dims, whose sizes are normalized_shape.
 
@@ -66,7 +71,7 @@ def layer_norm(
 
 
 @op(amp="fp32", method=False, rule=_layer_norm_rule)
-def rms_norm(input: Array, normalized_shape: Any, weight: Array | None = None, eps: float = 1e-05) -> Array:
+def rms_norm(input: Array, normalized_shape: ShapeLike, weight: Array | None = None, eps: float = 1e-05) -> Array:
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, whose sizes are normalized_shape.
 
     Source: arXiv:1910.07467. Raises ShapeError for sizes that do not fit.
@@ -159,18 +164,18 @@ def batch_norm_eval(
 
 @composite(method=False)
 def batch_norm(
-    x: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: AnyTensor,
+    running_mean: AnyTensor,
+    running_var: AnyTensor,
+    weight: AnyTensor | None = None,
+    bias: AnyTensor | None = None,
     training: bool = False,
     momentum: float = 0.9,
     epsilon: float = 1e-05,
     data_format: str = "NCHW",
     use_global_stats: bool | None = None,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """(x - mean) / sqrt(var + epsilon) * weight + bias for each channel. Source: arXiv:1502.03167.
 
     With use_global_stats (default: not training) mean and var are the running statistics. Else they are the batch's,
@@ -188,18 +193,18 @@ def batch_norm(
 
 @composite(method=False)
 def sync_batch_norm(
-    x: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: AnyTensor,
+    running_mean: AnyTensor,
+    running_var: AnyTensor,
+    weight: AnyTensor | None = None,
+    bias: AnyTensor | None = None,
     training: bool = False,
     momentum: float = 0.9,
     epsilon: float = 1e-05,
     data_format: str = "NCHW",
     use_global_stats: bool | None = None,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """batch_norm whose batch is that of all devices, also in a Program that is run on part of it on each of them."""
     with batch_parts.along(batch_parts.axis, True):
         return batch_norm(
@@ -236,17 +241,17 @@ def instance_norm_train(
 
 @composite(method=False)
 def instance_norm(
-    x: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
+    x: AnyTensor,
+    running_mean: AnyTensor | None = None,
+    running_var: AnyTensor | None = None,
+    weight: AnyTensor | None = None,
+    bias: AnyTensor | None = None,
     use_input_stats: bool = True,
     momentum: float = 0.9,
     eps: float = 1e-05,
     data_format: str = "NCHW",
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """batch_norm with a mean and a variance for each instance: over all dims but batch and channels.
 
     Running statistics, if given, are moved toward the batch's mean of them; use_input_stats=False normalizes by them.

@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from polyreme.core import dims
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import Axes, DTypeLike
 from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
@@ -99,13 +100,15 @@ def _real(x: Array, dtype: Any) -> Array:
 
 
 @op(amp="fp32", method=False, rule=reduction())
-def vector_norm(x: Array, p: float = 2.0, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def vector_norm(
+    x: Array, p: float = 2.0, axis: Axes | None = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> Array:
     """p-norm of the elements over axis (all dims if None)."""
     return p_norm(_real(x, dtype), _number(p, "vector_norm"), dims_of(x, axis, "vector_norm"), keepdim)
 
 
 @op(amp="fp32", method=False)
-def matrix_norm(x: Array, p: Any = "fro", axis: Any = (-2, -1), keepdim: bool = False) -> Array:
+def matrix_norm(x: Array, p: Any = "fro", axis: Axes = (-2, -1), keepdim: bool = False) -> Array:
     """Norm of the matrices that two dims span.
 
     p: "fro" (square root of the sum of squares), "nuc" (sum of singular values), 2 and -2 (largest and smallest
@@ -132,7 +135,9 @@ def _matrix_norm(x: Array, p: Any, over: tuple[int, ...], keepdim: bool, what: s
 
 
 @op(amp="fp32", rule=reduction())
-def norm(x: Array, p: Any = None, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def norm(
+    x: Array, p: Any = None, axis: Axes | None = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> Array:
     """Norm of a vector, of matrices, or of all elements.
 
     Where axis names two dims, matrix_norm of the matrices that they span; "nuc" needs such. Else the p-norm of the

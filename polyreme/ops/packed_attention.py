@@ -15,6 +15,7 @@ from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -48,16 +49,16 @@ def _unpack(qkv: Any, what: str, ndim: int) -> tuple[Any, Any, Any]:
 
 @composite(method=False)
 def flash_attn_qkvpacked(
-    qkv: Any,
+    qkv: AnyTensor,
     dropout: float = 0.0,
     causal: bool = False,
     return_softmax: bool = False,
     *,
-    fixed_seed_offset: Any = None,
+    fixed_seed_offset: AnyTensor | None = None,
     rng_name: str = "",
     training: bool = True,
     name: str | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[AnyTensor, AnyTensor | None]:
     """flash_attention of one array: [batch, seq, heads / kv_heads + 2, kv_heads, d] -> [batch, seq, heads, d], None.
 
     The last two of dim 2 are keys and values, the others the queries, whose heads are dims 2 and 3 joined. Raises as
@@ -201,21 +202,21 @@ def segment_attention(
 
 @composite(method=False)
 def flash_attn_varlen_qkvpacked(
-    qkv: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    qkv: AnyTensor,
+    cu_seqlens_q: AnyTensor,
+    cu_seqlens_k: AnyTensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
     scale: float,
     dropout: float = 0.0,
     causal: bool = False,
     return_softmax: bool = False,
-    fixed_seed_offset: Any = None,
+    fixed_seed_offset: AnyTensor | None = None,
     rng_name: str = "",
     varlen_padded: bool = True,
     training: bool = True,
     name: str | None = None,
-) -> tuple[Any, None]:
+) -> tuple[AnyTensor, None]:
     """Attention within each of many sequences of one array: [tokens, heads / kv_heads + 2, kv_heads, d].
 
     Returns ([tokens, heads, d], None). cu_seqlens [batch + 1] are the ends of the sequences, from 0 on: their lengths;
@@ -236,21 +237,21 @@ def flash_attn_varlen_qkvpacked(
 
 @composite(method=False)
 def flash_attention_v3_varlen(
-    query: Any,
-    key: Any,
-    value: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    query: AnyTensor,
+    key: AnyTensor,
+    value: AnyTensor,
+    cu_seqlens_q: AnyTensor,
+    cu_seqlens_k: AnyTensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
+    seqused_q: AnyTensor | None = None,
+    seqused_k: AnyTensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    qv: Any = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
+    qv: AnyTensor | None = None,
+    q_descale: AnyTensor | None = None,
+    k_descale: AnyTensor | None = None,
+    v_descale: AnyTensor | None = None,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -435,22 +436,22 @@ def _check_counted(bounds: Any, queries: int) -> None:
 
 @composite(method=False)
 def flashmask_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    startend_row_indices: Any = None,
+    query: AnyTensor,
+    key: AnyTensor,
+    value: AnyTensor,
+    startend_row_indices: AnyTensor | None = None,
     *,
     dropout: float = 0.0,
     causal: bool = False,
     window_size: Any = None,
     return_softmax_lse: bool = False,
     return_seed_offset: bool = False,
-    fixed_seed_offset: Any = None,
+    fixed_seed_offset: AnyTensor | None = None,
     rng_name: str = "",
     training: bool = True,
     name: str | None = None,
     softmax_scale: float | None = None,
-    block_mask: Any = None,
+    block_mask: AnyTensor | None = None,
 ) -> Any:
     """Attention whose mask is kept as bounds of rows for each key: [batch, s, heads, d] -> the same.
 

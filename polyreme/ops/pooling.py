@@ -19,6 +19,7 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor, Padding, Sizes
 from polyreme.core.dtype import floating
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
@@ -200,9 +201,9 @@ def _max_pool(
 @op(method=False, rule=by_image)
 def max_pool1d(
     x: Array,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     return_mask: bool = False,
     ceil_mode: bool = False,
 ) -> Any:
@@ -217,9 +218,9 @@ def max_pool1d(
 @op(method=False, rule=by_image)
 def max_pool2d(
     x: Array,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     return_mask: bool = False,
     ceil_mode: bool = False,
     data_format: str = "NCHW",
@@ -231,9 +232,9 @@ def max_pool2d(
 @op(method=False, rule=by_image)
 def max_pool3d(
     x: Array,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     return_mask: bool = False,
     ceil_mode: bool = False,
     data_format: str = "NCDHW",
@@ -269,9 +270,9 @@ def _avg_pool(
 @op(method=False, rule=by_image)
 def avg_pool1d(
     x: Array,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     exclusive: bool = True,
     ceil_mode: bool = False,
 ) -> Array:
@@ -286,9 +287,9 @@ def avg_pool1d(
 @op(method=False, rule=by_image)
 def avg_pool2d(
     x: Array,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     ceil_mode: bool = False,
     exclusive: bool = True,
     divisor_override: Any = None,
@@ -301,9 +302,9 @@ def avg_pool2d(
 @op(method=False, rule=by_image)
 def avg_pool3d(
     x: Array,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     ceil_mode: bool = False,
     exclusive: bool = True,
     divisor_override: Any = None,
@@ -375,7 +376,7 @@ def _adaptive_avg(n: int, x: Array, output_size: Any, fmt: str) -> Array:
 
 
 @op(method=False, rule=by_image)
-def adaptive_avg_pool1d(x: Array, output_size: Any) -> Array:
+def adaptive_avg_pool1d(x: Array, output_size: Sizes) -> Array:
     """Means over output_size windows that cover the dim evenly, [N, C, L] -> [N, C, output_size].
 
     Window i is floor(i L / n) up to ceil((i + 1) L / n). Raises ShapeError for an output_size below 1.
@@ -384,13 +385,13 @@ def adaptive_avg_pool1d(x: Array, output_size: Any) -> Array:
 
 
 @op(method=False, rule=by_image)
-def adaptive_avg_pool2d(x: Array, output_size: Any, data_format: str = "NCHW") -> Array:
+def adaptive_avg_pool2d(x: Array, output_size: Sizes, data_format: str = "NCHW") -> Array:
     """Means over an even grid of windows, [N, C, H, W] -> [N, C, *output_size]; None keeps a size."""
     return _adaptive_avg(2, x, output_size, data_format)
 
 
 @op(method=False, rule=by_image)
-def adaptive_avg_pool3d(x: Array, output_size: Any, data_format: str = "NCDHW") -> Array:
+def adaptive_avg_pool3d(x: Array, output_size: Sizes, data_format: str = "NCDHW") -> Array:
     """Means over an even grid of windows, [N, C, D, H, W] -> [N, C, *output_size]; None keeps a size."""
     return _adaptive_avg(3, x, output_size, data_format)
 
@@ -401,19 +402,19 @@ def _adaptive_max(n: int, x: Array, output_size: Any, return_mask: bool) -> Any:
 
 
 @op(method=False, rule=by_image)
-def adaptive_max_pool1d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
+def adaptive_max_pool1d(x: Array, output_size: Sizes, return_mask: bool = False) -> Any:
     """Maxima over the windows of adaptive_avg_pool1d; with return_mask also their indices."""
     return _adaptive_max(1, x, output_size, return_mask)
 
 
 @op(method=False, rule=by_image)
-def adaptive_max_pool2d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
+def adaptive_max_pool2d(x: Array, output_size: Sizes, return_mask: bool = False) -> Any:
     """Maxima over the windows of adaptive_avg_pool2d; with return_mask also their indices."""
     return _adaptive_max(2, x, output_size, return_mask)
 
 
 @op(method=False, rule=by_image)
-def adaptive_max_pool3d(x: Array, output_size: Any, return_mask: bool = False) -> Any:
+def adaptive_max_pool3d(x: Array, output_size: Sizes, return_mask: bool = False) -> Any:
     """Maxima over the windows of adaptive_avg_pool3d; with return_mask also their indices."""
     return _adaptive_max(3, x, output_size, return_mask)
 
@@ -435,9 +436,9 @@ def _lp_pool(n: int, x: Array, norm_type: float, grid: _Grid) -> Array:
 def lp_pool1d(
     x: Array,
     norm_type: float,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     ceil_mode: bool = False,
     data_format: str = "NCL",
 ) -> Array:
@@ -454,9 +455,9 @@ def lp_pool1d(
 def lp_pool2d(
     x: Array,
     norm_type: float,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     ceil_mode: bool = False,
     data_format: str = "NCHW",
 ) -> Array:
@@ -505,15 +506,15 @@ def _max_unpool(
 
 @composite(method=False)
 def max_unpool1d(
-    x: Any,
-    indices: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    x: AnyTensor,
+    indices: AnyTensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     data_format: str = "NCL",
-    output_size: Any = None,
+    output_size: Sizes | None = None,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """Put maxima back where max_pool1d(return_mask=True) found them, zeros elsewhere: [N, C, L] -> [N, C, L'].
 
     Raises IndexError for an index outside the result, ShapeError for an output_size out of reach.
@@ -523,30 +524,30 @@ def max_unpool1d(
 
 @composite(method=False)
 def max_unpool2d(
-    x: Any,
-    indices: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    x: AnyTensor,
+    indices: AnyTensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     data_format: str = "NCHW",
-    output_size: Any = None,
+    output_size: Sizes | None = None,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """max_unpool1d over two dims: [N, C, H, W] -> [N, C, H', W']."""
     return _max_unpool(2, x, indices, kernel_size, stride, padding, data_format, output_size)
 
 
 @composite(method=False)
 def max_unpool3d(
-    x: Any,
-    indices: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    x: AnyTensor,
+    indices: AnyTensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
     data_format: str = "NCDHW",
-    output_size: Any = None,
+    output_size: Sizes | None = None,
     name: str | None = None,
-) -> Any:
+) -> AnyTensor:
     """max_unpool1d over three dims: [N, C, D, H, W] -> [N, C, D', H', W']."""
     return _max_unpool(3, x, indices, kernel_size, stride, padding, data_format, output_size)
 

@@ -12,6 +12,7 @@ from jax import Array
 
 from polyreme.core import dims
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor, Axes
 from polyreme.core.dtype import promote
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
@@ -181,7 +182,7 @@ def einsum(equation: str, operands: list[Array]) -> Array:
 _einsum_op = einsum
 
 
-def _variadic(equation: str, *operands: Any) -> Any:
+def _variadic(equation: str, *operands: AnyTensor) -> AnyTensor:
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     return _einsum_op(equation, list(given))
 
@@ -190,7 +191,7 @@ einsum = republish(_einsum_op, _variadic)
 
 
 @op(amp="low")
-def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
+def tensordot(x: Array, y: Array, axes: Axes = 2) -> Array:
     """Sum of products over several dims of both.
 
     axes: n, for the last n of x and the first n of y; a list of dims, the same in both; or two such lists.

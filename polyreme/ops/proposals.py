@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.op import OPS, composite
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.boxes import areas, overlaps
@@ -56,13 +57,13 @@ def _keep(boxes: np.ndarray, threshold: float, extra: float = 0.0, eta: float = 
 
 @composite(method=False)
 def nms(
-    boxes: Any,
+    boxes: AnyTensor,
     iou_threshold: float = 0.3,
-    scores: Any = None,
-    category_idxs: Any = None,
+    scores: AnyTensor | None = None,
+    category_idxs: AnyTensor | None = None,
     categories: Sequence[int] | None = None,
     top_k: int | None = None,
-) -> Any:
+) -> AnyTensor:
     """Indices (int64) of the boxes [n, 4] that no better one overlaps by more than iou_threshold, best first.
 
     Better is a higher one of scores [n], or coming earlier where there are none. With category_idxs [n] and categories,
@@ -91,8 +92,8 @@ def nms(
 
 @composite(method=False)
 def matrix_nms(
-    bboxes: Any,
-    scores: Any,
+    bboxes: AnyTensor,
+    scores: AnyTensor,
     score_threshold: float,
     post_threshold: float,
     nms_top_k: int,
@@ -104,7 +105,7 @@ def matrix_nms(
     return_index: bool = False,
     return_rois_num: bool = True,
     name: str | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[AnyTensor, AnyTensor | None, AnyTensor | None]:
     """(boxes [k, 6], number by image [n] or None, their indices [k, 1] or None): scores decay, no box is dropped.
 
     bboxes [n, m, 4] and scores [n, classes, m]. In each class but background_label, of the scores above
@@ -156,15 +157,15 @@ def _decay(boxes: np.ndarray, sigma: float | None, extra: float) -> np.ndarray:
 
 @composite(method=False)
 def distribute_fpn_proposals(
-    fpn_rois: Any,
+    fpn_rois: AnyTensor,
     min_level: int,
     max_level: int,
     refer_level: int,
     refer_scale: int,
     pixel_offset: bool = False,
-    rois_num: Any = None,
+    rois_num: AnyTensor | None = None,
     name: str | None = None,
-) -> tuple[list[Any], Any, list[Any] | None]:
+) -> tuple[list[AnyTensor], AnyTensor, list[AnyTensor] | None]:
     """(boxes by level, index [n, 1] that restores their order, numbers by level and image or None).
 
     A box [x1, y1, x2, y2] of fpn_rois [n, 4] belongs to level floor(refer_level + log2(sqrt(area) / refer_scale)), kept
@@ -196,11 +197,11 @@ def distribute_fpn_proposals(
 
 @composite(method=False)
 def generate_proposals(
-    scores: Any,
-    bbox_deltas: Any,
-    img_size: Any,
-    anchors: Any,
-    variances: Any,
+    scores: AnyTensor,
+    bbox_deltas: AnyTensor,
+    img_size: AnyTensor,
+    anchors: AnyTensor,
+    variances: AnyTensor,
     pre_nms_top_n: int = 6000,
     post_nms_top_n: int = 1000,
     nms_thresh: float = 0.5,
@@ -209,7 +210,7 @@ def generate_proposals(
     pixel_offset: bool = False,
     return_rois_num: bool = False,
     name: str | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[AnyTensor, AnyTensor, AnyTensor | None]:
     """(boxes [k, 4], their scores [k, 1], number by image [n] or None) of a region proposal network.
 
     scores [n, A, H, W], bbox_deltas [n, 4 A, H, W], img_size [n, 2] (height, width), anchors, variances [H, W, A, 4].

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import Axes
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
 from polyreme.kernels.order import stable_order
@@ -23,7 +24,7 @@ _METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
 @op(rule=reduction())
-def median(x: Array, axis: Any = None, keepdim: bool = False, mode: str = "avg") -> Any:
+def median(x: Array, axis: Axes | None = None, keepdim: bool = False, mode: str = "avg") -> Any:
     """Middle element over axis; of an even number, the mean of the middle two (mode "avg") or the lower (mode "min").
 
     "avg" gives floating numbers, NaN of no elements. "min" keeps x's dtype and, when axis is an int, returns (values,
@@ -33,7 +34,7 @@ def median(x: Array, axis: Any = None, keepdim: bool = False, mode: str = "avg")
 
 
 @op
-def nanmedian(x: Array, axis: Any = None, keepdim: bool = False, mode: str = "avg") -> Any:
+def nanmedian(x: Array, axis: Axes | None = None, keepdim: bool = False, mode: str = "avg") -> Any:
     """median of the elements that are not NaN; NaN where all are."""
     return _median(x, axis, keepdim, mode, "nanmedian", skip=True)
 
@@ -80,7 +81,7 @@ def _keep(x: Array, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @op
-def quantile(x: Array, q: Any, axis: Any = None, keepdim: bool = False, interpolation: str = "linear") -> Array:
+def quantile(x: Array, q: Any, axis: Axes | None = None, keepdim: bool = False, interpolation: str = "linear") -> Array:
     """The value that a share q of the elements over axis does not exceed, NaN of none; q in [0, 1], one or several.
 
     With several, the first dim of the result runs over q. interpolation between two elements: "linear", "lower",
@@ -90,7 +91,9 @@ def quantile(x: Array, q: Any, axis: Any = None, keepdim: bool = False, interpol
 
 
 @op
-def nanquantile(x: Array, q: Any, axis: Any = None, keepdim: bool = False, interpolation: str = "linear") -> Array:
+def nanquantile(
+    x: Array, q: Any, axis: Axes | None = None, keepdim: bool = False, interpolation: str = "linear"
+) -> Array:
     """quantile of the elements that are not NaN; NaN where all are."""
     return _quantile(x, q, axis, keepdim, interpolation, "nanquantile", jnp.nanquantile)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from polyreme import kernels
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import DTypeLike
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, DTypeError, ShapeError, did_you_mean
 from polyreme.kernels import low_bit
@@ -63,7 +62,7 @@ def weight_quantize(
 
 @op(method=False)
 def weight_dequantize(
-    x: Array, scale: Array, algo: str = "weight_only_int8", out_dtype: Any = "float16", group_size: int = -1
+    x: Array, scale: Array, algo: str = "weight_only_int8", out_dtype: DTypeLike = "float16", group_size: int = -1
 ) -> Array:
     """The weight [in, out] that weight_quantize's codes and scales say, in out_dtype. Raises as weight_only_linear."""
     kind = _kind_of(algo, "weight_dequantize")

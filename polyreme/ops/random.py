@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import DTypeLike, ShapeLike
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, DTypeError, ShapeError
@@ -44,31 +45,31 @@ def _normal(key: Array, shape: Any, dtype: Any, what: str) -> Array:
 
 
 @creator
-def rand(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
+def rand(shape: ShapeLike, dtype: DTypeLike | None = None, key: Key = DRAWN) -> Array:
     """Uniform in [0, 1)."""
     return jax.random.uniform(key, as_shape(shape, "rand"), _floating(dtype, "rand"))
 
 
 @creator
-def randn(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
+def randn(shape: ShapeLike, dtype: DTypeLike | None = None, key: Key = DRAWN) -> Array:
     """Normal with mean 0 and variance 1; of a complex dtype circular, each part of variance 1/2."""
     return _normal(key, shape, dtype, "randn")
 
 
 @creator
-def standard_normal(shape: Any, dtype: Any = None, key: Key = DRAWN) -> Array:
+def standard_normal(shape: ShapeLike, dtype: DTypeLike | None = None, key: Key = DRAWN) -> Array:
     """Normal with mean 0 and variance 1; of a complex dtype circular, each part of variance 1/2."""
     return _normal(key, shape, dtype, "standard_normal")
 
 
 @creator(rule=elementwise)
-def rand_like(input: Array, dtype: Any = None, key: Key = DRAWN) -> Array:
+def rand_like(input: Array, dtype: DTypeLike | None = None, key: Key = DRAWN) -> Array:
     """Uniform in [0, 1), in input's shape and, unless one is given, input's dtype."""
     return jax.random.uniform(key, input.shape, _floating(input.dtype if dtype is None else dtype, "rand_like"))
 
 
 @creator(rule=elementwise)
-def randn_like(x: Array, dtype: Any = None, key: Key = DRAWN) -> Array:
+def randn_like(x: Array, dtype: DTypeLike | None = None, key: Key = DRAWN) -> Array:
     """Normal with mean 0 and variance 1, in x's shape and, unless one is given, x's dtype."""
     return _normal(key, x.shape, x.dtype if dtype is None else dtype, "randn_like")
 
@@ -83,7 +84,12 @@ def _ordered(what: str, min: Any, max: Any) -> None:
 @preceded(lambda shape, dtype=None, min=0, max=1.0, *_, **__: _ordered("uniform", min, max))
 @creator
 def uniform(
-    shape: Any, dtype: Any = None, min: Array | float = 0, max: Array | float = 1.0, seed: int = 0, key: Key = DRAWN
+    shape: ShapeLike,
+    dtype: DTypeLike | None = None,
+    min: Array | float = 0,
+    max: Array | float = 1.0,
+    seed: int = 0,
+    key: Key = DRAWN,
 ) -> Array:
     """Uniform in [min, max)."""
     return _between(_key(key, seed), as_shape(shape, "uniform"), _floating(dtype, "uniform"), min, max)
@@ -118,7 +124,12 @@ def _move(drawn: Array, mean: Array | float, std: Array | float, what: str) -> A
 @_checks_std("gaussian", 2)
 @op(method=False)
 def gaussian(
-    shape: Any, mean: Array | float = 0.0, std: Array | float = 1.0, seed: int = 0, dtype: Any = None, key: Key = DRAWN
+    shape: ShapeLike,
+    mean: Array | float = 0.0,
+    std: Array | float = 1.0,
+    seed: int = 0,
+    dtype: DTypeLike | None = None,
+    key: Key = DRAWN,
 ) -> Array:
     """Normal with a mean and a standard deviation."""
     return _move(_normal(_key(key, seed), shape, dtype, "gaussian"), mean, std, "gaussian")
@@ -126,7 +137,9 @@ def gaussian(
 
 @_checks_std("normal", 1)
 @op(method=False)
-def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = None, key: Key = DRAWN) -> Array:
+def normal(
+    mean: Array | float = 0.0, std: Array | float = 1.0, shape: ShapeLike | None = None, key: Key = DRAWN
+) -> Array:
     """Normal with a mean and a standard deviation, each a number or a Tensor; gradients flow to both.
 
     The result has the shape the two broadcast to, or `shape` where both are numbers. A complex mean gives complex
@@ -141,7 +154,9 @@ def normal(mean: Array | float = 0.0, std: Array | float = 1.0, shape: Any = Non
 
 @_checks_std("log_normal", 1)
 @op(method=False)
-def log_normal(mean: Array | float = 1.0, std: Array | float = 2.0, shape: Any = None, key: Key = DRAWN) -> Array:
+def log_normal(
+    mean: Array | float = 1.0, std: Array | float = 2.0, shape: ShapeLike | None = None, key: Key = DRAWN
+) -> Array:
     """exp of a normal with a mean and a standard deviation, arguments as for normal."""
     center, spread = promote_floating(mean, std)
     common = jnp.broadcast_shapes(center.shape, spread.shape)
@@ -154,7 +169,9 @@ def log_normal(mean: Array | float = 1.0, std: Array | float = 2.0, shape: Any =
 
 
 @op(method=False)
-def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any = None, key: Key = DRAWN) -> Array:
+def randint(
+    low: int = 0, high: int | None = None, shape: ShapeLike = (1,), dtype: DTypeLike | None = None, key: Key = DRAWN
+) -> Array:
     """Integers from low up to but not including high, all equally likely; from 0 to low if high is None.
 
     int64 unless a dtype is given. Raises ShapeError (a ValueError) for an empty range.
@@ -165,7 +182,9 @@ def randint(low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any
 
 
 @op(method=False, rule=elementwise)
-def randint_like(x: Array, low: int = 0, high: int | None = None, dtype: Any = None, key: Key = DRAWN) -> Array:
+def randint_like(
+    x: Array, low: int = 0, high: int | None = None, dtype: DTypeLike | None = None, key: Key = DRAWN
+) -> Array:
     """Integers from low up to but not including high, in x's shape and, unless one is given, x's dtype."""
     low, high = _range(low, high, "randint_like")
     return _integers(key, x.shape, low, high, x.dtype if dtype is None else dtypes.as_dtype(dtype))
@@ -190,7 +209,7 @@ def _check_range(low: int, high: int, dtype: Any) -> None:
 
 
 @creator
-def randperm(n: int, dtype: Any = "int64", key: Key = DRAWN) -> Array:
+def randperm(n: int, dtype: DTypeLike = "int64", key: Key = DRAWN) -> Array:
     """The integers 0 .. n - 1 in random order -> [n]."""
     if n < 1:
         raise ShapeError(f"randperm: n={n}; ask for at least 1")

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import Axes, DTypeLike
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
 from polyreme.ops.sharding import reduction
@@ -55,7 +56,7 @@ def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
 
 
 @op(amp="fp32", rule=reduction("sum", "zero", linear="jointly"))
-def sum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
+def sum(x: Array, axis: Axes | None = None, dtype: DTypeLike | None = None, keepdim: bool = False) -> Array:
     """Sum over axis; bool and narrow integers are summed in int64, half precision in float32 inside."""
     return _asked(jnp.sum(_wide(x, dtype), dims_of(x, axis, "sum"), keepdims=keepdim), dtype)
 
@@ -74,7 +75,7 @@ def reduce_as(x: Array, target: Array) -> Array:
 
 
 @op(amp="fp32", rule=reduction("avg", "zero", linear="jointly"))
-def mean(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def mean(x: Array, axis: Axes | None = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> Array:
     """Mean over axis; integers give the default dtype, half precision is summed in float32 inside."""
     return jnp.mean(_real(x, dtype), dims_of(x, axis, "mean"), keepdims=keepdim)
 
@@ -84,13 +85,13 @@ def _real(x: Array, dtype: Any = None) -> Array:
 
 
 @op(amp="fp32", rule=reduction("sum", "zero"))
-def nansum(x: Array, axis: Any = None, dtype: Any = None, keepdim: bool = False) -> Array:
+def nansum(x: Array, axis: Axes | None = None, dtype: DTypeLike | None = None, keepdim: bool = False) -> Array:
     """Sum over axis of the elements that are not NaN."""
     return _asked(jnp.nansum(_wide(x, dtype), dims_of(x, axis, "nansum"), keepdims=keepdim), dtype)
 
 
 @op(amp="fp32", rule=reduction())
-def nanmean(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def nanmean(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """Mean over axis of the elements that are not NaN; NaN where all are."""
     x = _real(x)
     dims = dims_of(x, axis, "nanmean")
@@ -100,31 +101,31 @@ def nanmean(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
 
 
 @op(amp="fp32", rule=reduction("prod", "one"))
-def prod(x: Array, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def prod(x: Array, axis: Axes | None = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> Array:
     """Product over axis; bool and narrow integers are multiplied in int64. Gradients are right at zeros too."""
     return _asked(jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim), dtype)
 
 
 @op(rule=reduction("max", "low"))
-def max(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def max(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """Largest element over axis, NaN if there is one; equal elements share the gradient evenly."""
     return _extreme(jnp.max, x, axis, keepdim, "max")
 
 
 @op(rule=reduction("min", "high"))
-def min(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def min(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """Smallest element over axis, NaN if there is one; equal elements share the gradient evenly."""
     return _extreme(jnp.min, x, axis, keepdim, "min")
 
 
 @op(rule=reduction("max", "low"))
-def amax(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def amax(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """max, under its other name."""
     return _extreme(jnp.max, x, axis, keepdim, "amax")
 
 
 @op(rule=reduction("min", "high"))
-def amin(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def amin(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """min, under its other name."""
     return _extreme(jnp.min, x, axis, keepdim, "amin")
 
@@ -137,26 +138,26 @@ def _extreme(reduce: Callable, x: Array, axis: Any, keepdim: bool, what: str) ->
 
 
 @op(rule=reduction("all", "one"))
-def all(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def all(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """True where every element over axis is nonzero -> bool."""
     return jnp.all(x, dims_of(x, axis, "all"), keepdims=keepdim)
 
 
 @op(rule=reduction("any", "zero"))
-def any(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def any(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """True where some element over axis is nonzero -> bool."""
     return jnp.any(x, dims_of(x, axis, "any"), keepdims=keepdim)
 
 
 @op(rule=reduction("sum", "zero"))
-def count_nonzero(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def count_nonzero(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """Number of nonzero elements over axis, int64."""
     return jnp.count_nonzero(x, dims_of(x, axis, "count_nonzero"), keepdims=keepdim).astype(dtypes.int64)
 
 
 @op(amp="fp32", rule=reduction())
 def var(
-    x: Array, axis: Any = None, unbiased: bool | None = None, keepdim: bool = False, correction: float = 1
+    x: Array, axis: Axes | None = None, unbiased: bool | None = None, keepdim: bool = False, correction: float = 1
 ) -> Array:
     """Variance over axis: sum |x - mean|^2 / (n - correction); NaN or inf where n <= correction.
 
@@ -168,7 +169,7 @@ def var(
 
 
 @op(amp="fp32", rule=reduction())
-def std(x: Array, axis: Any = None, unbiased: bool = True, keepdim: bool = False) -> Array:
+def std(x: Array, axis: Axes | None = None, unbiased: bool = True, keepdim: bool = False) -> Array:
     """Square root of the variance over axis; the gradient is 0 where all elements are equal."""
     variance = _variance(_real(x), dims_of(x, axis, "std"), keepdim, 1 if unbiased else 0)
     zero = variance == 0
@@ -180,7 +181,7 @@ def _variance(x: Array, dims: tuple[int, ...], keepdim: bool, correction: float)
 
 
 @op(amp="fp32", rule=reduction())
-def logsumexp(x: Array, axis: Any = None, keepdim: bool = False) -> Array:
+def logsumexp(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """log of the sum of e^x over axis, without overflow."""
     x = _real(x)
     return jax.nn.logsumexp(x, dims_of(x, axis, "logsumexp"), keepdims=keepdim)

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from polyreme.core.annotations import Sizes
 from polyreme.core.dtype import floating
 from polyreme.core.op import op
 from polyreme.core.symbol import DYNAMIC
@@ -110,7 +111,7 @@ def roi_align(
     x: Array,
     boxes: Array,
     boxes_num: Array,
-    output_size: Any,
+    output_size: Sizes,
     spatial_scale: float = 1.0,
     sampling_ratio: int = -1,
     aligned: bool = True,
@@ -137,7 +138,7 @@ def roi_align(
 
 @preceded(_fitting("roi_pool"))
 @op(amp="fp32", method=False)
-def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial_scale: float = 1.0) -> Array:
+def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Sizes, spatial_scale: float = 1.0) -> Array:
     """Maxima over a grid of bins in each box: [n, C, H, W], [boxes, 4] -> [boxes, C, *output_size].
 
     Corners (x1, y1, x2, y2) times spatial_scale are rounded to pixels, both ends inside; bins overlap by up to a pixel;
@@ -193,7 +194,7 @@ def _places_of_largest(
 
 @preceded(_fitting("psroi_pool"))
 @op(amp="fp32", method=False)
-def psroi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Any, spatial_scale: float = 1.0) -> Array:
+def psroi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Sizes, spatial_scale: float = 1.0) -> Array:
     """Means over a grid of bins, each of channels of its own: [n, C h w, H, W], [boxes, 4] -> [boxes, C, h, w].
 
     Output channel c of bin (i, j) averages input channel (c h + i) w + j. Corners are rounded, the far one included,

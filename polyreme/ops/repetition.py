@@ -13,6 +13,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
 from polyreme.core.state import TensorState
@@ -56,7 +57,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
 
 
 @composite
-def expand_as(x: Any, y: Any, name: str | None = None) -> Any:
+def expand_as(x: AnyTensor, y: AnyTensor, name: str | None = None) -> AnyTensor:
     """expand(x, the shape of y)."""
     return expand(x, y.shape)
 
@@ -115,8 +116,8 @@ def repeat_by(x: Array, repeats: Array, axis: int | None, output_size: int) -> A
 
 @composite
 def repeat_interleave(
-    x: Any, repeats: Any, axis: int | None = None, name: str | None = None, output_size: int | None = None
-) -> Any:
+    x: AnyTensor, repeats: Any, axis: int | None = None, name: str | None = None, output_size: int | None = None
+) -> AnyTensor:
     """Slice i along axis repeats[i] times in a row (repeats an int: all alike); without axis the elements, flattened.
 
     The sum of repeats is read on the host unless output_size says it; a wrong output_size raises ShapeError where the

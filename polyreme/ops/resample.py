@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 from jax.export import is_symbolic_dim
 
+from polyreme.core.annotations import ShapeLike, Sizes
 from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
@@ -125,7 +126,7 @@ def _new_sizes(x: Array, n: int, sizes: tuple, size: Any, scale_factor: Any, rec
 @op(method=False, rule=by_image)
 def interpolate(
     x: Array,
-    size: Any = None,
+    size: Sizes | None = None,
     scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool = False,
@@ -219,7 +220,7 @@ def _transpose(taps: Taps, size: int) -> Taps:
 
 
 @op(method=False)
-def affine_grid(theta: Array, out_shape: Any, align_corners: bool = True) -> Array:
+def affine_grid(theta: Array, out_shape: ShapeLike, align_corners: bool = True) -> Array:
     """Where each output entry of an affine map looks, in [-1, 1] coordinates with x first, for grid_sample.
 
     theta [N, 2, 3], out_shape [N, C, H, W] -> [N, H, W, 2]; theta [N, 3, 4], out_shape [N, C, D, H, W] -> [N, D, H,

@@ -6,13 +6,13 @@ Sources: arXiv:1701.06538, arXiv:2006.16668. s tokens, e experts, k experts a to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor, DTypeLike
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
@@ -54,10 +54,10 @@ def permuted_rows(
 
 @composite(method=False)
 def moe_permute(
-    hidden_states: Any,
-    scale: Any,
-    expert_routemap_topk: Any,
-    expert_prob_topk: Any,
+    hidden_states: AnyTensor,
+    scale: AnyTensor,
+    expert_routemap_topk: AnyTensor,
+    expert_prob_topk: AnyTensor,
     num_experts: int,
     tokens_per_expert: Sequence[int],
     padding_alignment: int,
@@ -66,7 +66,7 @@ def moe_permute(
     return_expert_indices: bool = False,
     override_buffer_size: int = -1,
     name: str | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[AnyTensor, ...]:
     """A row for each token and expert it goes to, sorted by expert, then by token: tokens [s, width] -> [rows, width].
 
     expert_routemap_topk, expert_prob_topk [s, k]: the experts of each token (-1 for none) and their weights.
@@ -201,7 +201,7 @@ def cal_aux_loss(
 
 
 @op(method=False)
-def int_bincount(x: Array, low: int, high: int, dtype: Any = None) -> Array:
+def int_bincount(x: Array, low: int, high: int, dtype: DTypeLike | None = None) -> Array:
     """How often each of low, ..., high - 1 occurs in the integers x, [high - low]; others are not counted.
 
     dtype: that of the counts, x's if None. Raises ConfigError for high < low.

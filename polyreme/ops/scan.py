@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import DTypeLike
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
@@ -38,21 +39,21 @@ def _cast(x: Array, dtype: Any) -> Array:
 
 
 @op(amp="fp32", inplace=True, rule=along_axis("jointly"))
-def cumsum(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
+def cumsum(x: Array, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
     """Sums of the elements up to and including each one."""
     flat, dim = _along(_cast(x, dtype), axis, "cumsum")
     return _shape(jnp.cumsum(flat, dim, dtype=flat.dtype), x)
 
 
 @op(amp="fp32", inplace=True, rule=along_axis())
-def cumprod(x: Array, dim: int | None = None, dtype: Any = None) -> Array:
+def cumprod(x: Array, dim: int | None = None, dtype: DTypeLike | None = None) -> Array:
     """Products of the elements up to and including each one; gradients are right at zeros too."""
     flat, at = _along(_cast(x, dtype), dim, "cumprod")
     return _shape(jnp.cumprod(flat, at, dtype=flat.dtype), x)
 
 
 @op(amp="fp32", rule=along_axis())
-def logcumsumexp(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
+def logcumsumexp(x: Array, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
     """log of the running sum of e^x, without overflow; of complex numbers the imaginary part is in [-pi, pi]."""
     x = floating(x) if dtype is None else x.astype(dtypes.as_dtype(dtype))
     flat, dim = _along(x, axis, "logcumsumexp")
@@ -64,13 +65,13 @@ def logcumsumexp(x: Array, axis: int | None = None, dtype: Any = None) -> Array:
 
 
 @op(rule=along_axis())
-def cummax(x: Array, axis: int | None = None, dtype: Any = "int64") -> tuple[Array, Array]:
+def cummax(x: Array, axis: int | None = None, dtype: DTypeLike = "int64") -> tuple[Array, Array]:
     """(largest element so far, its index in the dim); of equal elements the last, and a NaN stays the largest."""
     return _running(x, axis, dtype, "cummax", lax.cummax)
 
 
 @op(rule=along_axis())
-def cummin(x: Array, axis: int | None = None, dtype: Any = "int64") -> tuple[Array, Array]:
+def cummin(x: Array, axis: int | None = None, dtype: DTypeLike = "int64") -> tuple[Array, Array]:
     """(smallest element so far, its index in the dim); of equal elements the last, and a NaN stays the smallest."""
     return _running(x, axis, dtype, "cummin", lax.cummin)
 

@@ -17,6 +17,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.op import composite, op
 from polyreme.core.state import TensorState
 from polyreme.errors import ShapeError
@@ -283,19 +284,21 @@ def put_along_axis(
 
 
 @composite
-def scatter_add(input: Any, dim: int, index: Any, src: Any) -> Any:
+def scatter_add(input: AnyTensor, dim: int, index: AnyTensor, src: AnyTensor) -> AnyTensor:
     """put_along_axis with reduce="add" and no broadcasting."""
     return put_along_axis(input, index, src, dim, "add", True, False)
 
 
 @composite
-def scatter_add_(input: Any, dim: int, index: Any, src: Any) -> Any:
+def scatter_add_(input: AnyTensor, dim: int, index: AnyTensor, src: AnyTensor) -> AnyTensor:
     """scatter_add written into input, which is returned."""
     return put_along_axis(input, index, src, dim, "add", True, False, out=input)
 
 
 @composite
-def scatter_reduce(input: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
+def scatter_reduce(
+    input: AnyTensor, dim: int, index: AnyTensor, src: AnyTensor, reduce: str, include_self: bool = True
+) -> AnyTensor:
     """put_along_axis without broadcasting; reduce: "sum", "prod", "mean", "amin" or "amax"."""
     known = {"sum": "add", "prod": "mul", "mean": "mean", "amin": "amin", "amax": "amax"}
     if reduce not in known:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import DTypeLike
 from polyreme.core.dtype import promote
 from polyreme.core.op import op
 from polyreme.errors import DTypeError, ShapeError
@@ -33,7 +34,7 @@ def _arg(find: Any, x: Array, axis: int | None, keepdim: bool, dtype: Any, what:
 
 
 @op(rule=reduction())
-def argmax(x: Array, axis: int | None = None, keepdim: bool = False, dtype: Any = "int64") -> Array:
+def argmax(x: Array, axis: int | None = None, keepdim: bool = False, dtype: DTypeLike = "int64") -> Array:
     """Index of the first largest element along axis, or in the flattened Tensor; NaN counts as largest.
 
     dtype: int32 or int64, else DTypeError.
@@ -42,7 +43,7 @@ def argmax(x: Array, axis: int | None = None, keepdim: bool = False, dtype: Any 
 
 
 @op(rule=reduction())
-def argmin(x: Array, axis: int | None = None, keepdim: bool = False, dtype: Any = "int64") -> Array:
+def argmin(x: Array, axis: int | None = None, keepdim: bool = False, dtype: DTypeLike = "int64") -> Array:
     """Index of the first smallest element along axis, or in the flattened Tensor; NaN counts as smallest.
 
     dtype: int32 or int64, else DTypeError.

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote
 from polyreme.core.op import OPS, composite, op
 from polyreme.errors import ShapeError
@@ -56,7 +57,7 @@ def sequence_offsets(lengths: Array) -> Array:
 
 
 @composite(method=False)
-def sequence_room(counts: Any) -> Any:
+def sequence_room(counts: AnyTensor) -> Any:
     """As many elements as counts add up to, False each: a size that depends on values, as a Tensor that has it.
 
     Reads the host. Raises CaptureError inside a capture.
@@ -315,7 +316,9 @@ def kept_first(x: Array, rows: Rows, keep: Array) -> tuple[Array, Array]:
 
 
 @composite(method=False)
-def sequence_erase(x: Any, lengths: Any, tokens: Any, name: str | None = None) -> tuple[Any, Any]:
+def sequence_erase(
+    x: AnyTensor, lengths: AnyTensor, tokens: Any, name: str | None = None
+) -> tuple[AnyTensor, AnyTensor]:
     """x [total] or [total, 1] without the ids in tokens, and the lengths [n] of what is left.
 
     Reads the host: how many are left is the shape. Raises CaptureError inside a capture.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor, ShapeLike
 from polyreme.core.op import composite, op
 from polyreme.errors import ShapeError
 from polyreme.ops.bounds import dim_of, dims_of, ints
@@ -65,7 +66,7 @@ def narrow(input: Array, dim: int, start: int, length: int) -> Array:
 
 
 @op(rule=keeps_equal_dims("moves"))
-def crop(x: Array, shape: Any = None, offsets: Any = None) -> Array:
+def crop(x: Array, shape: ShapeLike | None = None, offsets: ShapeLike | None = None) -> Array:
     """The block of x of that shape that starts at offsets (0 by default); -1 in shape goes to the end of x."""
     first = (0,) * x.ndim if offsets is None else ints(offsets)
     sizes = x.shape if shape is None else ints(shape)
@@ -219,6 +220,6 @@ def view(x: Array, shape_or_dtype: Any) -> Array:
 
 
 @composite
-def view_as(x: Any, other: Any, name: str | None = None) -> Any:
+def view_as(x: AnyTensor, other: AnyTensor, name: str | None = None) -> AnyTensor:
     """x under the shape of other."""
     return view(x, other.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax import Array
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import floating
 from polyreme.core.op import op
 from polyreme.core.symbol import DYNAMIC
@@ -144,8 +145,13 @@ _histogramdd = histogramdd
 
 
 def _over_dims(
-    x: Any, bins: Any = 10, ranges: Any = None, density: bool = False, weights: Any = None, name: str | None = None
-) -> Any:
+    x: AnyTensor,
+    bins: int | Sequence[int] | Sequence[AnyTensor] = 10,
+    ranges: Sequence[float] | None = None,
+    density: bool = False,
+    weights: AnyTensor | None = None,
+    name: str | None = None,
+) -> tuple[AnyTensor, list[AnyTensor]]:
     shape = list(x.shape)
     if len(shape) < 2 or not dtypes.is_floating(x.dtype):
         raise ShapeError(f"histogramdd takes floating points [..., n], got {x.dtype.name} of shape {shape}")
@@ -199,8 +205,13 @@ _bincount = bincount
 
 
 def _count(
-    x: Any, weights: Any = None, minlength: int = 0, name: str | None = None, *, length: int | None = None
-) -> Any:
+    x: AnyTensor,
+    weights: AnyTensor | None = None,
+    minlength: int = 0,
+    name: str | None = None,
+    *,
+    length: int | None = None,
+) -> AnyTensor:
     if minlength < 0:
         raise ShapeError(f"bincount: minlength={minlength}; give a length >= 0")
     if length is None:

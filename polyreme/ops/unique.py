@@ -13,6 +13,7 @@ import numpy as np
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.annotations import AnyTensor, DTypeLike
 from polyreme.core.op import OPS, composite
 from polyreme.errors import DTypeError
 from polyreme.ops.bounds import dim_of
@@ -32,12 +33,12 @@ def _result(x: Any, first: np.ndarray, axis: int | None, dtype: Any, wanted: Seq
 
 @composite
 def unique(
-    x: Any,
+    x: AnyTensor,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
     axis: int | None = None,
-    dtype: Any = "int64",
+    dtype: DTypeLike = "int64",
     sorted: bool = True,
     name: str | None = None,
 ) -> Any:
@@ -55,11 +56,11 @@ def unique(
 
 @composite
 def unique_consecutive(
-    x: Any,
+    x: AnyTensor,
     return_inverse: bool = False,
     return_counts: bool = False,
     axis: int | None = None,
-    dtype: Any = "int64",
+    dtype: DTypeLike = "int64",
     name: str | None = None,
 ) -> Any:
     """x without the elements (or slices along axis) equal to the one before; without axis, flattened.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
 from polyreme.errors import ShapeError
@@ -52,8 +51,12 @@ def viterbi_path(
 
 @composite(method=False)
 def viterbi_decode(
-    potentials: Any, transition_params: Any, lengths: Any, include_bos_eos_tag: bool = True, name: str | None = None
-) -> tuple[Any, Any]:
+    potentials: AnyTensor,
+    transition_params: AnyTensor,
+    lengths: AnyTensor,
+    include_bos_eos_tag: bool = True,
+    name: str | None = None,
+) -> tuple[AnyTensor, AnyTensor]:
     """(scores [b], tags [b, n], int64) of the best paths: potentials [b, t, k], transitions [k, k] from row to column.
 
     Tags are 0 after the end of a sequence, which lengths [b] give; of equal paths that of the lower last tags.

@@ -13,10 +13,11 @@ from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.functional_layer import FunctionalLayer
+from polyreme.nn.parameter import ParamAttrLike
 
 
 class _Activation(FunctionalLayer):
-    attribute_prefix = "_"
+    _attribute_prefix = "_"
 
 
 class _PlainActivation(_Activation):
@@ -27,69 +28,69 @@ class _PlainActivation(_Activation):
 class ReLU(_PlainActivation):
     """max(x, 0)."""
 
-    function = staticmethod(F.relu)
+    _function = staticmethod(F.relu)
 
 
 class ReLU6(_PlainActivation):
     """min(max(x, 0), 6)."""
 
-    function = staticmethod(F.relu6)
+    _function = staticmethod(F.relu6)
 
 
 class Sigmoid(_PlainActivation):
     """1 / (1 + exp(-x))."""
 
-    function = staticmethod(F.sigmoid)
-    attribute_prefix = ""
+    _function = staticmethod(F.sigmoid)
+    _attribute_prefix = ""
 
 
 class LogSigmoid(_PlainActivation):
     """log(sigmoid(x))."""
 
-    function = staticmethod(F.log_sigmoid)
+    _function = staticmethod(F.log_sigmoid)
 
 
 class Tanh(_PlainActivation):
     """Hyperbolic tangent."""
 
-    function = staticmethod(F.tanh)
+    _function = staticmethod(F.tanh)
 
 
 class Tanhshrink(_PlainActivation):
     """x - tanh(x)."""
 
-    function = staticmethod(F.tanhshrink)
+    _function = staticmethod(F.tanhshrink)
 
 
 class Softsign(_PlainActivation):
     """x / (1 + |x|)."""
 
-    function = staticmethod(F.softsign)
+    _function = staticmethod(F.softsign)
 
 
 class Swish(_PlainActivation):
     """x * sigmoid(x)."""
 
-    function = staticmethod(F.swish)
+    _function = staticmethod(F.swish)
 
 
 class Mish(_PlainActivation):
     """x * tanh(softplus(x)). Source: arXiv:1908.08681."""
 
-    function = staticmethod(F.mish)
+    _function = staticmethod(F.mish)
 
 
 class Hardswish(_PlainActivation):
     """x * min(max(x + 3, 0), 6) / 6. Source: arXiv:1905.02244, section 5.2."""
 
-    function = staticmethod(F.hardswish)
+    _function = staticmethod(F.hardswish)
 
 
 class Hardsigmoid(_PlainActivation):
     """min(max(x / 6 + 1/2, 0), 1)."""
 
-    function = staticmethod(F.hardsigmoid)
-    attribute_prefix = ""
+    _function = staticmethod(F.hardsigmoid)
+    _attribute_prefix = ""
 
 
 class Silu(Layer):
@@ -106,7 +107,7 @@ class Silu(Layer):
 class GELU(_Activation):
     """x * Phi(x), Phi the normal distribution function; its tanh form if approximate. Source: arXiv:1606.08415."""
 
-    function = staticmethod(F.gelu)
+    _function = staticmethod(F.gelu)
 
     def __init__(self, approximate: bool = False, name: str | None = None) -> None:
         super().__init__(name, approximate=approximate)
@@ -115,7 +116,7 @@ class GELU(_Activation):
 class ELU(_Activation):
     """x above 0, alpha * (exp(x) - 1) below. Source: arXiv:1511.07289."""
 
-    function = staticmethod(F.elu)
+    _function = staticmethod(F.elu)
 
     def __init__(self, alpha: float = 1.0, name: str | None = None) -> None:
         super().__init__(name, alpha=alpha)
@@ -124,7 +125,7 @@ class ELU(_Activation):
 class CELU(_Activation):
     """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0). Source: arXiv:1704.07483."""
 
-    function = staticmethod(F.celu)
+    _function = staticmethod(F.celu)
 
     def __init__(self, alpha: float = 1.0, name: str | None = None) -> None:
         super().__init__(name, alpha=alpha)
@@ -133,7 +134,7 @@ class CELU(_Activation):
 class SELU(_Activation):
     """scale * x above 0, scale * alpha * (exp(x) - 1) below. Source: arXiv:1706.02515."""
 
-    function = staticmethod(F.selu)
+    _function = staticmethod(F.selu)
 
     def __init__(
         self, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772, name: str | None = None
@@ -144,7 +145,7 @@ class SELU(_Activation):
 class LeakyReLU(_Activation):
     """x above 0, negative_slope * x below."""
 
-    function = staticmethod(F.leaky_relu)
+    _function = staticmethod(F.leaky_relu)
 
     def __init__(self, negative_slope: float = 0.01, name: str | None = None) -> None:
         super().__init__(name, negative_slope=negative_slope)
@@ -153,7 +154,7 @@ class LeakyReLU(_Activation):
 class Hardtanh(_Activation):
     """x clipped into [min, max]."""
 
-    function = staticmethod(F.hardtanh)
+    _function = staticmethod(F.hardtanh)
 
     def __init__(self, min: float = -1.0, max: float = 1.0, name: str | None = None) -> None:
         super().__init__(name, min=min, max=max)
@@ -162,8 +163,8 @@ class Hardtanh(_Activation):
 class Hardshrink(_Activation):
     """x where |x| > threshold, else 0."""
 
-    function = staticmethod(F.hardshrink)
-    lambd = Alias("_threshold")
+    _function = staticmethod(F.hardshrink)
+    lambd: Alias[float] = Alias("_threshold")
 
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name, threshold=threshold)
@@ -172,8 +173,8 @@ class Hardshrink(_Activation):
 class Softshrink(_Activation):
     """x moved towards 0 by threshold, 0 within it."""
 
-    function = staticmethod(F.softshrink)
-    lambd = Alias("_threshold")
+    _function = staticmethod(F.softshrink)
+    lambd: Alias[float] = Alias("_threshold")
 
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name, threshold=threshold)
@@ -182,7 +183,7 @@ class Softshrink(_Activation):
 class Softplus(_Activation):
     """log(1 + exp(beta * x)) / beta, and x itself where beta * x > threshold."""
 
-    function = staticmethod(F.softplus)
+    _function = staticmethod(F.softplus)
 
     def __init__(self, beta: float = 1, threshold: float = 20, name: str | None = None) -> None:
         super().__init__(name, beta=beta, threshold=threshold)
@@ -191,7 +192,7 @@ class Softplus(_Activation):
 class ThresholdedReLU(_Activation):
     """x above threshold, else value."""
 
-    function = staticmethod(F.thresholded_relu)
+    _function = staticmethod(F.thresholded_relu)
 
     def __init__(self, threshold: float = 1.0, value: float = 0.0, name: str | None = None) -> None:
         super().__init__(name, threshold=threshold, value=value)
@@ -200,7 +201,7 @@ class ThresholdedReLU(_Activation):
 class Softmax(_Activation):
     """exp(x) over its sum along axis."""
 
-    function = staticmethod(F.softmax)
+    _function = staticmethod(F.softmax)
 
     def __init__(self, axis: int = -1, name: str | None = None) -> None:
         super().__init__(name, axis=axis)
@@ -209,7 +210,7 @@ class Softmax(_Activation):
 class LogSoftmax(_Activation):
     """log of the softmax along axis."""
 
-    function = staticmethod(F.log_softmax)
+    _function = staticmethod(F.log_softmax)
 
     def __init__(self, axis: int = -1, name: str | None = None) -> None:
         super().__init__(name, axis=axis)
@@ -233,7 +234,7 @@ class Softmax2D(Layer):
 class Maxout(_Activation):
     """Largest of each `groups` neighbouring channels along axis. Source: arXiv:1302.4389."""
 
-    function = staticmethod(F.maxout)
+    _function = staticmethod(F.maxout)
 
     def __init__(self, groups: int, axis: int = 1, name: str | None = None) -> None:
         super().__init__(name, groups=groups, axis=axis)
@@ -242,8 +243,8 @@ class Maxout(_Activation):
 class GLU(_Activation):
     """a * sigmoid(b), a and b the halves of x along axis. Source: arXiv:1612.08083."""
 
-    function = staticmethod(F.glu)
-    dim = Alias("_axis")
+    _function = staticmethod(F.glu)
+    dim: Alias[int] = Alias("_axis")
 
     def __init__(self, axis: int = -1, name: str | None = None) -> None:
         super().__init__(name, axis=axis)
@@ -259,7 +260,7 @@ class PReLU(Layer):
         self,
         num_parameters: int = 1,
         init: float = 0.25,
-        weight_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:

@@ -13,6 +13,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
+from polyreme.nn.parameter import ParamAttrLike
 from polyreme.ops.creation import zeros
 from polyreme.ops.manipulation import concat, reshape, transpose, unsqueeze
 
@@ -55,8 +56,8 @@ class MultiHeadAttention(Layer):
         kdim: int | None = None,
         vdim: int | None = None,
         need_weights: bool = False,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
     ) -> None:
         super().__init__()
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:

@@ -17,7 +17,7 @@ from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.norm import check_ndim
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike
 from polyreme.ops.normalization import sync_batch_norm
 
 
@@ -28,11 +28,11 @@ class _BatchNorm(Layer):
     (1 - momentum) * batch; in eval mode, or with use_global_stats, the running ones are used.
     """
 
-    num_features = Alias("_num_features")
-    momentum = Alias("_momentum")
-    epsilon = Alias("_epsilon")
-    data_format = Alias("_data_format")
-    use_global_stats = Alias("_use_global_stats")
+    num_features: Alias[int] = Alias("_num_features")
+    momentum: Alias[float] = Alias("_momentum")
+    epsilon: Alias[float] = Alias("_epsilon")
+    data_format: Alias[str] = Alias("_data_format")
+    use_global_stats: Alias[bool | None] = Alias("_use_global_stats")
     ndims: tuple[int, ...] = (2, 3, 4, 5)
     _trainable_statistics = False  # the batch's in eval mode too
     _statistic_names: tuple[str | None, str | None] = (None, None)
@@ -42,8 +42,8 @@ class _BatchNorm(Layer):
         num_features: int,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCHW",
         use_global_stats: bool | None = None,
         name: str | None = None,
@@ -96,8 +96,8 @@ class BatchNorm1D(_BatchNorm):
         num_features: int,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCL",
         use_global_stats: bool | None = None,
         name: str | None = None,
@@ -125,8 +125,8 @@ class BatchNorm3D(_BatchNorm):
         num_features: int,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCDHW",
         use_global_stats: bool | None = None,
         name: str | None = None,
@@ -148,8 +148,8 @@ class SyncBatchNorm(_BatchNorm):
         num_features: int,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:
@@ -186,7 +186,7 @@ class BatchNorm(_BatchNorm):
     compiler decides.
     """
 
-    act = Alias("_act")
+    act: Alias[str | None] = Alias("_act")
 
     def __init__(
         self,
@@ -195,8 +195,8 @@ class BatchNorm(_BatchNorm):
         is_test: bool = False,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
-        param_attr: Any = None,
-        bias_attr: Any = None,
+        param_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         dtype: Any = "float32",
         data_layout: str = "NCHW",
         in_place: bool = False,

@@ -8,6 +8,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import ParamAttrLike
 from polyreme.ops.class_loss import adaptive_log_softmax
 from polyreme.ops.search import argmax
 
@@ -23,8 +24,8 @@ class HSigmoidLoss(Layer):
         self,
         feature_size: int,
         num_classes: int,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         is_custom: bool = False,
         is_sparse: bool = False,
         name: str | None = None,
@@ -62,8 +63,8 @@ class AdaptiveLogSoftmaxWithLoss(Layer):
         in_features: int,
         n_classes: int,
         cutoffs: Sequence[int],
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         div_value: float = 4.0,
         head_bias: bool = False,
         name: str | None = None,

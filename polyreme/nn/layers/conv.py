@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from polyreme.core.alias import Alias
+from polyreme.core.annotations import Padding, Sizes
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import ParamAttrLike
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
@@ -27,17 +29,17 @@ def sizes_of(value: int | Sequence[int], count: int, what: str) -> list[int]:
 
 
 class _ConvNd(Layer):
-    in_channels = Alias("_in_channels")
-    out_channels = Alias("_out_channels")
-    kernel_size = Alias("_kernel_size")
-    stride = Alias("_stride")
-    padding = Alias("_padding")
-    dilation = Alias("_dilation")
-    groups = Alias("_groups")
-    padding_mode = Alias("_padding_mode")
-    data_format = Alias("_data_format")
+    in_channels: Alias[int] = Alias("_in_channels")
+    out_channels: Alias[int] = Alias("_out_channels")
+    kernel_size: Alias[Sizes] = Alias("_kernel_size")
+    stride: Alias[Sizes] = Alias("_stride")
+    padding: Alias[Padding] = Alias("_padding")
+    dilation: Alias[Sizes] = Alias("_dilation")
+    groups: Alias[int] = Alias("_groups")
+    padding_mode: Alias[str] = Alias("_padding_mode")
+    data_format: Alias[str] = Alias("_data_format")
     spatial: ClassVar[int]
-    function: ClassVar[Callable[..., Any]]
+    _function: ClassVar[Callable[..., Any]]
 
     def __init__(
         self,
@@ -97,8 +99,8 @@ class _ConvForward(_ConvNd):
         padding_mode: str = "zeros",
         device: Any = None,
         dtype: Any = None,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCHW",
     ) -> None:
         attrs = (weight_attr, bias_attr if bias else False)
@@ -128,7 +130,7 @@ class _ConvForward(_ConvNd):
         if self._padding_mode != "zeros":
             x = F.pad(x, self._borders(), mode=self._padding_mode, data_format=self._data_format)
             padding = 0
-        return self.function(
+        return self._function(
             x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups, self._data_format
         )
 
@@ -150,7 +152,7 @@ class Conv1D(_ConvForward):
     """Convolution of [batch, channel, length]."""
 
     spatial = 1
-    function = staticmethod(F.conv1d)
+    _function = staticmethod(F.conv1d)
 
     def __init__(
         self,
@@ -165,8 +167,8 @@ class Conv1D(_ConvForward):
         padding_mode: str = "zeros",
         device: Any = None,
         dtype: Any = None,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCL",
     ) -> None:
         super().__init__(
@@ -183,14 +185,14 @@ class Conv2D(_ConvForward):
     """
 
     spatial = 2
-    function = staticmethod(F.conv2d)
+    _function = staticmethod(F.conv2d)
 
 
 class Conv3D(_ConvForward):
     """Convolution of [batch, channel, depth, height, width]."""
 
     spatial = 3
-    function = staticmethod(F.conv3d)
+    _function = staticmethod(F.conv3d)
 
     def __init__(
         self,
@@ -205,8 +207,8 @@ class Conv3D(_ConvForward):
         padding_mode: str = "zeros",
         device: Any = None,
         dtype: Any = None,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCDHW",
     ) -> None:
         super().__init__(
@@ -228,8 +230,8 @@ class _ConvTranspose(_ConvNd):
         output_padding: int | Sequence[int] = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCHW",
     ) -> None:
         attrs = (weight_attr, bias_attr)
@@ -241,7 +243,7 @@ class _ConvTranspose(_ConvNd):
         self.bias = self.create_parameter([out_channels], bias_attr, is_bias=True)
 
     def forward(self, x: Any, output_size: Any = None) -> Any:
-        return self.function(
+        return self._function(
             x,
             self.weight,
             self.bias,
@@ -259,7 +261,7 @@ class Conv1DTranspose(_ConvTranspose):
     """Transposed convolution of [batch, channel, length]."""
 
     spatial = 1
-    function = staticmethod(F.conv1d_transpose)
+    _function = staticmethod(F.conv1d_transpose)
 
     def __init__(
         self,
@@ -271,8 +273,8 @@ class Conv1DTranspose(_ConvTranspose):
         output_padding: int | Sequence[int] = 0,
         groups: int = 1,
         dilation: int | Sequence[int] = 1,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCL",
     ) -> None:
         super().__init__(
@@ -285,14 +287,14 @@ class Conv2DTranspose(_ConvTranspose):
     """Transposed convolution of [batch, channel, height, width]."""
 
     spatial = 2
-    function = staticmethod(F.conv2d_transpose)
+    _function = staticmethod(F.conv2d_transpose)
 
 
 class Conv3DTranspose(_ConvTranspose):
     """Transposed convolution of [batch, channel, depth, height, width]."""
 
     spatial = 3
-    function = staticmethod(F.conv3d_transpose)
+    _function = staticmethod(F.conv3d_transpose)
 
     def __init__(
         self,
@@ -304,8 +306,8 @@ class Conv3DTranspose(_ConvTranspose):
         output_padding: int | Sequence[int] = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCDHW",
     ) -> None:
         super().__init__(

@@ -10,9 +10,9 @@ from polyreme.nn.layers.functional_layer import FunctionalLayer
 class CosineSimilarity(FunctionalLayer):
     """x1 . x2 / max(|x1| |x2|, eps) along axis."""
 
-    function = staticmethod(F.cosine_similarity)
-    attribute_prefix = "_"
-    dim = Alias("_axis")
+    _function = staticmethod(F.cosine_similarity)
+    _attribute_prefix = "_"
+    dim: Alias[int] = Alias("_axis")
 
     def __init__(self, axis: int = 1, eps: float = 1e-8) -> None:
         super().__init__(None, axis=axis, eps=eps)
@@ -21,9 +21,9 @@ class CosineSimilarity(FunctionalLayer):
 class PairwiseDistance(FunctionalLayer):
     """p-norm of x - y + epsilon over the last dim; keepdim leaves that dim with size 1."""
 
-    function = staticmethod(F.pairwise_distance)
-    eps = Alias("epsilon")
-    norm = Alias("p")
+    _function = staticmethod(F.pairwise_distance)
+    eps: Alias[float] = Alias("epsilon")
+    norm: Alias[float] = Alias("p")
 
     def __init__(self, p: float = 2.0, epsilon: float = 1e-6, keepdim: bool = False, name: str | None = None) -> None:
         super().__init__(name, p=p, epsilon=epsilon, keepdim=keepdim)

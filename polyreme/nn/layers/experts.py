@@ -13,14 +13,15 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError, DTypeError, ShapeError
+from polyreme.kernels.experts import ACTIVATIONS
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.container import LayerDict
 from polyreme.nn.layers.linear import Linear, map_each
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike
 from polyreme.ops import creation
-from polyreme.ops.experts import ACTIVATIONS, check_choice, check_counts, chosen_experts
+from polyreme.ops.experts import check_choice, check_counts, chosen_experts
 from polyreme.ops.ids import check_range
 from polyreme.ops.layout import constrain
 
@@ -82,7 +83,7 @@ class Router(Layer):
         balance_scope: str = "micro_batch",
         sequence_loss: float = 0.0,
         z_loss: float = 0.0,
-        weight_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
     ) -> None:
         super().__init__()
         _check_capacity("Router", capacity_factor)
@@ -275,7 +276,7 @@ class ExpertChoiceRouter(Layer):
         score: str = "softmax",
         scale: float = 1.0,
         z_loss: float = 0.0,
-        weight_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
     ) -> None:
         super().__init__()
         check_choice("ExpertChoiceRouter", num_experts, top_k, score, 1, 1)
@@ -383,7 +384,7 @@ class MoE(Layer):
         bias: bool = False,
         shared_hidden: int = 0,
         shared_gate: bool = False,
-        weight_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
     ) -> None:
         super().__init__()
         check_counts("MoE", d_model=d_model, d_hidden=d_hidden, num_experts=num_experts)
@@ -467,7 +468,7 @@ class SharedExpert(Layer):
         gated: bool = True,
         bias: bool = False,
         token_gate: bool = False,
-        weight_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
     ) -> None:
         super().__init__()
 

@@ -13,20 +13,25 @@ class FunctionalLayer(Layer):
     """forward(*inputs) = function(*inputs, **settings), inputs also under the function's names for them; a subclass
     names the function and writes the signature of the settings.
 
-    A setting is an attribute, of PaddlePaddle's name: attribute_prefix and its own, or what attribute_names says.
+    A setting is an attribute, of PaddlePaddle's name: _attribute_prefix and its own, or what _attribute_names says.
     """
 
-    function: ClassVar[Callable[..., Any]]
-    attribute_prefix: ClassVar[str] = ""
-    attribute_names: ClassVar[Mapping[str, str]] = {}
+    _function: ClassVar[Callable[..., Any]]
+    _attribute_prefix: ClassVar[str] = ""
+    _attribute_names: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings: dict[str, Any] = settings
         object.__setattr__(self, self._attribute_of("name"), name)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What forward calls."""
+        return type(self)._function
+
     def _attribute_of(self, setting: str) -> str:
-        return self.attribute_names.get(setting, self.attribute_prefix + setting)
+        return self._attribute_names.get(setting, self._attribute_prefix + setting)
 
     def _attributes(self) -> dict[str, str]:
         """Name of an attribute -> the setting it is."""
@@ -48,7 +53,7 @@ class FunctionalLayer(Layer):
         return [*super().__dir__(), *self._attributes()]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.function(*inputs, **named, **self.settings)
+        return self._function(*inputs, **named, **self.settings)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in self.settings.items() if value is not None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.core.alias import Alias
+from polyreme.core.annotations import Padding, Sizes
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
@@ -16,7 +17,7 @@ from polyreme.nn.layers.functional_layer import FunctionalLayer
 class Upsample(FunctionalLayer):
     """The input resized to size, or by scale_factor, in mode nearest, linear, bilinear, trilinear, bicubic or area."""
 
-    function = staticmethod(F.interpolate)
+    _function = staticmethod(F.interpolate)
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Upsample(FunctionalLayer):
 class UpsamplingNearest2D(FunctionalLayer):
     """[batch, channel, height, width] resized by repeating the nearest pixel."""
 
-    function = staticmethod(F.interpolate)
+    _function = staticmethod(F.interpolate)
 
     def __init__(
         self, size: Any = None, scale_factor: Any = None, data_format: str = "NCHW", name: str | None = None
@@ -57,7 +58,7 @@ class UpsamplingNearest2D(FunctionalLayer):
 class UpsamplingBilinear2D(FunctionalLayer):
     """[batch, channel, height, width] resized by bilinear interpolation with corners aligned."""
 
-    function = staticmethod(F.interpolate)
+    _function = staticmethod(F.interpolate)
 
     def __init__(
         self, size: Any = None, scale_factor: Any = None, data_format: str = "NCHW", name: str | None = None
@@ -70,8 +71,8 @@ class UpsamplingBilinear2D(FunctionalLayer):
 class PixelShuffle(FunctionalLayer):
     """[batch, channel * f * f, height, width] -> [batch, channel, height * f, width * f]. Source: arXiv:1609.05158."""
 
-    function = staticmethod(F.pixel_shuffle)
-    attribute_prefix = "_"
+    _function = staticmethod(F.pixel_shuffle)
+    _attribute_prefix = "_"
 
     def __init__(self, upscale_factor: int, data_format: str = "NCHW", name: str | None = None) -> None:
         super().__init__(name, upscale_factor=upscale_factor, data_format=data_format)
@@ -80,8 +81,8 @@ class PixelShuffle(FunctionalLayer):
 class PixelUnshuffle(FunctionalLayer):
     """The inverse of PixelShuffle."""
 
-    function = staticmethod(F.pixel_unshuffle)
-    attribute_prefix = "_"
+    _function = staticmethod(F.pixel_unshuffle)
+    _attribute_prefix = "_"
 
     def __init__(self, downscale_factor: int, data_format: str = "NCHW", name: str | None = None) -> None:
         super().__init__(name, downscale_factor=downscale_factor, data_format=data_format)
@@ -90,8 +91,8 @@ class PixelUnshuffle(FunctionalLayer):
 class ChannelShuffle(FunctionalLayer):
     """Channels dealt out over groups: [groups, n] of them read as [n, groups]. Source: arXiv:1707.01083."""
 
-    function = staticmethod(F.channel_shuffle)
-    attribute_prefix = "_"
+    _function = staticmethod(F.channel_shuffle)
+    _attribute_prefix = "_"
 
     def __init__(self, groups: int, data_format: str = "NCHW", name: str | None = None) -> None:
         super().__init__(name, groups=groups, data_format=data_format)
@@ -100,7 +101,7 @@ class ChannelShuffle(FunctionalLayer):
 class Unfold(FunctionalLayer):
     """Every window of an image as a column: [N, C, H, W] -> [N, C * kh * kw, windows]."""
 
-    function = staticmethod(F.unfold)
+    _function = staticmethod(F.unfold)
 
     def __init__(
         self, kernel_sizes: Any, dilations: Any = 1, paddings: Any = 0, strides: Any = 1, name: str | None = None
@@ -111,12 +112,12 @@ class Unfold(FunctionalLayer):
 class Fold(FunctionalLayer):
     """Columns of windows added up into an image: [N, C * kh * kw, windows] -> [N, C, *output_sizes]."""
 
-    function = staticmethod(F.fold)
-    output_size = Alias("output_sizes")
-    kernel_size = Alias("kernel_sizes")
-    dilation = Alias("dilations")
-    padding = Alias("paddings")
-    stride = Alias("strides")
+    _function = staticmethod(F.fold)
+    output_size: Alias[Sizes] = Alias("output_sizes")
+    kernel_size: Alias[Sizes] = Alias("kernel_sizes")
+    dilation: Alias[Sizes] = Alias("dilations")
+    padding: Alias[Padding] = Alias("paddings")
+    stride: Alias[Sizes] = Alias("strides")
 
     def __init__(
         self,

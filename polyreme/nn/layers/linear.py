@@ -16,7 +16,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Assign, Initializer, XavierUniform, chosen_initializer
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike
 from polyreme.ops import ring_linear
 
 
@@ -29,15 +29,15 @@ class Linear(Layer):
     paddle.Size([3, 5])
     """
 
-    in_features = Alias("_in_features")
-    out_features = Alias("_out_features")
+    in_features: Alias[int] = Alias("_in_features")
+    out_features: Alias[int] = Alias("_out_features")
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         name: str | None = None,
         dims: Sequence[str | None] = (None, None),
     ) -> None:
@@ -94,13 +94,13 @@ class Embedding(Layer):
     dims: logical dims of the table. Initial values: XavierUniform.
     """
 
-    num_embeddings = Alias("_num_embeddings")
-    embedding_dim = Alias("_embedding_dim")
-    max_norm = Alias("_max_norm")
-    norm_type = Alias("_norm_type")
-    scale_grad_by_freq = Alias("_scale_grad_by_freq")
-    sparse = Alias("_sparse")
-    padding_idx = Alias("_padding_idx")
+    num_embeddings: Alias[int] = Alias("_num_embeddings")
+    embedding_dim: Alias[int] = Alias("_embedding_dim")
+    max_norm: Alias[float | None] = Alias("_max_norm")
+    norm_type: Alias[float] = Alias("_norm_type")
+    scale_grad_by_freq: Alias[bool] = Alias("_scale_grad_by_freq")
+    sparse: Alias[bool] = Alias("_sparse")
+    padding_idx: Alias[int | None] = Alias("_padding_idx")
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Embedding(Layer):
         _freeze: bool = False,
         device: Any = None,
         dtype: Any = None,
-        weight_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
         name: str | None = None,
         dims: Sequence[str | None] = (None, None),
     ) -> None:
@@ -172,17 +172,17 @@ class _ZeroRow(Initializer):
 class Bilinear(Layer):
     """y_o = x1 W_o x2^T + b_o: [..., in1] and [..., in2] -> [..., out]. W is [out, in1, in2], b [1, out]."""
 
-    in1_features = Alias("_in1_features")
-    in2_features = Alias("_in2_features")
-    out_features = Alias("_out_features")
+    in1_features: Alias[int] = Alias("_in1_features")
+    in2_features: Alias[int] = Alias("_in2_features")
+    out_features: Alias[int] = Alias("_out_features")
 
     def __init__(
         self,
         in1_features: int,
         in2_features: int,
         out_features: int,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         name: str | None = None,
     ) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from polyreme.nn.layers.functional_layer import FunctionalLayer
 class CrossEntropyLoss(FunctionalLayer):
     """-log softmax(input)[label] along axis; label holds classes, or probabilities with soft_label."""
 
-    function = staticmethod(F.cross_entropy)
+    _function = staticmethod(F.cross_entropy)
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class CrossEntropyLoss(FunctionalLayer):
 class NLLLoss(FunctionalLayer):
     """-input[label], input holding log-probabilities along dim 1."""
 
-    function = staticmethod(F.nll_loss)
-    attribute_prefix = "_"
+    _function = staticmethod(F.nll_loss)
+    _attribute_prefix = "_"
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class NLLLoss(FunctionalLayer):
 class MSELoss(FunctionalLayer):
     """(input - label)^2."""
 
-    function = staticmethod(F.mse_loss)
+    _function = staticmethod(F.mse_loss)
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MSELoss(FunctionalLayer):
 class L1Loss(FunctionalLayer):
     """|input - label|."""
 
-    function = staticmethod(F.l1_loss)
+    _function = staticmethod(F.l1_loss)
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class L1Loss(FunctionalLayer):
 class SmoothL1Loss(FunctionalLayer):
     """Squared within delta of the label, linear beyond. Source: arXiv:1504.08083."""
 
-    function = staticmethod(F.smooth_l1_loss)
+    _function = staticmethod(F.smooth_l1_loss)
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SmoothL1Loss(FunctionalLayer):
 class BCELoss(FunctionalLayer):
     """Cross-entropy of probabilities and labels in [0, 1]."""
 
-    function = staticmethod(F.binary_cross_entropy)
+    _function = staticmethod(F.binary_cross_entropy)
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class BCELoss(FunctionalLayer):
 class BCEWithLogitsLoss(FunctionalLayer):
     """Cross-entropy of sigmoid(logit) and labels in [0, 1]."""
 
-    function = staticmethod(F.binary_cross_entropy_with_logits)
+    _function = staticmethod(F.binary_cross_entropy_with_logits)
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class BCEWithLogitsLoss(FunctionalLayer):
 class KLDivLoss(FunctionalLayer):
     """label * (log label - input), input holding log-probabilities; label too with log_target."""
 
-    function = staticmethod(F.kl_div)
+    _function = staticmethod(F.kl_div)
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class KLDivLoss(FunctionalLayer):
 class CTCLoss(FunctionalLayer):
     """-log p(labels) under connectionist temporal classification, summed over all alignments."""
 
-    function = staticmethod(F.ctc_loss)
+    _function = staticmethod(F.ctc_loss)
 
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
         super().__init__(None, blank=blank, reduction=reduction, zero_infinity=zero_infinity)
@@ -156,7 +156,7 @@ class CTCLoss(FunctionalLayer):
 class RNNTLoss(FunctionalLayer):
     """-log p(label) under an RNN transducer, summed over all alignments."""
 
-    function = staticmethod(F.rnnt_loss)
+    _function = staticmethod(F.rnnt_loss)
 
     def __init__(
         self, blank: int = 0, fastemit_lambda: float = 0.001, reduction: str = "mean", name: str | None = None
@@ -167,7 +167,7 @@ class RNNTLoss(FunctionalLayer):
 class MarginRankingLoss(FunctionalLayer):
     """max(0, -label * (input - other) + margin), label 1 or -1."""
 
-    function = staticmethod(F.margin_ranking_loss)
+    _function = staticmethod(F.margin_ranking_loss)
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class MarginRankingLoss(FunctionalLayer):
 class HingeEmbeddingLoss(FunctionalLayer):
     """input where label is 1, max(0, margin - input) where it is -1."""
 
-    function = staticmethod(F.hinge_embedding_loss)
+    _function = staticmethod(F.hinge_embedding_loss)
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class HingeEmbeddingLoss(FunctionalLayer):
 class CosineEmbeddingLoss(FunctionalLayer):
     """1 - cos(input1, input2) where label is 1, max(0, cos - margin) where it is -1."""
 
-    function = staticmethod(F.cosine_embedding_loss)
+    _function = staticmethod(F.cosine_embedding_loss)
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class CosineEmbeddingLoss(FunctionalLayer):
 class SoftMarginLoss(FunctionalLayer):
     """log(1 + exp(-label * input)), label 1 or -1."""
 
-    function = staticmethod(F.soft_margin_loss)
+    _function = staticmethod(F.soft_margin_loss)
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class SoftMarginLoss(FunctionalLayer):
 class MultiLabelSoftMarginLoss(FunctionalLayer):
     """Mean over classes of the cross-entropy of sigmoid(input) and 0/1 labels."""
 
-    function = staticmethod(F.multi_label_soft_margin_loss)
+    _function = staticmethod(F.multi_label_soft_margin_loss)
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class MultiLabelSoftMarginLoss(FunctionalLayer):
 class TripletMarginLoss(FunctionalLayer):
     """max(0, d(input, positive) - d(input, negative) + margin), d the p-norm of the difference."""
 
-    function = staticmethod(F.triplet_margin_loss)
+    _function = staticmethod(F.triplet_margin_loss)
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class TripletMarginLoss(FunctionalLayer):
 class TripletMarginWithDistanceLoss(FunctionalLayer):
     """TripletMarginLoss with a distance of one's own."""
 
-    function = staticmethod(F.triplet_margin_with_distance_loss)
+    _function = staticmethod(F.triplet_margin_with_distance_loss)
 
     def __init__(
         self,
@@ -269,8 +269,8 @@ class TripletMarginWithDistanceLoss(FunctionalLayer):
 class PoissonNLLLoss(FunctionalLayer):
     """exp(input) - label * input: Poisson negative log-likelihood, of rates themselves without log_input."""
 
-    function = staticmethod(F.poisson_nll_loss)
-    attribute_prefix = "_"
+    _function = staticmethod(F.poisson_nll_loss)
+    _attribute_prefix = "_"
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class PoissonNLLLoss(FunctionalLayer):
 class GaussianNLLLoss(FunctionalLayer):
     """Negative log-likelihood of label under Gaussian(input, variance)."""
 
-    function = staticmethod(F.gaussian_nll_loss)
+    _function = staticmethod(F.gaussian_nll_loss)
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class GaussianNLLLoss(FunctionalLayer):
 class MultiMarginLoss(FunctionalLayer):
     """Mean over other classes j of weight[label] * max(0, margin - input[label] + input[j])^p."""
 
-    function = staticmethod(F.multi_margin_loss)
+    _function = staticmethod(F.multi_margin_loss)
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class MultiMarginLoss(FunctionalLayer):
 class MultiLabelMarginLoss(FunctionalLayer):
     """Sum over labels y and other classes j of max(0, 1 - input[y] + input[j]), over the number of classes."""
 
-    function = staticmethod(F.multi_label_margin_loss)
+    _function = staticmethod(F.multi_label_margin_loss)
 
     def __init__(self, reduction: str = "mean", name: str | None = None) -> None:
         super().__init__(name, reduction=reduction)

@@ -14,6 +14,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import ParamAttrLike
 
 
 class LayerNorm(Layer):
@@ -26,8 +27,8 @@ class LayerNorm(Layer):
     paddle.Size([12])
     """
 
-    normalized_shape = Alias("_normalized_shape")
-    epsilon = Alias("_epsilon")
+    normalized_shape: Alias[list[int]] = Alias("_normalized_shape")
+    epsilon: Alias[float] = Alias("_epsilon")
 
     def __init__(
         self,
@@ -37,8 +38,8 @@ class LayerNorm(Layer):
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         name: str | None = None,
     ) -> None:
         super().__init__(dtype=dtype)
@@ -73,14 +74,14 @@ class RMSNorm(Layer):
     ('embed',)
     """
 
-    normalized_shape = Alias("_normalized_shape")
-    epsilon = Alias("_epsilon")
+    normalized_shape: Alias[list[int]] = Alias("_normalized_shape")
+    epsilon: Alias[float] = Alias("_epsilon")
 
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
         epsilon: float = 1e-5,
-        weight_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
@@ -99,10 +100,10 @@ class RMSNorm(Layer):
 class GroupNorm(Layer):
     """Normalization over each of num_groups groups of channels, weight and bias a channel: arXiv:1803.08494."""
 
-    num_groups = Alias("_num_groups")
-    num_channels = Alias("_num_channels")
-    epsilon = Alias("_epsilon")
-    data_format = Alias("_data_format")
+    num_groups: Alias[int] = Alias("_num_groups")
+    num_channels: Alias[int] = Alias("_num_channels")
+    epsilon: Alias[float] = Alias("_epsilon")
+    data_format: Alias[str] = Alias("_data_format")
 
     def __init__(
         self,
@@ -112,8 +113,8 @@ class GroupNorm(Layer):
         affine: bool = True,
         device: Any = None,
         dtype: Any = None,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:
@@ -142,10 +143,10 @@ class GroupNorm(Layer):
 class _InstanceNorm(Layer):
     """Normalization of each channel of each sample, `scale` and `bias` a channel. Source: arXiv:1607.08022."""
 
-    num_features = Alias("_num_features")
-    epsilon = Alias("_epsilon")
-    momentum = Alias("_momentum")
-    data_format = Alias("_data_format")
+    num_features: Alias[int] = Alias("_num_features")
+    epsilon: Alias[float] = Alias("_epsilon")
+    momentum: Alias[float] = Alias("_momentum")
+    data_format: Alias[str] = Alias("_data_format")
     ndims: tuple[int, ...] = ()
 
     def __init__(
@@ -153,8 +154,8 @@ class _InstanceNorm(Layer):
         num_features: int,
         epsilon: float = 1e-5,
         momentum: float = 0.9,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:
@@ -198,8 +199,8 @@ class InstanceNorm1D(_InstanceNorm):
         num_features: int,
         epsilon: float = 1e-5,
         momentum: float = 0.9,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCL",
         name: str | None = None,
     ) -> None:
@@ -222,8 +223,8 @@ class InstanceNorm3D(_InstanceNorm):
         num_features: int,
         epsilon: float = 1e-5,
         momentum: float = 0.9,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         data_format: str = "NCDHW",
         name: str | None = None,
     ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from polyreme.core.alias import Alias
+from polyreme.core.annotations import Sizes
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
@@ -15,7 +16,7 @@ from polyreme.nn.layers.functional_layer import FunctionalLayer
 class MaxPool1D(FunctionalLayer):
     """Largest element of each window of [batch, channel, length]; with return_mask also its flat index."""
 
-    function = staticmethod(F.max_pool1d)
+    _function = staticmethod(F.max_pool1d)
 
     def __init__(
         self,
@@ -34,8 +35,8 @@ class MaxPool1D(FunctionalLayer):
 class MaxPool2D(FunctionalLayer):
     """Largest element of each window of [batch, channel, height, width]; with return_mask also its flat index."""
 
-    function = staticmethod(F.max_pool2d)
-    attribute_names: ClassVar = {"kernel_size": "ksize"}
+    _function = staticmethod(F.max_pool2d)
+    _attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class MaxPool2D(FunctionalLayer):
 class MaxPool3D(FunctionalLayer):
     """Largest element of each window of [batch, channel, depth, height, width]; return_mask: and its flat index."""
 
-    function = staticmethod(F.max_pool3d)
-    attribute_names: ClassVar = {"kernel_size": "ksize"}
+    _function = staticmethod(F.max_pool3d)
+    _attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class MaxPool3D(FunctionalLayer):
 class AvgPool1D(FunctionalLayer):
     """Mean of each window of [batch, channel, length]; exclusive leaves padding out of the count."""
 
-    function = staticmethod(F.avg_pool1d)
+    _function = staticmethod(F.avg_pool1d)
 
     def __init__(
         self,
@@ -107,8 +108,8 @@ class AvgPool1D(FunctionalLayer):
 class AvgPool2D(FunctionalLayer):
     """Mean of each window of [batch, channel, height, width]; exclusive leaves padding out of the count."""
 
-    function = staticmethod(F.avg_pool2d)
-    attribute_names: ClassVar = {"kernel_size": "ksize", "divisor_override": "divisor"}
+    _function = staticmethod(F.avg_pool2d)
+    _attribute_names: ClassVar = {"kernel_size": "ksize", "divisor_override": "divisor"}
 
     def __init__(
         self,
@@ -136,8 +137,8 @@ class AvgPool2D(FunctionalLayer):
 class AvgPool3D(FunctionalLayer):
     """Mean of each window of [batch, channel, depth, height, width]; exclusive leaves padding out of the count."""
 
-    function = staticmethod(F.avg_pool3d)
-    attribute_names: ClassVar = {"kernel_size": "ksize", "divisor_override": "divisor"}
+    _function = staticmethod(F.avg_pool3d)
+    _attribute_names: ClassVar = {"kernel_size": "ksize", "divisor_override": "divisor"}
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class AvgPool3D(FunctionalLayer):
 class AdaptiveAvgPool1D(FunctionalLayer):
     """Means of windows that share out [batch, channel, length] into output_size."""
 
-    function = staticmethod(F.adaptive_avg_pool1d)
+    _function = staticmethod(F.adaptive_avg_pool1d)
 
     def __init__(
         self,
@@ -178,9 +179,9 @@ class AdaptiveAvgPool1D(FunctionalLayer):
 class AdaptiveAvgPool2D(FunctionalLayer):
     """Means of windows that share out [batch, channel, height, width] into output_size."""
 
-    function = staticmethod(F.adaptive_avg_pool2d)
-    attribute_prefix = "_"
-    output_size = Alias("_output_size")
+    _function = staticmethod(F.adaptive_avg_pool2d)
+    _attribute_prefix = "_"
+    output_size: Alias[Sizes] = Alias("_output_size")
 
     def __init__(
         self,
@@ -194,9 +195,9 @@ class AdaptiveAvgPool2D(FunctionalLayer):
 class AdaptiveAvgPool3D(FunctionalLayer):
     """Means of windows that share out [batch, channel, depth, height, width] into output_size."""
 
-    function = staticmethod(F.adaptive_avg_pool3d)
-    attribute_prefix = "_"
-    output_size = Alias("_output_size")
+    _function = staticmethod(F.adaptive_avg_pool3d)
+    _attribute_prefix = "_"
+    output_size: Alias[Sizes] = Alias("_output_size")
 
     def __init__(
         self,
@@ -210,8 +211,8 @@ class AdaptiveAvgPool3D(FunctionalLayer):
 class AdaptiveMaxPool1D(FunctionalLayer):
     """Largest elements of windows that share out [batch, channel, length] into output_size."""
 
-    function = staticmethod(F.adaptive_max_pool1d)
-    return_indices = Alias("return_mask")
+    _function = staticmethod(F.adaptive_max_pool1d)
+    return_indices: Alias[bool] = Alias("return_mask")
 
     def __init__(
         self,
@@ -225,9 +226,9 @@ class AdaptiveMaxPool1D(FunctionalLayer):
 class AdaptiveMaxPool2D(FunctionalLayer):
     """Largest elements of windows that share out [batch, channel, height, width] into output_size."""
 
-    function = staticmethod(F.adaptive_max_pool2d)
-    attribute_prefix = "_"
-    return_indices = Alias("_return_mask")
+    _function = staticmethod(F.adaptive_max_pool2d)
+    _attribute_prefix = "_"
+    return_indices: Alias[bool] = Alias("_return_mask")
 
     def __init__(
         self,
@@ -241,9 +242,9 @@ class AdaptiveMaxPool2D(FunctionalLayer):
 class AdaptiveMaxPool3D(FunctionalLayer):
     """Largest elements of windows that share out [batch, channel, depth, height, width] into output_size."""
 
-    function = staticmethod(F.adaptive_max_pool3d)
-    attribute_prefix = "_"
-    return_indices = Alias("_return_mask")
+    _function = staticmethod(F.adaptive_max_pool3d)
+    _attribute_prefix = "_"
+    return_indices: Alias[bool] = Alias("_return_mask")
 
     def __init__(
         self,
@@ -257,17 +258,17 @@ class AdaptiveMaxPool3D(FunctionalLayer):
 class _MaxUnPool(FunctionalLayer):
     """forward may be given another output_size at each call."""
 
-    attribute_names: ClassVar = {"kernel_size": "ksize"}
+    _attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def forward(self, x: Any, indices: Any, output_size: Any = None) -> Any:  # type: ignore[override]
         given = {} if output_size is None else {"output_size": output_size}
-        return self.function(x, indices, **{**self.settings, **given})
+        return self._function(x, indices, **{**self.settings, **given})
 
 
 class MaxUnPool1D(_MaxUnPool):
     """Inverse of MaxPool1D: (values, mask) -> values at their places, zeros elsewhere."""
 
-    function = staticmethod(F.max_unpool1d)
+    _function = staticmethod(F.max_unpool1d)
 
     def __init__(
         self,
@@ -291,7 +292,7 @@ class MaxUnPool1D(_MaxUnPool):
 class MaxUnPool2D(_MaxUnPool):
     """Inverse of MaxPool2D: (values, mask) -> values at their places, zeros elsewhere."""
 
-    function = staticmethod(F.max_unpool2d)
+    _function = staticmethod(F.max_unpool2d)
 
     def __init__(
         self,
@@ -315,7 +316,7 @@ class MaxUnPool2D(_MaxUnPool):
 class MaxUnPool3D(_MaxUnPool):
     """Inverse of MaxPool3D: (values, mask) -> values at their places, zeros elsewhere."""
 
-    function = staticmethod(F.max_unpool3d)
+    _function = staticmethod(F.max_unpool3d)
 
     def __init__(
         self,
@@ -339,7 +340,7 @@ class MaxUnPool3D(_MaxUnPool):
 class LPPool1D(FunctionalLayer):
     """(sum of |x|^norm_type)^(1 / norm_type) of each window of [batch, channel, length]."""
 
-    function = staticmethod(F.lp_pool1d)
+    _function = staticmethod(F.lp_pool1d)
 
     def __init__(
         self,
@@ -365,8 +366,8 @@ class LPPool1D(FunctionalLayer):
 class LPPool2D(FunctionalLayer):
     """(sum of |x|^norm_type)^(1 / norm_type) of each window of [batch, channel, height, width]."""
 
-    function = staticmethod(F.lp_pool2d)
-    attribute_names: ClassVar = {"kernel_size": "ksize"}
+    _function = staticmethod(F.lp_pool2d)
+    _attribute_names: ClassVar = {"kernel_size": "ksize"}
 
     def __init__(
         self,
@@ -392,8 +393,8 @@ class LPPool2D(FunctionalLayer):
 class FractionalMaxPool2D(FunctionalLayer):
     """Largest elements of output_size windows by dim whose uneven places random_u, or a drawn number, says."""
 
-    function = staticmethod(F.fractional_max_pool2d)
-    attribute_prefix = "_"
+    _function = staticmethod(F.fractional_max_pool2d)
+    _attribute_prefix = "_"
 
     def __init__(
         self,
@@ -411,4 +412,4 @@ class FractionalMaxPool2D(FunctionalLayer):
 class FractionalMaxPool3D(FractionalMaxPool2D):
     """FractionalMaxPool2D over depth, height and width."""
 
-    function = staticmethod(F.fractional_max_pool3d)
+    _function = staticmethod(F.fractional_max_pool3d)

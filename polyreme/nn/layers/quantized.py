@@ -13,7 +13,7 @@ from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike
 from polyreme.ops.quantization import fake_quantize, low_bit_product, weight_only_linear, weight_quantize
 
 _BITS = {"int8": 8, "int4": 4}
@@ -40,7 +40,7 @@ class QuantizedLinear(Layer):
         out_features: int,
         weight_dtype: str = "int8",
         group_size: int = -1,
-        bias_attr: Any = None,
+        bias_attr: ParamAttrLike = None,
         low_bit_input: bool = False,
         dims: Sequence[str | None] = (None, None),
     ) -> None:

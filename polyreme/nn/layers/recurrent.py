@@ -28,6 +28,7 @@ from polyreme.nn.layers.recurrent_cell import (
     SimpleRNNCell,
     pair_of,
 )
+from polyreme.nn.parameter import ParamAttrLike
 from polyreme.ops.creation import zeros_like
 from polyreme.ops.gather_scatter import where
 from polyreme.ops.manipulation import concat, stack, transpose, unbind, unsqueeze
@@ -275,10 +276,10 @@ class SimpleRNN(_Stack):
         time_major: bool = False,
         dropout: float = 0.0,
         activation: str = "tanh",
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
+        weight_ih_attr: ParamAttrLike = None,
+        weight_hh_attr: ParamAttrLike = None,
+        bias_ih_attr: ParamAttrLike = None,
+        bias_hh_attr: ParamAttrLike = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
@@ -307,10 +308,10 @@ class LSTM(_Stack):
         direction: str = "forward",
         time_major: bool = False,
         dropout: float = 0.0,
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
+        weight_ih_attr: ParamAttrLike = None,
+        weight_hh_attr: ParamAttrLike = None,
+        bias_ih_attr: ParamAttrLike = None,
+        bias_hh_attr: ParamAttrLike = None,
         proj_size: int = 0,
         name: str | None = None,
     ) -> None:
@@ -333,10 +334,10 @@ class GRU(_Stack):
         direction: str = "forward",
         time_major: bool = False,
         dropout: float = 0.0,
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
+        weight_ih_attr: ParamAttrLike = None,
+        weight_hh_attr: ParamAttrLike = None,
+        bias_ih_attr: ParamAttrLike = None,
+        bias_hh_attr: ParamAttrLike = None,
         name: str | None = None,
     ) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.errors import ConfigError
 from polyreme.nn.initializer import Constant, Uniform
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike
 from polyreme.ops.recurrent import initial_state, recurrent_step
 
 WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_ho")
@@ -137,10 +137,10 @@ class SimpleRNNCell(BuiltInCell):
         input_size: int,
         hidden_size: int,
         activation: str = "tanh",
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
+        weight_ih_attr: ParamAttrLike = None,
+        weight_hh_attr: ParamAttrLike = None,
+        bias_ih_attr: ParamAttrLike = None,
+        bias_hh_attr: ParamAttrLike = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
@@ -174,10 +174,10 @@ class LSTMCell(BuiltInCell):
         self,
         input_size: int,
         hidden_size: int,
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
+        weight_ih_attr: ParamAttrLike = None,
+        weight_hh_attr: ParamAttrLike = None,
+        bias_ih_attr: ParamAttrLike = None,
+        bias_hh_attr: ParamAttrLike = None,
         proj_size: int = 0,
         name: str | None = None,
     ) -> None:
@@ -203,10 +203,10 @@ class GRUCell(BuiltInCell):
         self,
         input_size: int,
         hidden_size: int,
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
+        weight_ih_attr: ParamAttrLike = None,
+        weight_hh_attr: ParamAttrLike = None,
+        bias_ih_attr: ParamAttrLike = None,
+        bias_hh_attr: ParamAttrLike = None,
         name: str | None = None,
     ) -> None:
         super().__init__()

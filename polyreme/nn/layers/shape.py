@@ -28,7 +28,7 @@ class Flatten(FunctionalLayer):
     paddle.Size([1, 2])
     """
 
-    function = staticmethod(flatten)
+    _function = staticmethod(flatten)
 
     def __init__(self, start_axis: int = 1, stop_axis: int = -1) -> None:
         super().__init__(None, start_axis=start_axis, stop_axis=stop_axis)
@@ -37,7 +37,7 @@ class Flatten(FunctionalLayer):
 class Unflatten(FunctionalLayer):
     """Dim axis made several dims of the sizes in shape, one of which may be -1."""
 
-    function = staticmethod(unflatten)
+    _function = staticmethod(unflatten)
 
     def __init__(self, axis: int, shape: Sequence[int], name: str | None = None) -> None:
         super().__init__(name, axis=axis, shape=shape)

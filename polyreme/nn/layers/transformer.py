@@ -20,6 +20,7 @@ from polyreme.nn.layers.container import LayerList
 from polyreme.nn.layers.dropout import Dropout
 from polyreme.nn.layers.linear import Linear
 from polyreme.nn.layers.norm import LayerNorm
+from polyreme.nn.parameter import ParamAttrLike
 
 
 class _TransformerLayer(Layer):
@@ -77,8 +78,8 @@ class TransformerEncoderLayer(_TransformerLayer):
         attn_dropout: float | None = None,
         act_dropout: float | None = None,
         normalize_before: bool = False,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         layer_norm_eps: float = 1e-5,
     ) -> None:
         weights, biases = _attrs(weight_attr, 2), _attrs(bias_attr, 2)
@@ -152,8 +153,8 @@ class TransformerDecoderLayer(_TransformerLayer):
         attn_dropout: float | None = None,
         act_dropout: float | None = None,
         normalize_before: bool = False,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         layer_norm_eps: float = 1e-5,
     ) -> None:
         weights, biases = _attrs(weight_attr, 3), _attrs(bias_attr, 3)
@@ -236,8 +237,8 @@ class Transformer(Layer):
         attn_dropout: float | None = None,
         act_dropout: float | None = None,
         normalize_before: bool = False,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
+        weight_attr: ParamAttrLike = None,
+        bias_attr: ParamAttrLike = None,
         custom_encoder: Layer | None = None,
         custom_decoder: Layer | None = None,
     ) -> None:

@@ -119,7 +119,7 @@ class _SparseConv(Layer):
     """A convolution with a learned kernel [*kernel, in / groups, out], at first Gaussian as that of nn.Conv2D."""
 
     spatial: ClassVar[int]
-    function: ClassVar[Callable[..., Any]]
+    _function: ClassVar[Callable[..., Any]]
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _SparseConv(Layer):
         self.bias = self.create_parameter([out_channels], bias_attr, is_bias=True)
 
     def forward(self, x: Any) -> Any:
-        return self.function(
+        return self._function(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.data_format
         )
 
@@ -173,7 +173,7 @@ class Conv3D(_SparseConv):
     """
 
     spatial = 3
-    function = staticmethod(F.conv3d)
+    _function = staticmethod(F.conv3d)
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Conv2D(_SparseConv):
     """Convolution of a sparse [batch, height, width, channels], stored wherever a window holds an element."""
 
     spatial = 2
-    function = staticmethod(F.conv2d)
+    _function = staticmethod(F.conv2d)
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class SubmConv3D(_SubmConv):
     """Submanifold convolution of a sparse [batch, depth, height, width, channels]."""
 
     spatial = 3
-    function = staticmethod(F.subm_conv3d)
+    _function = staticmethod(F.subm_conv3d)
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class SubmConv2D(_SubmConv):
     """Submanifold convolution of a sparse [batch, height, width, channels]."""
 
     spatial = 2
-    function = staticmethod(F.subm_conv2d)
+    _function = staticmethod(F.subm_conv2d)
 
     def __init__(
         self,

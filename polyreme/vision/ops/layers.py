@@ -59,14 +59,14 @@ class DeformConv2D(Layer):
 
 
 class _RegionPool(Layer):
-    function: ClassVar[Callable[..., Any]]
+    _function: ClassVar[Callable[..., Any]]
 
     def __init__(self, output_size: int | Sequence[int], spatial_scale: float = 1.0) -> None:
         super().__init__()
         self.output_size, self.spatial_scale = output_size, spatial_scale
 
     def forward(self, x: Any, boxes: Any, boxes_num: Any) -> Any:
-        return self.function(x, boxes, boxes_num, self.output_size, self.spatial_scale)
+        return self._function(x, boxes, boxes_num, self.output_size, self.spatial_scale)
 
     def extra_repr(self) -> str:
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
@@ -75,19 +75,19 @@ class _RegionPool(Layer):
 class RoIPool(_RegionPool):
     """See roi_pool."""
 
-    function = staticmethod(roi_pool)
+    _function = staticmethod(roi_pool)
 
 
 class PSRoIPool(_RegionPool):
     """See psroi_pool."""
 
-    function = staticmethod(psroi_pool)
+    _function = staticmethod(psroi_pool)
 
 
 class RoIAlign(_RegionPool):
     """See roi_align, with its default sampling_ratio; forward takes aligned=True too."""
 
-    function = staticmethod(roi_align)
+    _function = staticmethod(roi_align)
 
     def forward(self, x: Any, boxes: Any, boxes_num: Any, aligned: bool = True) -> Any:
         return roi_align(x, boxes, boxes_num, self.output_size, self.spatial_scale, aligned=aligned)

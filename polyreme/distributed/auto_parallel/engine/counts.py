@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.nn.functional import cross_entropy, nll_loss
 from polyreme.nn.layers.functional_layer import FunctionalLayer
-from polyreme.nn.layers.loss import CrossEntropyLoss, NLLLoss
 from polyreme.training.microbatches import Microbatch, share_by_counts
 
-_BY_LABELS = (CrossEntropyLoss.function, NLLLoss.function)
+_BY_LABELS = (cross_entropy, nll_loss)
 _DEFAULTS = {"reduction": "mean", "ignore_index": -100}
 
 
@@ -38,7 +38,7 @@ def with_shares(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
 def _known(loss: Any) -> tuple[Any, Mapping[str, Any]]:
     """The function of a loss, and its settings; (None, {}) for another one than the library's."""
     if isinstance(loss, FunctionalLayer) and type(loss).forward is FunctionalLayer.forward:
-        return type(loss).function, loss.settings
+        return loss.function, loss.settings
     return (loss, _DEFAULTS) if loss in _BY_LABELS else (None, {})
 
 

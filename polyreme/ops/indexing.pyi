@@ -1,0 +1,10 @@
+"""For type checkers: polyreme.ops.indexing. Written by tools/write_stubs.py."""
+
+from collections.abc import Sequence
+from polyreme.core.annotations import TensorLike
+from polyreme.eager.tensor import Tensor
+
+Spec = tuple[tuple, ...]
+def getitem(x: TensorLike, arrays: Sequence[TensorLike], spec: tuple, *, name: str | None = None, out: Tensor | None = None) -> Tensor: ...
+def setitem(x: TensorLike, value: TensorLike, arrays: Sequence[TensorLike], spec: tuple, *, name: str | None = None, out: Tensor | None = None) -> Tensor: ...
+def setitem_where(x: TensorLike, value: TensorLike, mask: TensorLike, *, name: str | None = None, out: Tensor | None = None) -> Tensor: ...
