@@ -25,8 +25,8 @@ _MASKS = (MASK, "<mask>")
 class MaskedCorpus(Corpus):
     """Prepared data whose samples ask for masked words."""
 
-    def shown(self, index: int) -> str:
-        """A training sample as the model sees it, and what it is asked for."""
+    def shown(self, index: int, marks: Any = None) -> str:
+        """A training sample as the model sees it, and what it is asked for; marks have no use."""
         (tokens, ends, places), (asked, ids) = self.train[index]
         begins = [int(begin) for begin in np.flatnonzero(places == 0) if ends[begin] > begin + 1]
         wanted = [self._text(ids[asked == place]) for place in asked[asked != NO_LABEL]]
