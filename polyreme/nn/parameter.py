@@ -103,6 +103,8 @@ class Parameter(Tensor):
         self.is_distributed = False
         self.split_axis: int | None = None
         self.layouts: dict[str, Any] = {}
+        # whether its entries, along the first dim, are parameters of Layers (nn.parameter_entry)
+        self.has_entries = False
 
     @property
     def whole(self) -> Parameter:

@@ -259,6 +259,7 @@ def _stacked(entries: Sequence[Parameter], dim: str, lazily: _Drawing) -> Parame
         array = Unmade(first.name, shape, first.dtype)
         array.initializer = _DrawnTogether(lazily, [p._array for p in entries])
     whole = Parameter(array, trainable=not first.stop_gradient, name=first.name, dims=(dim, *first.dims))
+    whole.has_entries = True
     for name in ("optimize_attr", "regularizer", "need_clip", "is_distributed"):
         setattr(whole, name, getattr(first, name))
     return whole

@@ -577,7 +577,17 @@ class Optimizer(OptimizerState):
         near, home = layout("state"), None
         if near is not None and near.memory_kind == HOST:
             near, home = near.with_memory_kind("device"), near
-        return Leaf(options, self._position[id(p)], self._clip_of[id(p)], layout("param"), near, low, wide, home)
+        return Leaf(
+            options,
+            self._position[id(p)],
+            self._clip_of[id(p)],
+            layout("param"),
+            near,
+            low,
+            wide,
+            home,
+            getattr(p, "has_entries", False),
+        )
 
     def _inputs(self, live: list[Any], shared: Shared, skip: Tensor | None) -> dict[str, Any]:
         masters: dict[int, Any] = self._masters

@@ -53,7 +53,7 @@ class Leaf:
     home: where its state is kept between updates if that is host memory, else None.
 
     low: dtype of the parameter itself when the update is of its float32 master weight, else None. wide: dtype of the
-    arithmetic.
+    arithmetic. has_entries: whether each entry of its first dim is updated and clipped as a parameter of its own.
     """
 
     options: ParameterOptions
@@ -64,6 +64,7 @@ class Leaf:
     low: np.dtype | None
     wide: np.dtype
     home: Any
+    has_entries: bool = False
 
 
 def compile_update(
@@ -215,6 +216,8 @@ def _one(
 ) -> dict[str, Any]:
     """The update of one leaf. p, g: in the arithmetic's dtype, as the rule takes them. mine: its numbers."""
     rate = (lr * leaf.options.lr_factor).astype(jnp.finfo(p.dtype).dtype)
+    if leaf.has_entries:
+        rule = _by_entry(rule)
     new_p, new_slots, new_mine = rule(p, g, rate, {n: wide(s) for n, s in old_slots.items()}, mine, leaf.options)
     new_p = new_p.astype(old_p.dtype)
     low = None if leaf.low is None else new_p.astype(leaf.low)
@@ -231,6 +234,18 @@ def _one(
         "slots": {n: _send_home(s, leaf) for n, s in new_slots.items()},
         "scalars": new_mine,
     }
+
+
+def _by_entry(rule: Rule) -> Rule:
+    """The rule on each entry of the first dim, which may take a norm of it."""
+
+    def update(p: Any, g: Any, rate: Any, slots: Slots, mine: Slots, options: ParameterOptions) -> Any:
+        def one(p: Any, g: Any, slots: Slots) -> Any:
+            return rule(p, g, rate, slots, mine, options)
+
+        return jax.vmap(one, out_axes=(0, 0, None))(p, g, slots)
+
+    return update
 
 
 def _gradients(
@@ -257,7 +272,10 @@ def _clip(grads: list[jax.Array], leaves: Sequence[Leaf], norms: Mapping[int, ja
         if chosen:
             mine = [grads[i] for i in chosen]
             norm = norms.get(id(clip))
-            for i, g in zip(chosen, clip.arrays(mine) if norm is None else clip.scaled(mine, norm), strict=True):
+            clipped = clip.arrays(mine) if norm is None else clip.scaled(mine, norm)
+            for i, g in zip(chosen, clipped, strict=True):
+                if clip.one_by_one and leaves[i].has_entries:
+                    g = jax.vmap(lambda entry, clip=clip: clip.arrays([entry])[0])(grads[i])
                 done[i] = g.astype(grads[i].dtype)
     return done
 

@@ -95,6 +95,32 @@ def test_casts_are_of_all_entries():
     assert {str(p.dtype) for p in layers.float().parameters()} == {"float32"}
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: paddle.optimizer.Lamb(0.1, parameters=parameters),
+        lambda parameters: paddle.optimizer.Momentum(
+            0.1, 0.9, parameters=parameters, grad_clip=nn.ClipGradByNorm(0.01), weight_decay=0.1
+        ),
+    ],
+    ids=["lamb", "clip by norm"],
+)
+def test_norms_are_those_of_each_entry(make):
+    paddle.seed(4)
+    apart = nn.LayerList([nn.Linear(2, 3) for _ in range(3)])
+    trained = []
+    for layers in (apart, pair()):
+        optimizer = make(layers.parameters())
+        for _ in range(2):
+            sum((n + 1) * (layer(paddle.ones([4, 2])) ** 2).sum() for n, layer in enumerate(layers)).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        trained.append([value.numpy() for value in layers.state_dict().values()])
+    # two steps of sums of 6 terms
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2 * 6 * 4 * 2.0**-23)
+
+
 def test_lazily_they_are_drawn_as_they_would_have_been():
     def make():
         paddle.seed(7)

@@ -34,9 +34,9 @@ class MoELayer(Layer):
 
     Experts whose parameters have the same names and shapes keep each for all of them, [expert, ...], which a plan with
     ep splits, its gradient and optimizer state with it. That one is in parameters(), named experts.*.NAME, and is
-    frozen or trained for all; an optimizer with a norm of each parameter (Lamb, Lars, ClipGradByNorm) takes the norm
-    over all experts. state_dict() and the experts themselves have each expert's own, an entry of it. Experts that
-    differ, in what is frozen too, are whole on every device.
+    frozen or trained for all; what takes a norm of each parameter (Lamb, Lars, ClipGradByNorm) takes each expert's.
+    state_dict() and the experts themselves have each expert's own, an entry of it. Experts that differ, in what is
+    frozen too, are whole on every device.
 
     moe_group, mp_group: groups over mesh axes, which change nothing, as Tensors are global. recompute_interval above 0
     runs experts again in backward; recompute_ctx: how, as recompute_hybrid takes it. Raises ConfigError for a gate of
