@@ -28,7 +28,7 @@ def quantize(
     target: Target,
     data: Data,
     method: Annotated[str, typer.Option(help="rtn (to the nearest), gptq, awq, smooth or fp8.")] = "rtn",
-    type_: Annotated[str, typer.Option("--type", help="wint8, wint4, a8w8, wfp8 or a8w8_fp8.")] = "",
+    type_: Annotated[str, typer.Option("--type", help="wint8, wint4, nf4, a8w8, wfp8 or a8w8_fp8.")] = "",
     group_size: Annotated[int, typer.Option(help="Inputs that share a scale; all if -1.")] = -1,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: the largest activations first.")] = False,
     smooth_strength: Annotated[float, typer.Option(help="smooth: share of outliers that weights take over.")] = 0.5,

@@ -15,7 +15,8 @@ from polyreme.compression.scaling import Factors, apply_factors, awq_factors, sc
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.kernels import low_bit
-from polyreme.models.low_bit_folder import LowBitLayout, linear_maps, replace_layer
+from polyreme.models.bitsandbytes_layout import BLOCK
+from polyreme.models.low_bit_folder import DEFAULT_METHODS, LowBitLayout, linear_maps, replace_layer
 from polyreme.nn import Linear
 from polyreme.nn.quant import QuantizedLinear
 
@@ -24,12 +25,14 @@ _BITS = {"int8": 8, "int4": 4}
 
 class WeightType(NamedTuple):
     """What linear maps become: the kind of their codes, whether what they take in is rounded too, whether inputs share
-    scales in groups; and what caches of keys and values are kept in, that of the weights if None."""
+    scales in groups; what caches of keys and values are kept in, that of the weights if None; and inputs of a group
+    where the kind says how many."""
 
     weight_dtype: str
     low_bit_input: bool = False
     has_groups: bool = False
     kv_cache_dtype: str | None = None
+    group_size: int = -1
 
 
 WEIGHT_TYPES = {
@@ -37,6 +40,7 @@ WEIGHT_TYPES = {
     "wint4": WeightType("int4", has_groups=True),
     "a8w8": WeightType("int8", low_bit_input=True),
     "a8w8c8": WeightType("int8", low_bit_input=True, kv_cache_dtype="int8"),
+    "nf4": WeightType("nf4", group_size=BLOCK),
     "wfp8": WeightType("fp8"),
     "a8w8_fp8": WeightType("fp8", low_bit_input=True),
 }
@@ -54,9 +58,10 @@ QUANTIZATION_METHODS = {
 class QuantizationOptions:
     """How a decoder is quantized.
 
-    method, type: of QUANTIZATION_METHODS. group_size: inputs that share a scale, all if -1. act_order: GPTQ rounds the
-    inputs with the largest activations first. smooth_strength: share of the outliers that weights take over. skip:
-    names, or parts of them, of linear maps that stay as they are. Raises ConfigError for what does not go together.
+    method, type: of QUANTIZATION_METHODS. group_size: inputs that share a scale, all if -1; 64 of nf4. act_order: GPTQ
+    rounds the inputs with the largest activations first. smooth_strength: share of the outliers that weights take over.
+    skip: names, or parts of them, of linear maps that stay as they are. Raises ConfigError for what does not go
+    together.
     """
 
     method: str = "rtn"
@@ -73,7 +78,10 @@ class QuantizationOptions:
             raise ConfigError(f"--type {self.type}: unknown{did_you_mean(self.type, WEIGHT_TYPES)}")
         if self.type not in (types := QUANTIZATION_METHODS[self.method]):
             raise ConfigError(f"--method {self.method} makes {' or '.join(types)}, not {self.type}")
-        if self.group_size != -1 and (self.group_size < 1 or not self.weight_type.has_groups):
+        if self.group_size == -1:
+            object.__setattr__(self, "group_size", self.weight_type.group_size)
+        has_own = self.weight_type.has_groups or self.group_size == self.weight_type.group_size
+        if self.group_size != -1 and (self.group_size < 1 or not has_own):
             grouped = " and ".join(name for name, kind in WEIGHT_TYPES.items() if kind.has_groups)
             raise ConfigError(
                 f"--group-size {self.group_size} with {self.type}: {grouped} take groups of inputs; leave it out"
@@ -91,8 +99,8 @@ class QuantizationOptions:
     @property
     def layout(self) -> LowBitLayout:
         """How the folder has them: GPTQ's own where it is that."""
-        method = "gptq" if self.method == "gptq" else "compressed-tensors"
         kind = self.weight_type
+        method = "gptq" if self.method == "gptq" else DEFAULT_METHODS[kind.weight_dtype]
         return LowBitLayout(
             method, kind.weight_dtype, self.group_size, kind.low_bit_input, kv_cache_dtype=kind.kv_cache_dtype
         )

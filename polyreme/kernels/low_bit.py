@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from polyreme.kernels import select
 
 # quantiles of a normal distribution, 0 among them. Source: arXiv:2305.14314, appendix E
-_NF4 = (
+NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
@@ -54,7 +54,7 @@ def encode_scaled(weight: jax.Array, scale: jax.Array, kind: str, group_size: in
         rounded = jnp.clip(scaled, -LARGEST[kind], LARGEST[kind]).astype(jnp.float8_e4m3fn)
         return jax.lax.bitcast_convert_type(rounded, jnp.int8)
     if kind == "nf4":
-        table = jnp.asarray(_NF4, jnp.float32)
+        table = jnp.asarray(NF4, jnp.float32)
         codes = jnp.searchsorted((table[1:] + table[:-1]) / 2, scaled).astype(jnp.int8)
     else:
         codes = jnp.clip(jnp.round(scaled), -LARGEST[kind], LARGEST[kind]).astype(jnp.int8)
@@ -80,7 +80,7 @@ def levels(codes: jax.Array, kind: str, dtype: jnp.dtype) -> jax.Array:
     codes = unpack(codes, kind) if kind in HALVES else codes
     if kind == "fp8":
         return jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(dtype)
-    return jnp.asarray(_NF4, dtype)[codes] if kind == "nf4" else codes.astype(dtype)
+    return jnp.asarray(NF4, dtype)[codes] if kind == "nf4" else codes.astype(dtype)
 
 
 def decode(codes: jax.Array, scale: jax.Array, kind: str, group_size: int, dtype: jnp.dtype) -> jax.Array:

@@ -20,7 +20,7 @@ from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.io import safetensors_file
 from polyreme.kernels.low_bit import HALVES
 from polyreme.models.folder import read_json, write_json
-from polyreme.models.low_bit_folder import linear_maps, replace_layer
+from polyreme.models.low_bit_folder import linear_maps, low_bit_layers, replace_layer
 from polyreme.models.published import Conversion, match
 from polyreme.nn import Layer, Linear, MoE
 from polyreme.nn.layers.lora import ExpertLoRA, LoRA, LoRALinear, dense_weight
@@ -118,6 +118,16 @@ def expert_matrices(model: Layer) -> dict[str, tuple[MoE, str]]:
 def _outer_name(name: str) -> str:
     """Of a Linear inside a LoRALinear, that one's."""
     return name.removesuffix(".base")
+
+
+def map_of(adapter: str) -> str:
+    """The name of a linear map, of that of its adapter in a model.
+
+    >>> map_of("blocks.0.ffn.changes.up"), map_of("blocks.0.attention.q")
+    ('blocks.0.ffn.up', 'blocks.0.attention.q')
+    """
+    owner, changes, part = adapter.rpartition(".changes.")
+    return f"{owner}.{part}" if changes else adapter
 
 
 def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, AdaptableMap]:
@@ -480,7 +490,7 @@ def apply_adapter(model: Any, adapter: Adapter) -> None:
     """
     lora = replace(adapter.lora, pissa_init=False)
     products = products_by_name(adapter, model)
-    if adapter.weight_dtype:
+    if adapter.weight_dtype and not low_bit_layers(model):
         quantize_maps(model, adapter.weight_dtype)
     for name, product in products.items():
         layer = _adapt(model, name, lora)
@@ -494,11 +504,11 @@ def place_adapters(model: Any, adapters: Mapping[str, Adapter]) -> AdapterRows:
     """Put adapters that were read beside a model's linear maps; what is returned says which of them a row takes.
 
     Raises as products_by_name before anything is changed, ConfigError for an adapter that was trained beside weights of
-    few bits: it would stand beside others here.
+    few bits, where the model's are not: it would stand beside others here.
     """
     rows = AdapterRows([*adapters])
     for adapter in adapters.values():
-        if adapter.weight_dtype:
+        if adapter.weight_dtype and not low_bit_layers(model):
             raise ConfigError(
                 f"{adapter.path}: was trained beside weights of {adapter.weight_dtype}, which other adapters of this "
                 "model are not; merge it (polyreme merge), or serve it alone and without a name"

@@ -1,8 +1,8 @@
 """Weights of few bits in folders: quantization_config of config.json, and how codes and scales lie in the files.
 
-Two layouts are written and read, compressed-tensors' (pack-quantized, int-quantized, float-quantized) and GPTQ's. What
-is not stored in few bits lies as ever. Symmetric codes are read as they are; those of GPTQ with zero points of their
-own become int8.
+Three layouts are written and read: compressed-tensors' (pack-quantized, int-quantized, float-quantized), GPTQ's, and
+bitsandbytes' of nf4 (bitsandbytes_layout.py). What is not stored in few bits lies as ever. Symmetric codes are read as
+they are; those of GPTQ with zero points of their own become int8.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.kernels.low_bit import HALVES
+from polyreme.models import bitsandbytes_layout
 from polyreme.models.published import Changed, Index, PublishedFamily, WeightRule, WeightSource, match
 from polyreme.nn import Layer, Linear
 from polyreme.nn.quant import QuantizedLinear
@@ -34,11 +35,22 @@ _FORMS: dict[str, tuple[int, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+METHODS = {
+    "compressed-tensors": ("int8", "int4", "fp8"),
+    "gptq": ("int8", "int4"),
+    bitsandbytes_layout.METHOD: ("nf4",),
+}
+"""Layouts by what quant_method says, and the kinds of codes that each has."""
+DEFAULT_METHODS = {kind: method for method, kinds in reversed(METHODS.items()) for kind in kinds}
+"""The layout of each kind of codes where none is named."""
+_OPTIONAL = {"g_idx", *bitsandbytes_layout.OPTIONAL}
+
+
 @dataclass(frozen=True)
 class LowBitLayout:
     """How a folder's linear maps are stored.
 
-    method: compressed-tensors or gptq. weight_dtype: int8, int4 or fp8. group_size: inputs that share a scale, all if
+    method: one of METHODS. weight_dtype: int8, int4, fp8 or nf4. group_size: inputs that share a scale, all if
     -1. low_bit_input: activations are rounded too. stored_bits: of a number in the files, where those are codes with
     zero points of their own, which become int8. kv_cache_dtype: int8 where caches of keys and values are to be kept so.
     Raises ConfigError for what no layout has.
@@ -52,7 +64,7 @@ class LowBitLayout:
     kv_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        kinds = ("int8", "int4") if self.method == "gptq" else ("int8", "int4", "fp8")
+        kinds = METHODS[self.method]
         if self.weight_dtype not in kinds:
             raise ConfigError(
                 f"weights of {self.weight_dtype} cannot be written as {self.method} lays them out; it has "
@@ -64,13 +76,15 @@ class LowBitLayout:
         """Of a number in the files."""
         if self.stored_bits:
             return self.stored_bits
-        return 4 if self.weight_dtype == "int4" else 8
+        return 4 if self.weight_dtype in HALVES else 8
 
     @property
     def parts(self) -> tuple[str, ...]:
         """What a linear map has in place of its weight."""
         if self.method == "gptq":
             return ("qweight", "qzeros", "scales", "g_idx")
+        if self.method == bitsandbytes_layout.METHOD:
+            return bitsandbytes_layout.PARTS
         if self.format == "pack-quantized":
             return ("weight_packed", "weight_scale", "weight_shape")
         return ("weight", "weight_scale")
@@ -87,6 +101,8 @@ class LowBitLayout:
         if self.method == "gptq":
             sizes = {"bits": self.bits, "group_size": self.group_size, "sym": True, "desc_act": False}
             return {"quant_method": "gptq", "checkpoint_format": "gptq", "lm_head": False, **sizes}
+        if self.method == bitsandbytes_layout.METHOD:
+            return bitsandbytes_layout.to_config(sorted(ignored))
         kind = "float" if self.weight_dtype == "fp8" else "int"
         shared = {"num_bits": self.bits, "type": kind, "symmetric": True}
         groups = {"strategy": "channel"} if self.group_size == -1 else {"strategy": "group"}
@@ -110,6 +126,8 @@ class LowBitLayout:
     def pack(self, codes: np.ndarray, scales: np.ndarray) -> dict[str, np.ndarray]:
         """Parts of a linear map: codes int8 [out, in], scales [out, groups]."""
         outputs, inputs = codes.shape
+        if self.method == bitsandbytes_layout.METHOD:
+            return bitsandbytes_layout.pack(codes, scales)
         if self.method == "gptq":
             zero = 1 << (self.bits - 1)
             if inputs % (32 // self.bits) or outputs % (32 // self.bits):
@@ -135,10 +153,12 @@ class LowBitLayout:
     def open(self, module: str, files: Mapping[str, WeightSource]) -> tuple[WeightSource, WeightSource]:
         """Codes, int8 [out, in], and scales [out, groups] of a linear map. Raises CheckpointError for parts that are
         missing or do not fit together, ConfigError for groups of inputs that are not in a row."""
-        lost = [part for part in self.parts if f"{module}.{part}" not in files and part != "g_idx"]
+        lost = [part for part in self.parts if f"{module}.{part}" not in files and part not in _OPTIONAL]
         if lost:
             raise CheckpointError(f"{module}: has no {lost[0]}, which {self.method} stores")
         parts = {part: files[f"{module}.{part}"] for part in self.parts if f"{module}.{part}" in files}
+        if self.method == bitsandbytes_layout.METHOD:
+            return bitsandbytes_layout.open_parts(module, parts)
         for part, (dims, sizes) in _FORMS.items():
             if part in parts:
                 _check_form(f"{module}.{part}", parts[part], dims, sizes)
@@ -216,8 +236,11 @@ def read_layout(config: Any) -> LowBitLayout:
         is_symmetric = config.get("sym", True)
         kind = "int4" if config["bits"] == 4 and is_symmetric else "int8"
         return LowBitLayout("gptq", kind, _group_size(config), stored_bits=int(config["bits"]))
+    if method == bitsandbytes_layout.METHOD:
+        bitsandbytes_layout.check_config(config, KEY)
+        return LowBitLayout(method, "nf4", bitsandbytes_layout.BLOCK)
     if method != "compressed-tensors":
-        raise ConfigError(f"{KEY}: quant_method {method!r}; compressed-tensors and gptq are read")
+        raise ConfigError(f"{KEY}: quant_method {method!r}; {', '.join(METHODS)} are read")
     groups = [*_section(config.get("config_groups") or {}, "config_groups").values()]
     group = _section(groups[0], "config_groups") if len(groups) == 1 else {}
     if not group.get("weights"):

@@ -220,15 +220,26 @@ def _rules(config: Any) -> list[WeightRule]:
     return [*outer_rules(), *attention_rules(), *experts]
 
 
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    # every feed-forward is of experts: one width is both
+    widths = {"ffn_size": config["intermediate_size"]} if "intermediate_size" in config else {}
+    return widths | {"sliding_window": config.get("sliding_window") or 0} | read_rope(config)
+
+
 PUBLISHED = PublishedFamily(
     architecture="MixtralForCausalLM",
     model_type="mixtral",
-    keys={**KEYS, "num_local_experts": "num_experts", "num_experts_per_tok": "experts_per_token"},
+    keys={
+        **KEYS,
+        "num_local_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+        "intermediate_size": "expert_ffn_size",
+    },
     weights=_rules,
     defaults={**DEFAULTS, "num_key_value_heads": 8},
     fixed={**FIXED, "router_jitter_noise": (0.0, 0)},
     prefix="model.",
-    read=lambda config: {"sliding_window": config.get("sliding_window") or 0} | read_rope(config),
+    read=_read,
     read_keys=("sliding_window", *ROPE_KEYS),
     write=lambda config: {"sliding_window": config.sliding_window or None} | write_rope(config),
 )

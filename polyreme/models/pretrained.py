@@ -20,6 +20,7 @@ from polyreme.models.families import ARCHITECTURES, FAMILIES, TASKS, Architectur
 from polyreme.models.folder import CONFIG, has_weights, open_weights, read_json, write_json, write_weights
 from polyreme.models.gguf_file import is_gguf, open_gguf
 from polyreme.models.low_bit_folder import (
+    DEFAULT_METHODS,
     KEY,
     LowBitLayout,
     low_bit_layers,
@@ -292,9 +293,9 @@ def _layout_of(model: Any, layers: Iterable[QuantizedLinear]) -> LowBitLayout:
     if len(kinds) != 1:
         raise ConfigError(f"save_pretrained: linear maps in {len(kinds)} forms {sorted(kinds)}; a folder has one")
     kind, group_size, low_bit_input = kinds.pop()
-    method = model.low_bit_layout.method if model.low_bit_layout else LowBitLayout.method
-    cache = getattr(model, "kv_cache_dtype", None)
-    return LowBitLayout(method, kind, group_size, low_bit_input, kv_cache_dtype=cache if method != "gptq" else None)
+    method = model.low_bit_layout.method if model.low_bit_layout else DEFAULT_METHODS[kind]
+    cache = getattr(model, "kv_cache_dtype", None) if method == LowBitLayout.method else None
+    return LowBitLayout(method, kind, group_size, low_bit_input, kv_cache_dtype=cache)
 
 
 def cast_floating(array: np.ndarray, dtype: Any) -> np.ndarray:

@@ -5,20 +5,30 @@ import json
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import polyreme as paddle
-from polyreme.errors import CheckpointError, ConfigError
+from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.io import safetensors_file
+from polyreme.kernels.low_bit import NF4, decode, encode
 from polyreme.mesh import Plan
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.low_bit_folder import LowBitLayout, linear_maps, low_bit_layers, read_layout, replace_layer
 from polyreme.nn.quant import QuantizedLinear, weight_dequantize
+from tests.models import parity
+from tests.models.parity import FIXTURES
 
 TOKENS = np.arange(8)[None]
 # what a few weights of a checkpoint must weigh against those in float32: a byte and scales, half of one and scales
-KINDS = {"int8": ("int8", -1, False), "int4": ("int4", 8, False), "a8w8": ("int8", -1, True), "fp8": ("fp8", -1, True)}
+KINDS = {
+    "int8": ("int8", -1, False),
+    "nf4": ("nf4", 64, False),
+    "int4": ("int4", 8, False),
+    "a8w8": ("int8", -1, True),
+    "fp8": ("fp8", -1, True),
+}
 
 
 def low_bit(model, kind, group, low_bit_input=False, method="compressed-tensors"):
@@ -38,11 +48,15 @@ def logits(model):
 
 
 @pytest.mark.parametrize(
-    ("method", "kind"), [*(("compressed-tensors", k) for k in KINDS), ("gptq", "int8"), ("gptq", "int4")]
+    ("method", "kind"),
+    [
+        *(("compressed-tensors", kind) for kind in KINDS if kind != "nf4"),
+        *(("gptq", "int8"), ("gptq", "int4"), ("bitsandbytes", "nf4")),
+    ],
 )
 def test_a_folder_comes_back_to_the_bit(tmp_path, method, kind):
     paddle.seed(0)
-    model = low_bit(Llama(LlamaConfig.nano()), *KINDS[kind], method)
+    model = low_bit(Llama(LlamaConfig.nano(hidden_size=64)), *KINDS[kind], method)
     model.save_pretrained(tmp_path)
     back = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert back.low_bit_layout.weight_dtype == KINDS[kind][0]
@@ -50,6 +64,51 @@ def test_a_folder_comes_back_to_the_bit(tmp_path, method, kind):
     back.save_pretrained(tmp_path / "again")
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+@pytest.mark.parametrize("scales", ["scales", "nested_scales"])
+def test_nf4_is_read_as_bitsandbytes_reads_it(scales):
+    """Recorded: a weight [8, 128], its parts, and what bitsandbytes makes of them."""
+    arrays = load_file(FIXTURES / f"nf4_{scales}.safetensors")
+    layout = LowBitLayout("bitsandbytes", "nf4", 64)
+    codes, spread = layout.open("m", {f"m.{name}": array.view(parity.Whole) for name, array in arrays.items()})
+    whole = (slice(None), slice(None))
+    values = np.array(NF4, np.float32)[codes.read(whole)] * np.repeat(spread.read(whole), 64, 1)
+    np.testing.assert_array_equal(values, arrays["decoded"])
+    np.testing.assert_array_equal(codes.read((slice(3, 7), slice(64, 80))), codes.read(whole)[3:7, 64:80])
+    own = encode(arrays["full"].T, "nf4", 64)
+    if scales == "scales":
+        np.testing.assert_array_equal(decode(*own, "nf4", 64, "float32"), arrays["decoded"])
+        for name, array in layout.pack(codes.read(whole), spread.read(whole)).items():
+            np.testing.assert_array_equal(array, arrays[name])
+
+
+def test_nf4_that_is_not_read_is_refused(tmp_path):
+    paddle.seed(0)
+    model = low_bit(Llama(LlamaConfig.nano(hidden_size=64)), "nf4", 32, method="bitsandbytes")
+    with pytest.raises(ShapeError, match=r"bitsandbytes: a weight from 64 to .* groups of 64 inputs"):
+        model.save_pretrained(tmp_path / "groups")
+    model = low_bit(Llama(LlamaConfig.nano(hidden_size=64)), *KINDS["nf4"], method="bitsandbytes")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change in ({"bnb_4bit_quant_type": "fp4"}, {"load_in_4bit": False}, {"bnb_4bit_quant_storage": "bfloat16"}):
+        changed = config | {"quantization_config": config["quantization_config"] | change}
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ConfigError, match="nf4 stored in uint8 is read"):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arrays = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    damages = {
+        name: (arrays[name][:-1], "numbers of 4 bits are uint8"),
+        f"{name}.absmax": (arrays[f"{name}.absmax"] * np.nan, "NaN or infinity among the scales"),
+        f"{name}.quant_map": (arrays[f"{name}.quant_map"] * 2, "nf4 in blocks of 64, which divide the inputs"),
+        f"{name}.quant_state.bitsandbytes__nf4": (np.zeros(9, np.uint8), "where the form of the weight is told"),
+    }
+    for part, (array, message) in damages.items():
+        save_file(arrays | {part: np.ascontiguousarray(array)}, tmp_path / "model.safetensors")
+        with pytest.raises((CheckpointError, ConfigError), match=message):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_parts_lie_as_the_layouts_say(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from polyreme.core import rng
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
@@ -15,7 +16,9 @@ from polyreme.errors import CheckpointError, ConfigError, DataError
 from polyreme.generation import SamplingParams
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models import AutoModelForCausalLM, adapters
+from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.nn import LoRA
 from polyreme.recipes.data.batches import Numbered, gather
 from polyreme.recipes.inference import chat
 from polyreme.recipes.training.trainer import Trainer
@@ -220,6 +223,29 @@ def test_merged_it_is_the_same_model_in_a_folder_of_published_weights(tmp_path, 
     with pytest.raises(CheckpointError, match="of digest"):
         merge(run / "adapter", tmp_path / "no", base=str(write_other_base(tmp_path / "other")), say=said.append)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("kind", ["nf4", "experts"])
+def test_adapters_of_weights_in_few_bits_and_of_experts_are_merged(tmp_path, kind):
+    rng.seed(0)
+    whole = Llama(LlamaConfig.nano(hidden_size=64)) if kind == "nf4" else Mixtral(MixtralConfig.nano())
+    if kind == "nf4":
+        adapters.quantize_maps(whole, "nf4")
+    whole.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    for layer in adapters.add_adapters(model, LoRA(rank=2)).values():
+        layer.lora_b.set_value(np.full(layer.lora_b.shape, 0.1, np.float32))
+    adapters.write_adapter(model, tmp_path / "adapter")
+    merge(tmp_path / "adapter", tmp_path / "merged", base=str(tmp_path / "base"), say=lambda text: None)
+    ids, expected = to_tensor(np.arange(16).reshape(2, 8)), model.eval()(to_tensor(np.arange(16).reshape(2, 8))).numpy()
+    assert np.abs(AutoModelForCausalLM.from_pretrained(tmp_path / "base")(ids).numpy() - expected).max() > 1e-3
+    # sums of up to 2 * 192 terms in another order, on the way through two blocks
+    atol = 8 * 2 * 192 * np.finfo(np.float32).eps * np.abs(expected).max()
+    for path, adapter in ((tmp_path / "merged", None), (tmp_path / "base", tmp_path / "adapter")):
+        written = AutoModelForCausalLM.from_pretrained(path)
+        if adapter is not None:
+            adapters.apply_adapter(written, adapters.open_adapter(adapter))
+        np.testing.assert_allclose(written(ids).numpy(), expected, rtol=0, atol=atol)
 
 
 def test_a_conversation_ends_where_the_trained_token_says(tmp_path, base):

@@ -17,13 +17,16 @@ from polyreme.models.adapters import (
     is_adapter,
     joined,
     linear_modules,
+    map_of,
     open_adapter,
     products_by_name,
     rounded,
 )
+from polyreme.models.low_bit_folder import low_bit_layers
 from polyreme.models.packages import resolve
-from polyreme.models.pretrained import named_tensors, write_folder
+from polyreme.models.pretrained import build_without_values, named_tensors, write_folder
 from polyreme.models.published import PublishedFamily, kept_keys
+from polyreme.nn.layers.lora import dense_weight
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.weights.base import (
@@ -35,7 +38,14 @@ from polyreme.recipes.weights.base import (
     load_tokenizer,
     run_config,
 )
-from polyreme.recipes.weights.published import check_new_folder, copy_beside, floating_dtype, new_folder, open_matched
+from polyreme.recipes.weights.published import (
+    MatchedWeights,
+    check_new_folder,
+    copy_beside,
+    floating_dtype,
+    new_folder,
+    open_matched,
+)
 from polyreme.recipes.weights.tuning import lora_of
 
 _MODEL = "model/"
@@ -43,12 +53,14 @@ _MODEL = "model/"
 
 @dataclass(frozen=True)
 class _Weights:
-    """Weights to be read one after another, under our names; more: keys of config.json that are none of the model's."""
+    """Weights to be read one after another, under our names. more: keys of config.json that are none of the model's.
+    are_decoded: whether they lie in few bits, and are read decoded."""
 
     published: PublishedFamily
     model: Any
     read: Callable[[str], np.ndarray]
     more: Mapping[str, Any]
+    are_decoded: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class _Change:
 
     def of(self, weights: _Weights) -> Callable[[str], np.ndarray]:
         """name -> the weight, changed, in the dtype that it has."""
-        maps = linear_modules(weights.model) if self.weight_dtype else {}
+        maps = linear_modules(weights.model) if self.weight_dtype and not weights.are_decoded else {}
 
         def read(name: str) -> np.ndarray:
             if name in self.trained:
@@ -107,8 +119,9 @@ def merge(
     else:
         name, change = _of_run(source, base)
         weights, tokenizer_of = _open(name), source
-    changed = [*change.trained, *(f"{product}.weight" for product in change.products)]
-    lost = {*changed} - named_tensors(weights.model).keys()
+    known = named_tensors(weights.model).keys()
+    lost = [name for name in change.trained if name not in known]
+    lost += [name for name in change.products if not known & {name, f"{name}.weight"}]
     if lost:
         raise CheckpointError(f"{source}: {name} has no {min(lost)}; give the weights that it was trained on")
     with new_folder(target) as partial:
@@ -148,12 +161,13 @@ def _of_run(folder: Path, base: str | None) -> tuple[str, _Change]:
     lora, parts = lora_of(config), {}
     for key, array in saved.items():
         module, _, part = key.rpartition(".")
-        parts.setdefault(module, {})[part] = array.astype(np.float32)
+        parts.setdefault(map_of(module), {})[part] = array.astype(np.float32)
     return name, _Change({}, {module: joined(lora, arrays) for module, arrays in parts.items()}, config.weight_dtype)
 
 
 def _open(name: str) -> _Weights:
-    """The weights of a name, and a model of their shapes. Raises ConfigError for those in few bits."""
+    """The weights of a name, those in few bits decoded, and a model of their shapes. Raises ConfigError for weights of
+    few bits whose inputs are rounded too."""
     path = resolve(name)
     if is_run(path):
         model = load_base(name)
@@ -161,5 +175,22 @@ def _open(name: str) -> _Weights:
         return _Weights(model.family.published.load(), model, lambda key: tensors[key].numpy(), {})
     matched = open_matched(path)
     if matched.opened.layout is not None:
-        raise ConfigError(f"{name}: its weights are of few bits, into which no adapter can be merged; merge it first")
+        return _decoded(name, matched)
     return _Weights(matched.opened.published, matched.model, matched.read, kept_keys(matched.opened.config))
+
+
+def _decoded(name: str, matched: MatchedWeights) -> _Weights:
+    opened, model = matched.opened, load_base(name)
+    if opened.layout is not None and opened.layout.low_bit_input:
+        raise ConfigError(
+            f"{name}: rounds what its linear maps take in too, which no weight that an adapter is merged into does; "
+            "serve it with --adapter, or train beside the weights that it was made of"
+        )
+    layers, tensors = low_bit_layers(model), named_tensors(model)
+
+    def read(key: str) -> np.ndarray:
+        layer = layers.get(key.removesuffix(".weight"))
+        return tensors[key].numpy() if layer is None else dense_weight(layer).numpy()
+
+    plain = build_without_values(opened._replace(layout=None), matched.config)
+    return _Weights(opened.published, plain, read, kept_keys(opened.config), are_decoded=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyreme.errors import ConfigError
 from polyreme.models.adapters import add_adapters, quantize_maps
-from polyreme.models.low_bit_folder import linear_maps, replace_layer
+from polyreme.models.low_bit_folder import linear_maps, low_bit_layers, replace_layer
 from polyreme.nn.layers.lora import LoRA
 from polyreme.nn.quant import RoundedLinear
 from polyreme.ops.random import uniform
@@ -21,6 +21,11 @@ def tune(model: Any, config: FinetuneConfig) -> None:
     """
     if config.fine_tuning == "lora":
         if config.weight_dtype:
+            if low_bit_layers(model):
+                raise ConfigError(
+                    f"weight_quantize_algo={config.weight_quantize_algo}: {config.model} has weights of few bits "
+                    "already; leave it out"
+                )
             quantize_maps(model, config.weight_dtype)
         add_adapters(model, lora_of(config), config.lora_target)
     elif config.fine_tuning == "freeze":
