@@ -62,9 +62,9 @@ def apply_plan(
         replicas.agree([*(p for p, _ in placed if is_made(p)), *model.buffers(), holder])
     for p, shardings in placed:
         set_layouts(p, plan, shardings)
-        if mode.on or (is_made(p) and "param" not in plan.offload):
+        if mode.on or (is_made(p) and not plan.streams):
             state.write(p, put(p._array, shardings["param"]))
-    if "param" in plan.offload and not mode.on:
+    if plan.streams and not mode.on:
         _move_values(plan, [p for p, _ in placed])
     _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():
@@ -91,8 +91,14 @@ def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
 def set_layouts(p: Parameter, plan: Plan, shardings: dict[str, NamedSharding]) -> None:
     """Tell a parameter where it and what belongs to it go under a plan: these layouts, and the disk of its state."""
     p.layouts = shardings
-    is_on_disk = plan.offload.get("state") == "disk" and not p.is_statistic
-    p.state_tier = DiskTier(plan.offload_path or "", plan.offload_buffers) if is_on_disk else None
+    by_entry = _moves_by_entry(plan, p)
+    is_on_disk = (plan.offload.get("state") == "disk" or by_entry) and not p.is_statistic
+    p.state_tier = DiskTier(plan.offload_path or "", plan.offload_buffers, by_entry) if is_on_disk else None
+
+
+def _moves_by_entry(plan: Plan, p: Parameter) -> bool:
+    """Whether experts of a parameter move one by one."""
+    return "expert" in plan.offload and p.dims[:1] == ("expert",) and not p.is_statistic
 
 
 def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
@@ -111,7 +117,7 @@ def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
 
 def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
     """Give parameters their values in the order in which they were made, each moved to its tier before the next."""
-    if plan.offload["param"] == "host":
+    if plan.offload.get("param") == "host":
         for p in sorted(parameters, key=_order_made):
             p.initialize()
             if p.is_statistic:
@@ -119,7 +125,12 @@ def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
             else:
                 p._array = HostArray(state.read(p), p.layouts["param"])
         return
-    moved = [p for p in parameters if not p.is_statistic]
+    moved = [p for p in parameters if not p.is_statistic and ("param" in plan.offload or _moves_by_entry(plan, p))]
+    if "expert" in plan.offload and not any(_moves_by_entry(plan, p) for p in moved):
+        raise PlacementError(
+            "plan: offload 'expert', and the model has no parameters of experts (logical dim 'expert' in front); leave "
+            "'expert' out"
+        )
     tier = DiskTier(plan.offload_path or "", plan.offload_buffers)
     # before anything is written; the optimizer's state is asked for when there is an optimizer
     check_room(tier, "parameters and gradients", 2 * sum(p.size * p.dtype.itemsize for p in moved))
@@ -127,11 +138,12 @@ def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
     entries = []
     for p in moved:
         like = jax.ShapeDtypeStruct(tuple(p.shape), p.dtype, sharding=p.layouts["param"])
-        entries.append((p, {"param": StateEntry(p.name, like, None)}))
+        entries.append((p, {"param": StateEntry(p.name, like, None, _moves_by_entry(plan, p))}))
     files.add(entries)
+    away = set(map(id, moved))
     for p in sorted(parameters, key=_order_made):
         p.initialize()
-        if p.is_statistic:
+        if id(p) not in away:
             state.write(p, put(p._array, p.layouts["param"]))
             continue
         stored = files.tensor(p, "param").stored
@@ -163,18 +175,18 @@ def memories_of(device: Device) -> set[str]:
 
 
 def _check_offload(plan: Plan, streams: bool) -> None:
-    if "param" not in plan.offload:
+    if not plan.streams:
         return
     if not streams:
         raise PlacementError(
-            "plan: offload 'param' needs a step that brings the weights of one chunk of the model after another: "
-            "polyreme pretrain, or PlannedStep; use one of those, or sharding stage 3 to hold fewer parameters on each "
-            "device"
+            f"plan: offload {plan.offload.plain()} needs a step that brings the weights of one chunk of the model "
+            "after another: polyreme pretrain, or PlannedStep; use one of those, or sharding stage 3 to hold fewer "
+            "parameters on each device"
         )
     if jax.process_count() > 1:
         raise PlacementError(
-            f"plan: offload 'param' in {jax.process_count()} processes is not available; use one process, or leave "
-            "'param' out"
+            f"plan: offload {plan.offload.plain()} in {jax.process_count()} processes is not available; use one "
+            "process, or leave 'param' and 'expert' out"
         )
 
 

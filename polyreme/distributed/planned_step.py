@@ -57,12 +57,12 @@ class PlannedStep:
         count: Callable[[Any], float] | None = None,
     ) -> None:
         self.model, self.plan, self.policy, self.count = model, plan, policy, count
-        streams = "param" in plan.offload
+        streams = plan.streams
         check_offload(plan, policy, has_loss=loss is not None and not mode.on)
         _check_recompute(model, plan)
         self.layers: PipelineLayer | None = None
         if plan.mesh.pp > 1 or streams:
-            self.layers = in_small_chunks(model) if streams else in_chunks(model, plan)
+            self.layers = in_small_chunks(model, plan) if streams else in_chunks(model, plan)
         chunks = self.layers and self.layers.get_model_chunks()
         self.layout = apply_plan(plan, model, devices, None if streams else chunks, streams=streams)
         self.optimizer = optimizer(model)
@@ -137,28 +137,33 @@ class PlannedStep:
 
 def check_offload(plan: Plan, policy: StepPolicy, *, has_loss: bool) -> None:
     """Raises ConfigError for a policy, or a loss beside the model's own, that the plan's offload does not serve."""
-    if "param" not in plan.offload:
+    if not plan.streams:
         return
     if has_loss:
         raise ConfigError(
-            "plan: offload of param with a loss of its own: chunks end with the model's pipeline_loss(output, labels); "
-            "leave that loss out, or param"
+            f"plan: offload of {_streamed(plan)} with a loss of its own: chunks end with the model's "
+            "pipeline_loss(output, labels); leave that loss out, or the offload"
         )
     if policy.precision.level == "O2":
         raise ConfigError(
-            "plan: offload of param with amp level O2, whose 16-bit parameters and float32 master weights are not "
-            "moved; use level O1, or leave param out and offload state"
+            f"plan: offload of {_streamed(plan)} with amp level O2, whose 16-bit parameters and float32 master weights "
+            "are not moved; use level O1, or leave param out and offload state"
         )
     if policy.spikes is not None and policy.spikes.action != "skip":
         raise ConfigError(
-            f"plan: offload of param with spikes={policy.spikes.action!r}, which would bring every gradient into "
-            "memory at once; use 'skip'"
+            f"plan: offload of {_streamed(plan)} with spikes={policy.spikes.action!r}, which would bring every "
+            "gradient into memory at once; use 'skip'"
         )
     if policy.precision.is_on and policy.precision.scaler is not None:
         raise ConfigError(
-            "plan: offload of param with a loss scaler, which would bring every gradient into memory at once; use "
-            "bfloat16, which needs none"
+            f"plan: offload of {_streamed(plan)} with a loss scaler, which would bring every gradient into memory at "
+            "once; use bfloat16, which needs none"
         )
+
+
+def _streamed(plan: Plan) -> str:
+    """What of the parameters a plan offloads, for messages."""
+    return " and ".join(kind for kind in ("param", "expert") if kind in plan.offload)
 
 
 def _check_recompute(model: Layer, plan: Plan) -> None:
@@ -172,7 +177,7 @@ def _check_recompute(model: Layer, plan: Plan) -> None:
 
 
 def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
-    if plan.offload.get("state") == "disk" and not optimizer.is_streamed and not mode.on:
+    if {"state", "expert"} & set(plan.offload.on_disk) and not optimizer.is_streamed and not mode.on:
         raise ConfigError(
             f"plan: offload of state to disk, and {type(optimizer).__name__} keeps no arrays for each parameter that "
             "could go there; leave offload out, or use another optimizer, such as AdamW"

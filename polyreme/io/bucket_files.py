@@ -29,6 +29,7 @@ from polyreme.io import safetensors_file
 PAGE = 4096
 """Bytes that the data of a file begins at a multiple of."""
 _PROBE = 4 << 20  # bytes written and read to see how fast a disk is
+_COPIED = 8 << 20  # bytes of a file that are copied at a time
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -106,12 +107,8 @@ class BucketFile:
         part = self.parts[at]
         with self._lock, self._named("written"):
             fault_point("offload.fill")
-            if self._is_linked:
-                whole = self.read(aligned_buffer(self.data_bytes))
-                whole[at] = array
-                self.write(whole)
-            else:
-                _write(self._fd, np.ascontiguousarray(array, part.dtype), part.offset)
+            fd = self._writable(keeping=True)
+            _write(fd, np.ascontiguousarray(array, part.dtype), part.offset)
 
     def freeze(self) -> FrozenFile:
         """What is in the file now, whatever is written later."""
@@ -123,10 +120,13 @@ class BucketFile:
         start = part.offset - len(self._head)
         return buffer[start : start + part.nbytes].view(part.dtype).reshape(part.shape)
 
-    def _writable(self) -> int:
+    def _writable(self, *, keeping: bool = False) -> int:
+        """The file to write to: a new one in place of one that a checkpoint shares, of the same contents if keeping."""
         if self._is_linked:
             new = self.path.with_suffix(".new")
             fd = self._make(new)
+            for start in range(len(self._head), self.nbytes if keeping else 0, _COPIED):
+                _write(fd, np.frombuffer(os.pread(self._fd, _COPIED, start), np.uint8), start)
             os.replace(new, self.path)
             os.dup2(fd, self._fd, inheritable=False)
             os.close(fd)

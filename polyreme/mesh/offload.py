@@ -7,13 +7,14 @@ from typing import Any
 
 from polyreme.errors import ConfigError, did_you_mean
 
-OFFLOAD = ("param", "state", "act")
-"""What may be kept outside of the devices' memory between uses; gradients go where param goes."""
+OFFLOAD = ("param", "state", "expert", "act")
+"""What may be kept outside of the devices' memory between uses; gradients go where their parameters go. expert:
+parameters of experts, with gradients and state, of which only experts that tokens chose are brought."""
 
 TIERS = ("host", "disk")
 """Where to: the host's memory, or files of the disk that Plan.offload_path names."""
 
-_TO_DISK = ("param", "state")
+_TO_DISK = ("param", "state", "expert")
 
 BUFFERS = 3
 """Buckets that are on their way at once where a plan does not say: one read, one updated, one written."""
@@ -86,6 +87,13 @@ def check_settings(offload: Offload, path: object, ratio: object, buffers: objec
             f"offload {offload.plain()} in plan: param to disk with the optimizer's state, which is larger, in memory; "
             "set offload to {param: disk, state: disk}"
         )
+    if "expert" in offload and "host" in (offload.get("param"), offload.get("state")):
+        raise ConfigError(
+            f"offload {offload.plain()} in plan: experts on disk and other parameters in the host's memory; set all to "
+            "disk, or leave those out"
+        )
+    if "expert" in offload and ratio != 1:
+        raise ConfigError(f"offload_ratio={ratio} in plan, and experts are offloaded whole; leave it out, or expert")
     if "param" in offload and ratio != 1:
         raise ConfigError(f"offload_ratio={ratio} in plan, and param is offloaded whole; leave the ratio out, or param")
     if "state" not in offload and ratio != 1:
@@ -100,11 +108,6 @@ def _check(given: Any) -> dict[str, str]:
         )
     tiers = given if isinstance(given, Mapping) else dict.fromkeys(given, "host")
     for kind, tier in tiers.items():
-        if kind == "expert":
-            raise ConfigError(
-                "offload 'expert' in plan is not available by itself: AdamW moves experts that no token chose too, and "
-                "which are chosen is known only inside a block; offload 'param' and 'state', which moves all experts"
-            )
         if kind == "grad":
             raise ConfigError(
                 "offload 'grad' in plan is not available by itself: gradients go where 'param' goes; offload 'param', "
@@ -114,6 +117,11 @@ def _check(given: Any) -> dict[str, str]:
             raise ConfigError(f"unknown offload {kind!r} in plan{did_you_mean(kind, OFFLOAD)}")
         if tier not in TIERS:
             raise ConfigError(f"unknown tier {tier!r} of offload {kind!r} in plan{did_you_mean(tier, TIERS)}")
+        if kind == "expert" and tier != "disk":
+            raise ConfigError(
+                f"offload 'expert' to {tier} in plan is not available: experts are brought one by one from files; set "
+                "offload to {expert: disk}, or to {param: host, state: host}, which moves all experts"
+            )
         if tier == "disk" and kind not in _TO_DISK:
             raise ConfigError(
                 f"offload {kind!r} to disk in plan: only {', '.join(_TO_DISK)} goes there; the nearest is "

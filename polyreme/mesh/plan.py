@@ -100,6 +100,11 @@ class Plan:
                 f"offload 'param' in plan on mesh {self.mesh}: stages of a pipeline hold their parameters; set pp to "
                 "1, or leave 'param' out"
             )
+        if "expert" in self.offload and self.mesh.size > 1:
+            raise ConfigError(
+                f"offload 'expert' in plan on mesh {self.mesh}: experts move one by one on one device; leave 'expert' "
+                "out, as {param: disk, state: disk} moves those of each device, or make the mesh one device"
+            )
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_share(self.recompute_share, self.recompute)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
@@ -128,10 +133,17 @@ class Plan:
                 "sums of the whole, not parts; set mp above 1 and sequence_parallel, or leave it out"
             )
         self._check_levels()
-        if self.recompute_share != 1 and "param" in self.offload:
+        if self.recompute_share != 1 and self.streams:
             raise ConfigError(
-                "recompute_share in plan with offload 'param', whose blocks share one program; leave one of them out"
+                "recompute_share in plan with offload 'param' or 'expert', whose blocks share one program; leave one "
+                "of them out"
             )
+
+    @property
+    def streams(self) -> bool:
+        """Whether parameters lie outside of the devices' memory, so that a step brings those of one chunk of the model
+        after another."""
+        return "param" in self.offload or "expert" in self.offload
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")

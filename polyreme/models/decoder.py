@@ -223,22 +223,29 @@ class Decoder(Pretrained, Layer):
 
     # as a pipeline takes it
 
-    def pipeline_items(self) -> list[Layer]:
+    def pipeline_items(self, *, at_routers: bool = False) -> list[Layer]:
         """The model as a sequence of layers that gives stream(tokens), which pipeline_loss takes beside the labels, and
         pipeline_output. Where documents share rows the first takes [batch, 3, seq], and they hand on a PackedStream.
 
         Of a family cut at "layers" each block is one, the first with the embedding before it, the last with the norm.
+        at_routers: a block of experts is two, its experts the second, of no documents that share rows.
         """
         embedding = Part(self._embed_rows, **self.embedding_layers())
         norm = Part(self._norm_rows, **self.output_layers())
         blocks: list[Layer] = [
-            BlockPart(self._run_block_on_rows, block, place) for place, block in enumerate(self.blocks)
+            part
+            for place, block in enumerate(self.blocks)
+            for part in self.block_parts(block, place, at_routers=at_routers)
         ]
         if self.family.cut == "items":
             return [embedding, *blocks, norm]
         blocks[0] = Sequential(embedding, blocks[0])
         blocks[-1] = Sequential(blocks[-1], norm)
         return blocks
+
+    def block_parts(self, block: Layer, place: int, *, at_routers: bool) -> list[Layer]:
+        """A block's items of pipeline_items; place: of the block among the model's."""
+        return [BlockPart(self._run_block_on_rows, block, place)]
 
     def _embed_rows(self, rows: Any) -> Any:
         tokens, documents = unpacked(rows)

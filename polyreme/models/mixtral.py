@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
 from polyreme.models.cache import KVCache, LayerCache
-from polyreme.models.decoder import next_token_loss
+from polyreme.models.decoder import BlockPart, next_token_loss
 from polyreme.models.families import MIXTRAL, ROUTINGS, Family, default_balance_loss, tokens_per_expert
 from polyreme.models.llama import (
     DEFAULTS,
@@ -129,6 +129,17 @@ def make_routed_experts(config: MixtralConfig, number: int) -> MoE:
     return make_experts(config, router)
 
 
+class Routed(NamedTuple):
+    """A block between its router and its experts: x and its norm [batch, seq, embed], the choices [batch, seq, k] of
+    experts for each token with their gates, and the router's loss."""
+
+    x: Any
+    normed: Any
+    choices: Any
+    gates: Any
+    loss: Any
+
+
 class SparseBlock(Block):
     """x + attention(norm(x)), then x + experts(norm(x)) -> that, and the router's loss."""
 
@@ -143,9 +154,28 @@ class SparseBlock(Block):
     def _compute(
         self, x_bse: Any, cos_sd: Any, sin_sd: Any, ids: Any = None, cache: LayerCache | None = None, ends: Any = None
     ) -> tuple[Any, Any]:
+        routed = self._route(x_bse, cos_sd, sin_sd, ids, cache, ends)
+        return self._mix(routed), routed.loss
+
+    def route(self, *inputs: Any) -> Routed:
+        """The first part of forward, of the same arguments: up to which experts tokens go to."""
+        return run_part("full", self.recompute, self._route, *inputs)
+
+    def mix(self, routed: Routed) -> Any:
+        """The second part of forward: what the experts add, [batch, seq, embed]."""
+        return run_part("full", self.recompute, self._mix, routed)
+
+    def _route(
+        self, x_bse: Any, cos_sd: Any, sin_sd: Any, ids: Any = None, cache: LayerCache | None = None, ends: Any = None
+    ) -> Routed:
         x_bse = self.attend(x_bse, cos_sd, sin_sd, cache, ends)
-        mixed, loss = self.ffn(self.ffn_norm(x_bse), ids=ids)
-        return constrain(x_bse + mixed, "batch", "seq", "embed"), loss
+        normed_bse = self.ffn_norm(x_bse)
+        routing = self.ffn.route(normed_bse, ids=ids)
+        return Routed(x_bse, normed_bse, routing.choices, routing.gates, routing.loss)
+
+    def _mix(self, routed: Routed) -> Any:
+        mixed = self.ffn.mix(routed.normed, routed.choices, routed.gates)
+        return constrain(routed.x + mixed, "batch", "seq", "embed")
 
 
 class Mixtral(Llama):
@@ -175,6 +205,21 @@ class Mixtral(Llama):
         x_bse, loss = super().run_block(block, x_bse, cache, *ids)
         return x_bse, so_far + loss, *ids
 
+    def block_parts(self, block: Layer, place: int, *, at_routers: bool) -> list[Layer]:
+        """A block's item of pipeline_items, or the two that a router parts."""
+        if not (at_routers and isinstance(block, SparseBlock)):
+            return super().block_parts(block, place, at_routers=at_routers)
+        return [BlockPart(self._route_block, block, place), ExpertsPart(self._mix_block, block, place)]
+
+    def _route_block(self, block: SparseBlock, x_bse: Any) -> tuple[Any, ...]:
+        x_bse, so_far, *ids = x_bse
+        routed = Llama.run_block(self, block.route, x_bse, None, *ids)  # type: ignore[arg-type]  # called as a block
+        return routed, so_far + routed.loss, *ids
+
+    def _mix_block(self, block: SparseBlock, stream: tuple[Any, ...]) -> tuple[Any, ...]:
+        routed, *rest = stream
+        return block.mix(routed), *rest
+
     def normed(self, x_bse: Any) -> tuple[Any, Any]:
         """The last block's normed output, and the routers' losses."""
         return self.norm(x_bse[0]), x_bse[1]
@@ -186,6 +231,12 @@ class Mixtral(Llama):
     def logits(self, hidden: Any) -> Any:
         """[batch, seq, vocab] given hidden(tokens)."""
         return self.project(hidden[0])
+
+
+class ExpertsPart(BlockPart):
+    """The second part of a block, whose input begins with a Routed: the experts, of which it takes those chosen."""
+
+    mixes_experts = True
 
 
 def balanced_loss(model: Mixtral, hidden: tuple[Any, Any], labels: Any) -> Any:

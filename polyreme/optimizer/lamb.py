@@ -27,6 +27,7 @@ class Lamb(Optimizer):
     """
 
     slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}
+    by_element: ClassVar = False
     scalars: ClassVar = {"step": 0.0}
     checks: ClassVar = {
         "lamb_weight_decay": nonnegative, "beta1": fraction, "beta2": fraction, "epsilon": nonnegative,

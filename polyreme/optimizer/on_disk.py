@@ -10,7 +10,7 @@ import functools
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,25 @@ Start = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DiskTier:
-    """Where a parameter's optimizer state is kept: a folder, and how many buckets are on their way at once."""
+    """Where a parameter's optimizer state is kept: a folder, and how many buckets are on their way at once.
+
+    by_entry: each entry of the first dim moves by itself.
+    """
 
     path: str
     buffers: int
+    by_entry: bool = False
 
 
 @dataclass(frozen=True)
 class StateEntry:
     """An array that is to be stored: its name, its shape, dtype and layout, and what makes its first values; zeros if
-    that is None."""
+    that is None. by_entry: as a StoredEntries."""
 
     name: str
     like: jax.ShapeDtypeStruct
     make: Callable[[], jax.Array] | None
+    by_entry: bool = False
 
 
 class StoredArray(Elsewhere):
@@ -95,6 +100,71 @@ class StoredArray(Elsewhere):
     def parts(self) -> dict[Start, FilePart]:
         """Where each box lies in the file."""
         return {start: self.file.parts[at] for start, at in self.places.items()}
+
+
+class StoredEntries(StoredArray):
+    """A StoredArray on one device whose entries of the first dim are each a part of the file, read by themselves.
+
+    holds: of a gradient, the entries that are not 0; None for all. late: brings entries up to date that missed updates
+    (optimizer.late_updates); whoever asks for the whole gets all as they would be had they missed none.
+    """
+
+    holds: frozenset[int] | None = None
+    late: Any = None
+
+    @property
+    def saved(self) -> StoredArray:
+        self._settle()
+        return self
+
+    def read(self) -> jax.Array:
+        self._settle()
+        values = self.room()
+        self.read_into(values, range(self.shape[0]) if self.holds is None else sorted(self.holds))
+        return self.whole(values)
+
+    def fill(self, array: Any) -> None:
+        self._settle()
+        if tuple(array.shape) != self.shape or array.dtype != self.dtype:
+            super().fill(array)  # which refuses it
+        self.fill_entries(array, range(self.shape[0]))
+        self.holds = None
+
+    def fill_entries(self, array: Any, entries: Iterable[int]) -> None:
+        """Replace these entries by those of an array of the whole shape."""
+        values = np.asarray(array)
+        for entry in entries:
+            self.file.write_part(self._place(entry), values[entry : entry + 1])
+
+    def read_entry(self, entry: int) -> np.ndarray:
+        """One entry, as it lies there: [1, ...]."""
+        return self.file.read_part(self._place(entry))
+
+    def write_entry(self, entry: int, values: Any) -> None:
+        """Replace one entry: [1, ...]."""
+        self.file.write_part(self._place(entry), np.asarray(values))
+
+    def room(self) -> np.ndarray:
+        """Zeros of the whole shape, which take memory only where something is read into them."""
+        raw = np.zeros(self.nbytes + _ALIGNMENT, np.uint8)
+        first = -raw.ctypes.data % _ALIGNMENT
+        return raw[first : first + self.nbytes].view(self.dtype).reshape(self.shape)
+
+    def read_into(self, values: np.ndarray, entries: Iterable[int]) -> None:
+        """Read these entries, as they lie there, into their places in room()."""
+        for entry in entries:
+            self.file.read_part(self._place(entry), values[entry].reshape(-1).view(np.uint8))
+
+    def whole(self, values: np.ndarray) -> jax.Array:
+        """The array of what was read into room()."""
+        return self.assemble({(0,) * len(self.shape): values})
+
+    def _place(self, entry: int) -> int:
+        return self.places[(entry, *(0,) * (len(self.shape) - 1))]
+
+    def _settle(self) -> None:
+        if self.late is not None:
+            self.late.settle()
 
 
 class StoredTensor(Tensor):
@@ -276,7 +346,7 @@ class StateFiles:
         for p, slots in entries:
             for slot, entry in slots.items():
                 places = {}
-                for start, shape in _boxes(entry.like.sharding, entry.like.shape).items():
+                for start, shape in _parts_of(entry).items():
                     places[start] = len(listed)
                     at = f"@{','.join(map(str, start))}" if any(start) else ""
                     listed.append((f"{entry.name}{at}", np.dtype(entry.like.dtype), shape))
@@ -285,7 +355,7 @@ class StateFiles:
         file = BucketFile(folder / name, listed)
         tensors = {}
         for p, slot, entry, places in placed:
-            stored_array = StoredArray(entry.like, file, places)
+            stored_array = (StoredEntries if entry.by_entry else StoredArray)(entry.like, file, places)
             if entry.make is not None:
                 stored_array.fill(entry.make())  # one after another: all of them need not fit into memory
             tensors[id(p), slot] = StoredTensor.of(stored_array)
@@ -350,6 +420,14 @@ def _boxes(sharding: Any, shape: tuple[int, ...]) -> dict[Start, tuple[int, ...]
     return dict.fromkeys(_starts(sharding, tuple(shape)).values(), size)
 
 
+def _parts_of(entry: StateEntry) -> dict[Start, tuple[int, ...]]:
+    """The shape of each part of the file, by where it starts in the array."""
+    boxes = _boxes(entry.like.sharding, entry.like.shape)
+    if not entry.by_entry:
+        return boxes
+    return {(start[0] + at, *start[1:]): (1, *shape[1:]) for start, shape in boxes.items() for at in range(shape[0])}
+
+
 def _local_bytes(array: Any) -> int:
     boxes = _boxes(array.sharding, array.shape)
     return sum(int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize for shape in boxes.values())
@@ -409,6 +487,6 @@ def _discard(folder: Path, lock: int) -> None:
 def stored(tensor: TensorState) -> StoredArray | None:
     """What stands for the array of a Tensor that lies in a file; None for any other."""
     if isinstance(tensor, StoredTensor):
-        return tensor.stored
+        return tensor.stored.saved
     array = tensor._array
-    return array if isinstance(array, StoredArray) else None
+    return array.saved if isinstance(array, StoredArray) else None

@@ -27,10 +27,11 @@ from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, GradError
-from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByValue
 from polyreme.optimizer.groups import ParameterGroup, check_common, check_known, check_unique, nonnegative, split_groups
+from polyreme.optimizer.late_updates import TakenStep
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.on_disk import BUCKET_BYTES, Bucket, StoredArray, UpdateFile
+from polyreme.optimizer.on_disk import BUCKET_BYTES, Bucket, StoredArray, StoredEntries, UpdateFile
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
 from polyreme.optimizer.state import OptimizerState
 from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, Update, compile_squares, compile_update
@@ -53,6 +54,7 @@ class Optimizer(OptimizerState):
     """
 
     checks: ClassVar[Mapping[str, Check]] = {}
+    by_element: ClassVar[bool] = True  # the rule treats each element of a parameter by itself
     decoupled: ClassVar[bool] = False  # weight decay is applied by rule, not added to the gradient
     takes_complex: ClassVar[bool] = False
     _settings: Mapping[str, Any] = {}
@@ -339,7 +341,12 @@ class Optimizer(OptimizerState):
             near = [p for p in live if not self._files.has(p)]  # type: ignore[union-attr]
             if near:
                 self._update_in_memory(devices, near, skip, squares)
-            self._update_in_buckets(devices, away, skip, squares)
+            by_entry = [p for p in away if isinstance(p._array, StoredEntries)]
+            whole = [p for p in away if not isinstance(p._array, StoredEntries)]
+            if whole:
+                self._update_in_buckets(devices, whole, skip, squares)
+            if by_entry:
+                self._update_by_entry(devices, by_entry, skip, squares)
         elif any(isinstance(p._array, state.Elsewhere) for p in live):
             if self.clips_together and not squares:
                 squares = [self.squared_norms(MeshGroup(devices, tuple(live)))]
@@ -475,6 +482,37 @@ class Optimizer(OptimizerState):
             files.failure = error
             raise
         _keep_scalars(shared, scalars)
+
+    def _update_by_entry(
+        self, devices: Devices, live: list[Any], skip: Tensor | None, squares: Sequence[Tensor]
+    ) -> None:
+        """The update of parameters whose entries lie on disk by themselves: of those with a gradient; others are told
+        of it."""
+        assert self._late is not None  # who calls has found such state
+        updates, shared = self._updates_by_kind(live, squares), self._shared.copies[devices]
+        scalars = {n: t._array for n, t in shared.scalars.items()}
+        common = updates.common(
+            {
+                "lr": shared.rate._array,
+                "skip": None if skip is None else skip._array,
+                "scalars": scalars,
+                "squares": [v._array for v in squares],
+            }
+        )
+        places = {id(p): at for at, p in enumerate(live)}
+        _keep_scalars(shared, self._late.step(live, TakenStep(updates, common, scalars, places)))
+
+    def check_by_entry(self) -> None:
+        """Raises ConfigError for a rule or a clip that looks at more of a parameter than one element: the entries of
+        one that lies on disk by entry are updated by themselves."""
+        apart = (ClipGradByGlobalNorm, ClipGradByValue)
+        clip = next((c for c in self._clip_of.values() if c is not None and not isinstance(c, apart)), None)
+        if clip is not None or not self.by_element:
+            name = type(self if clip is None else clip).__name__
+            raise ConfigError(
+                f"plan: offload of expert, whose experts are updated one by one, with {name}, which takes the norm of "
+                "a whole parameter; use AdamW and ClipGradByGlobalNorm, or offload 'param' and 'state' in place of it"
+            )
 
     def _updates_by_kind(self, live: list[Any], squares: Sequence[Tensor]) -> KindUpdates:
         """The updates of these parameters one by one."""

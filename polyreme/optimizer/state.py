@@ -17,8 +17,9 @@ from polyreme.core.state import TensorState, Tracer
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ShapeError
+from polyreme.optimizer.late_updates import LateUpdates
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray, stored
+from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray, StoredEntries, stored
 from polyreme.optimizer.shared import MeshGroup, SharedState, by_devices
 
 _LOW = (dtypes.float16, dtypes.bfloat16)
@@ -39,8 +40,12 @@ class OptimizerState:
     _shared: SharedState
     _pending: dict[str, Any]  # what set_state_dict left for state that is not made yet
     _files: StateFiles | None = None  # where state on disk is
+    _late: LateUpdates | None = None  # of parameters whose entries move by themselves
     _multi_precision: bool
     _scheduler: LRScheduler | None
+
+    def check_by_entry(self) -> None:
+        """Raises ConfigError where entries of a parameter cannot be updated by themselves."""
 
     def slot_start(self, name: str, param: Any) -> float:
         """Initial value of a slot."""
@@ -124,29 +129,41 @@ class OptimizerState:
                 f"{type(self).__name__}: state on disk is made outside of captured functions; call create_state() "
                 "before the first call of this one"
             )
+        if any(isinstance(p._array, StoredEntries) for p in waiting):
+            self.check_by_entry()
         if self._files is None:
             tier = _tier_of(waiting[0])
             assert tier is not None  # those without one do not wait
             self._files = StateFiles(tier)
         for group in by_devices(waiting, _concrete):
-            self._files.add([(p, self._entries(p, masters)) for p in group.parameters])
+            # apart: a bucket is read whole
+            for by_entry in (False, True):
+                own = [p for p in group.parameters if isinstance(p._array, StoredEntries) is by_entry]
+                if own:
+                    self._files.add([(p, self._entries(p, masters)) for p in own])
         for p in waiting:
             if self._has_master(p) or id(p) in masters:
                 self._masters[id(p)] = self._restored(p, "master", self._files.tensor(p, "master"))
             for name in self.slots:
                 self._slots[name][id(p)] = self._restored(p, name, self._files.tensor(p, name))
+            if isinstance(p._array, StoredEntries):
+                if self._late is None:
+                    self._late = LateUpdates(self._files)
+                self._late.add(p, self.slots)
 
     def _entries(self, p: Any, masters: Mapping[int, jax.Array]) -> dict[str, StateEntry]:
         """The state of a parameter as it is now, or as it starts: made only when it is written."""
         value = _concrete(p)
         where = p.sharding_of("state") or value.sharding
+        tier = _tier_of(p)
+        by_entry = tier is not None and tier.by_entry
         has_master = self._has_master(p) or id(p) in masters
         slot_dtype = dtypes.float32 if has_master else self.slot_dtype(p)
 
         def entry(name: str, dtype: Any, make: Callable[[], jax.Array] | None) -> StateEntry:
             like = jax.ShapeDtypeStruct(tuple(value.shape), dtype, sharding=where)
             return StateEntry(
-                f"{p.name}_{name}_0", like, None if make is None else lambda: self._place(p, make(), value)
+                f"{p.name}_{name}_0", like, None if make is None else lambda: self._place(p, make(), value), by_entry
             )
 
         def starting(name: str) -> Callable[[], jax.Array] | None:

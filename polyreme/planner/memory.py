@@ -14,15 +14,11 @@ from polyreme.mesh import Plan
 from polyreme.planner.graph import BlockCost, ModelGraph
 from polyreme.planner.memory_cpu import OnProcessor
 from polyreme.planner.memory_live import standings
-from polyreme.planner.memory_stage import Held, Stage, total
+from polyreme.planner.memory_stage import AHEAD, Held, Stage, total
 from polyreme.planner.prediction import Memory, Training
 from polyreme.planner.sharding import Piece, stage_pieces
 
 Compiler = Literal["accelerator", "cpu"]
-
-AHEAD = 2
-"""Blocks whose gathered parameters, or inputs brought back from the host, are there at once: the one at work and the
-next."""
 
 
 class Moment(NamedTuple):

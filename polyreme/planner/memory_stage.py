@@ -27,6 +27,10 @@ CHUNK = 8 << 20
 which is 0.3% of 80 GB and not counted)."""
 
 
+AHEAD = 2
+"""Blocks whose gathered parameters, experts from a disk, or inputs brought back from the host, are there at once: the
+one at work and the next."""
+
 BUCKET = 32 << 20
 """Bytes of state that are joined into one file on disk (optimizer.on_disk.BUCKET_BYTES)."""
 
@@ -71,8 +75,14 @@ class Stage:
     # what parameters bring
 
     def bytes_of(self, kind: str, itemsize: float) -> float:
-        """Of all the stage's parameters, kept as kind says."""
-        return sum(count * value.size / self.cuts.ways(kind, value) for value, count in self.weights) * itemsize
+        """Of the stage's parameters that are there at once, kept as kind says: of experts on disk those of one block,
+        and those that come or go."""
+        counts = ((v, min(n, AHEAD) if self.is_by_expert(v) else n) for v, n in self.weights)
+        return sum(count * value.size / self.cuts.ways(kind, value) for value, count in counts) * itemsize
+
+    def is_by_expert(self, value: Value) -> bool:
+        """Whether a parameter's experts lie on disk, and are brought one by one."""
+        return "expert" in self.plan.offload and value.dims[:1] == ("expert",)
 
     @property
     def kept_itemsize(self) -> int:
@@ -108,7 +118,10 @@ class Stage:
     def near_slots(self) -> list[Held]:
         """Those of the optimizer's buffers that are in a processor's memory: what is on disk is not."""
         ratio = self.plan.offload_ratio if self.plan.offload.get("state") == "disk" else 0
-        return [Held(held.nbytes, held.number * (1 - ratio)) for held in self.slots]
+        return [
+            Held(held.nbytes, 0 if self.is_by_expert(value) else held.number * (1 - ratio))
+            for held, (value, _) in zip(self.slots, self.weights, strict=False)
+        ]
 
     @cached_property
     def in_flight(self) -> float:

@@ -356,7 +356,7 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
     if "state" in plan.offload:
         arrays = (12 if setting.training.master else 8) * plan.offload_ratio
         total += 2 * max(_on_stages(setting, cut, stages, "state")) * arrays / host
-    if "param" in plan.offload:
+    if plan.streams:
         total += 2 * max(_on_stages(setting, cut, stages, "param")) * setting.on.itemsize * plan.num_microbatches / host
         total += 2 * max(_on_stages(setting, cut, stages, "grad")) * setting.training.gradients / host
     if "act" in plan.offload:

@@ -397,7 +397,7 @@ class PlanConfig(Section):
     sequence that mp splits (sequence_parallel) go round while others are multiplied.
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
     branch_axis: mp, whose devices then run the branches of a block and split nothing.
-    offload: [state, act], or {state: disk} with offload_path, a folder that is as relative as output.
+    offload: [state, act], or {state: disk, expert: disk} with offload_path, a folder that is as relative as output.
     elastic: where there are more or fewer devices than that, follow the planner's best plan for those there (pretrain).
     """
 

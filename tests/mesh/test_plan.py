@@ -15,8 +15,9 @@ degrees = st.sampled_from((1, 2, 4))
 
 @st.composite
 def offloads(draw, pp):
-    # stages hold their parameters
-    kinds = draw(st.lists(st.sampled_from([k for k in OFFLOAD if pp == 1 or k != "param"]), unique=True))
+    # stages hold their parameters; experts move one by one on one device
+    apart = {"expert"} if pp == 1 else {"expert", "param"}
+    kinds = draw(st.lists(st.sampled_from([k for k in OFFLOAD if k not in apart]), unique=True))
     ratio = {"offload_ratio": draw(st.sampled_from([0.25, 1.0]))} if {"state", "param"} & {*kinds} == {"state"} else {}
     if "state" in kinds and draw(st.booleans()):
         tiers = {kind: "disk" if kind == "state" else "host" for kind in kinds}
@@ -138,6 +139,8 @@ def test_prints_one_readable_block():
     )
     away = Plan(offload={"act": "host", "state": "disk"}, offload_path="/ssd", offload_ratio=0.5)
     assert str(away).endswith("offload    state to disk, act (/ssd, 3 buffers), 0.5 of the state")
+    by_expert = Plan(offload={"expert": "disk", "param": "disk", "state": "disk"}, offload_path="/ssd")
+    assert Plan.from_dict(by_expert.to_dict()) == by_expert
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_prints_one_readable_block():
         (
             lambda: Plan(offload={"act": "disk"}, offload_path="x"),
             ConfigError,
-            "only param, state .*nearest is 'act' to host",
+            "only param, state, expert .*nearest is 'act' to host",
         ),
         (lambda: Plan(offload=["grad"]), ConfigError, "'grad' in plan is not available by itself: .* offload 'param'"),
         (
@@ -191,7 +194,7 @@ def test_prints_one_readable_block():
         (
             lambda: Plan(offload=["expert"]),
             ConfigError,
-            "'expert' in plan is not available by itself.*'param' and 'state'",
+            "'expert' to host in plan is not available: experts are brought one by one from files",
         ),
         (
             lambda: Plan(offload={"param": "disk", "state": "host"}, offload_path="x"),

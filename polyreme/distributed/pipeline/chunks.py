@@ -40,17 +40,24 @@ def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
     )
 
 
-def in_small_chunks(model: Any) -> PipelineLayer:
-    """A model as chunks of one item each, on one stage: itself, or a PipelineLayer of its pipeline_items().
+def in_small_chunks(model: Any, plan: Plan) -> PipelineLayer:
+    """A model as chunks of one item each, on one stage: itself, or a PipelineLayer of its pipeline_items(), some of
+    which end at routers where the plan brings experts one by one.
 
-    Raises ConfigError for a model that has none.
+    Raises ConfigError for a model that has none, or no block that a router parts.
     """
-    if isinstance(model, PipelineLayer):
+    at_routers = "expert" in plan.offload
+    if isinstance(model, PipelineLayer) and not at_routers:
         return model
+    if at_routers and not hasattr(model, "block_parts"):
+        raise ConfigError(
+            "plan: offload of expert needs a model in chunks that end at routers, as families with experts have; "
+            f"{type(model).__name__} has none: offload 'param' and 'state', which moves all experts of a block"
+        )
     if not hasattr(model, "pipeline_items"):
         raise ConfigError(
             f"plan: offload of param needs a model in chunks; make {type(model).__name__} a PipelineLayer of one "
             "stage, or give it pipeline_items() and pipeline_loss(output, labels)"
         )
-    items = model.pipeline_items()
+    items = model.pipeline_items(at_routers=True) if at_routers else model.pipeline_items()
     return PipelineLayer(items, num_stages=1, num_virtual_pipeline_stages=len(items))

@@ -3,6 +3,10 @@
 The weights of the next chunk are brought by a thread while one computes. All microbatches go through a chunk before the
 next one, so that a step brings each chunk's weights twice, however many microbatches it has. When the last backward of
 a chunk has run its gradients leave at once, written by a second thread.
+
+Experts that the plan offloads are brought one by one: a chunk that ends at a router says which its tokens chose, and
+those alone are read for the chunk of the experts, while further microbatches are routed; theirs alone are the gradients
+that are written. What stands in the place of others is zeros, which no token meets.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 
 from polyreme.core import state
 from polyreme.core.host_array import HostArray
@@ -24,9 +29,10 @@ from polyreme.distributed.pipeline.pipeline_layer import PipelineChunk
 from polyreme.distributed.pipeline.run import Run, at_home, sum_arrays
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
 from polyreme.mesh.schedule import Schedule, Task
 from polyreme.nn.alike import are_alike, tensors_of
-from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray
+from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray, StoredEntries
 from polyreme.training.microbatches import Microbatch
 
 Values = list[tuple[TensorState, jax.Array]]
@@ -58,12 +64,15 @@ class Gradients:
         for p in trained:
             where = p.sharding_of("grad") or p._array.sharding
             like = jax.ShapeDtypeStruct(p._array.shape, p.dtype, sharding=where)
-            entries.append((p, {"grad": StateEntry(f"{p.name}_grad", like, None)}))
+            by_entry = isinstance(p._array, StoredEntries)
+            entries.append((p, {"grad": StateEntry(f"{p.name}_grad", like, None, by_entry)}))
         if entries:
             self.files.add(entries)
 
-    def add(self, p: Any, gradient: jax.Array) -> Callable[[], None]:
+    def add(self, p: Any, gradient: jax.Array, chosen: frozenset[int] | None = None) -> Callable[[], None]:
         """Add to a parameter's gradient, which is 0 where there is none; -> what writes it, which a thread may call.
+
+        chosen: of one whose experts move by themselves, those that have a gradient; all if None.
 
         Tensors are for the caller's thread to change: another may meet one that is being traced.
         """
@@ -72,9 +81,14 @@ class Gradients:
             p._grad = Tensor(HostArray(total, total.sharding) if isinstance(p._array, HostArray) else total)
             return lambda: None
         stored = self.files.tensor(p, "grad").stored
-        if p._grad is None or p._grad._array is not stored:
+        is_first = p._grad is None or p._grad._array is not stored
+        if is_first:
             p._grad = Tensor(stored)  # type: ignore[arg-type]  # stands for an array
-        return functools.partial(stored.fill, total)
+        if not isinstance(stored, StoredEntries) or chosen is None:
+            return functools.partial(stored.fill, total)
+        before = frozenset() if is_first else stored.holds
+        stored.holds = None if before is None else before | chosen
+        return functools.partial(stored.fill_entries, total, sorted(chosen))
 
 
 class StreamedPipeline(Pipeline):
@@ -93,6 +107,13 @@ class StreamedPipeline(Pipeline):
     ) -> None:
         super().__init__(chunks, losses, layout, output)
         self._parts = list(chunks)
+        # of each chunk, the parameters whose experts are brought one by one
+        self._experts = [_experts_of(chunk) for chunk in chunks]
+        if "expert" in self.plan.offload and not any(self._experts):
+            raise ConfigError(
+                "plan: offload 'expert', and no block of the model ends at a router; leave 'expert' out of the plan's "
+                "offload"
+            )
         self._parameters = list(parameters)
         self.waiting = Waiting()
         tier = DiskTier(self.plan.offload_path or "", self.plan.offload_buffers)
@@ -130,18 +151,69 @@ class StreamedPipeline(Pipeline):
         """Read the weights that a chunk will need, -> Values; in a thread if the plan has room for it."""
         tensors = chunk.known_reads or list(self._parts[at].parameters())
         # what stands for their values now: while a program is traced Tensors hold tracers
-        away = [(t, t._array) for t in tensors if isinstance(t._array, Elsewhere)]
+        apart = {id(p) for p in self._experts[at]}
+        away = [(t, t._array) for t in tensors if isinstance(t._array, Elsewhere) and id(t) not in apart]
         return _start(self._reader, lambda: [(t, array.read()) for t, array in away])
 
-    def send(self, gradients: Sequence[tuple[TensorState, jax.Array]]) -> Future:
-        """Write gradients of a chunk; in a thread if the plan has room for it."""
-        writes = [self.gradients.add(p, array) for p, array in gradients]
+    def experts(self, at: int) -> ChosenExperts | None:
+        """Those of a chunk that brings them one by one, none of them brought yet; None of any other."""
+        return ChosenExperts(self._experts[at], self._reader) if self._experts[at] else None
+
+    def send(self, gradients: Sequence[tuple[TensorState, jax.Array]], chosen: frozenset[int] | None = None) -> Future:
+        """Write gradients of a chunk; in a thread if the plan has room for it. chosen: as Gradients.add."""
+        writes = [self.gradients.add(p, array, chosen) for p, array in gradients]
 
         def write() -> None:
             for write_one in writes:
                 write_one()
 
         return _start(self._writer, write)
+
+
+class ChosenExperts:
+    """The experts of a chunk that the tokens of a batch chose, on their way from the disk.
+
+    chosen: those asked for so far.
+    """
+
+    def __init__(self, parameters: Sequence[Any], reader: ThreadPoolExecutor | None) -> None:
+        self._stored: list[tuple[Any, StoredEntries]] = [(p, p._array) for p in parameters]
+        self._reader = reader
+        self._rooms: list[np.ndarray] = []
+        self._reading: list[Future] = []
+        self.chosen: frozenset[int] = frozenset()
+
+    def bring(self, choices: np.ndarray) -> None:
+        """Begin to read those of these choices, -1 for none, that were not asked for before."""
+        new = sorted(frozenset(np.unique(choices[choices >= 0]).tolist()) - self.chosen)
+        self.chosen |= frozenset(new)
+        if new:
+            self._read(new)
+
+    def values(self, waiting: Waiting) -> Values:
+        """The parameters, with zeros where no token chose an expert, when all is read."""
+        self._rooms = self._rooms or [array.room() for _, array in self._stored]
+        for future in self._reading:
+            waiting.result(future)
+        values = [(p, array.whole(room)) for (p, array), room in zip(self._stored, self._rooms, strict=True)]
+        self._reading, self._rooms = [], []
+        return values
+
+    def bring_again(self) -> None:
+        """Begin to read all that were asked for, whose values were let go."""
+        self._read(sorted(self.chosen))
+
+    def _read(self, experts: list[int]) -> None:
+        self._rooms = self._rooms or [array.room() for _, array in self._stored]
+        rooms = self._rooms
+
+        def read() -> None:
+            for (p, array), room in zip(self._stored, rooms, strict=True):
+                if array.late is not None:
+                    array.late.bring(p, experts)
+                array.read_into(room, experts)
+
+        self._reading.append(_start(self._reader, read))
 
 
 class StreamedRun(Run):
@@ -164,12 +236,25 @@ class StreamedRun(Run):
         self._next: tuple[int, Future] | None = None
         self._writing: Future | None = None
         self._now: tuple[str, int] | None = None
+        self._experts: dict[int, ChosenExperts | None] = {}
         self._bring_next()
 
     def do(self, task: Task) -> None:
         if self._now != (task.kind, task.chunk):
             self._turn(task.kind, task.chunk)
         super().do(task)
+        following = (task.chunk + 1, task.microbatch)
+        if task.kind == "F" and following in self._arrived:
+            self._bring_chosen(*following)
+
+    def _bring_chosen(self, k: int, i: int) -> None:
+        """Read the experts of a chunk that the tokens of a microbatch chose, which is about to be run."""
+        if k not in self._experts:
+            self._experts[k] = self._pipeline.experts(k)
+        experts = self._experts[k]
+        if experts is not None:
+            routed = self._arrived[k, i].tensors()[0]
+            experts.bring(np.asarray(routed.choices._array))
 
     def store(self) -> None:
         """Wait until every gradient is where it belongs; those of a chunk left when it had run."""
@@ -193,6 +278,9 @@ class StreamedRun(Run):
         # after the chunk before has computed: what is waited for from now on keeps the devices idle
         values: Values = self._pipeline.waiting.result(self._next[1])
         self._now = (kind, k)
+        experts = self._experts.get(k)
+        if experts is not None:
+            values = [*values, *experts.values(self._pipeline.waiting)]
         for tensor, array in values:
             self.chunks[k].lend(tensor, array)
         self._bring_next()
@@ -212,12 +300,24 @@ class StreamedRun(Run):
             jax.block_until_ready([array for _, array in gradients])
             if self._writing is not None:
                 self._pipeline.waiting.result(self._writing)
-            self._writing = self._pipeline.send(gradients)
+            experts = self._experts.get(k)
+            self._writing = self._pipeline.send(gradients, None if experts is None else experts.chosen)
         chunk.let_go()
 
     def _bring_next(self) -> None:
         k = next(self._coming, None)
         self._next = None if k is None else (k, self._pipeline.bring(self.chunks[k], k))
+        experts = None if k is None else self._experts.get(k)
+        if experts is not None:  # known from the forward
+            experts.bring_again()
+
+
+def _experts_of(chunk: PipelineChunk) -> list[Any]:
+    """The parameters of a chunk behind a router whose experts move by themselves."""
+    [*layers] = [item.layer for item in chunk.items]
+    if len(layers) != 1 or not getattr(layers[0], "mixes_experts", False):
+        return []
+    return [p for p in layers[0].parameters() if isinstance(p._array, StoredEntries)]
 
 
 def _start(pool: ThreadPoolExecutor | None, call: Callable[[], Any]) -> Future:

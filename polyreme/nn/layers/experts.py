@@ -429,6 +429,11 @@ class MoE(Layer):
     def forward(self, x: Any, allowed: Any = None, ids: Any = None) -> tuple[Any, Any]:
         """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose. ids [...]: of the tokens,
         for a HashRouter, which heeds no `allowed`. Raises ConfigError for what the router does not take."""
+        routing = self.route(x, allowed, ids)
+        return self.mix(x, routing.choices, routing.gates), routing.loss
+
+    def route(self, x: Any, allowed: Any = None, ids: Any = None) -> Routing:
+        """Where the router sends tokens; arguments and errors of forward."""
         is_hashed = isinstance(self.router, HashRouter)
         if (ids is not None) != is_hashed or (is_hashed and allowed is not None):
             raise ConfigError(
@@ -437,16 +442,19 @@ class MoE(Layer):
             )
         if is_hashed and ids.shape != x.shape[:-1]:
             raise ShapeError(f"MoE: ids {list(ids.shape)} of x {list(x.shape)}; give one id for each token")
-        routing = self.router(ids) if is_hashed else self.router(x, allowed)
+        return self.router(ids) if is_hashed else self.router(x, allowed)
+
+    def mix(self, x: Any, choices: Any, gates: Any) -> Any:
+        """What these choices among the experts give, weighed by gates, and the shared expert: [..., d_model]."""
         matrices = self.matrices()
         changed = {name: change(matrices[name]) for name, change in self.changes.items()}
         up, down, gate = ((matrices | changed).get(name) for name in ("up", "down", "gate"))
         weights = (up, down, gate, self.up_bias, self.down_bias)
         out = chosen_experts(
-            x, routing.choices, routing.gates, *weights, activation=self.activation,
+            x, choices, gates, *weights, activation=self.activation,
             row_capacity=self.router.capacity(x.shape[-2]) if isinstance(self.router, ExpertChoiceRouter) else None,
         )  # fmt: skip
-        return out if self.shared is None else out + self.shared(x), routing.loss
+        return out if self.shared is None else out + self.shared(x)
 
     def matrices(self) -> dict[str, Any]:
         """The experts' matrices by name: up, down and, if gated, gate, each [expert, in, out]."""

@@ -30,10 +30,10 @@ def report(config: RunConfig, balance: float | None = None, topology: str = "") 
     plan = config.parallel_plan
     devices = devices_for(plan.mesh.size, topology)
     plan.mesh.check_devices(len(devices))
-    if "param" in plan.offload:
+    if plan.streams:
         raise ConfigError(
             "plan: offload of param is not seen by comm, which reads the programs of one step or of pipeline stages; "
-            "leave param out of plan.offload: each chunk has the collectives that its part of the step has"
+            "leave param and expert out of plan.offload: each chunk has the collectives that its part of the step has"
         )
     job = AbstractJob(job_of(config), plan, devices)
     try:

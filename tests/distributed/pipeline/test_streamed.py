@@ -74,7 +74,7 @@ class Run:
         self.planned = PlannedStep(self.model, plan, lambda model: make_optimizer(model, clip), policy, devices)
         self.step, self.optimizer = self.planned.step, self.planned.optimizer
         if "param" not in plan.offload and plan.mesh.pp == 1:
-            chunks = in_small_chunks(self.model).get_model_chunks()
+            chunks = in_small_chunks(self.model, plan).get_model_chunks()
             losses, output = [self.model.pipeline_loss], self.model.pipeline_output
             pipeline = StreamedPipeline(chunks, losses, self.planned.layout, output, self.model.parameters())
             self.step = PipelineStep(pipeline, policy, self.optimizer)
@@ -280,6 +280,6 @@ def test_models_and_steps_without_chunks_are_refused(tmp_path):
         PlannedStep(GPT(CONFIG), plan(tmp_path / "ssd"), make_optimizer, StepPolicy(), loss=lambda m, x, y: m(x, y))
     with pytest.raises(ConfigError, match="needs a model in chunks; make Whole a PipelineLayer of one stage"):
         PlannedStep(Whole(), plan(tmp_path / "ssd"), make_optimizer, StepPolicy(), jax.devices()[:1])
-    with pytest.raises(PlacementError, match="'param' needs a step that brings the weights"):
+    with pytest.raises(PlacementError, match=r"'param': 'disk', .* needs a step that brings the weights"):
         apply_plan(plan(tmp_path / "ssd"), Whole(), jax.devices()[:1])
     assert not (tmp_path / "ssd").exists()
