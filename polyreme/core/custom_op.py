@@ -55,6 +55,7 @@ class CustomOp(Op):
         self.calls = {}
         self.opaque = None
         self.names = tuple(p.name for p in parameters)
+        self.positional = len(self.names)
         self.index = {n: i for i, n in enumerate(self.names)}
         self.defaults = tuple(p.default for p in parameters)
         self.annotations = {p.name: _annotation(p) for p in parameters}

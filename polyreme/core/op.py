@@ -52,13 +52,14 @@ _OF_PYTHON = re.compile(r"(tuple|list|string) index out of range|pop from|out of
 class Op:
     """A pure array function and the facts every floor above needs about it.
 
-    fn's signature is the public one (`name=None` and `out=None` are accepted for every op). amp: dtype class under
-    autocast. saves: keep residuals for backward rather than compute them again. method: also a Tensor method.
-    inplace: there is a `name_` that writes the result back into the first tensor. rule: how its dims go together over
-    a mesh, a function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. uncast:
-    parameters that autocast leaves in their dtype. integers: which Python integers stand for a tensor; see
-    Integers. opaque: whether fn, with these arguments, is made of calls that XLA cannot look into and of moves of data,
-    which compile sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
+    fn's signature is the public one (`name=None` and `out=None` are accepted for every op, the name behind the
+    parameters too). positional: how many of its parameters may be given by place. amp: dtype class under autocast.
+    saves: keep residuals for backward rather than compute them again. method: also a Tensor method. inplace: there is
+    a `name_` that writes the result back into the first tensor. rule: how its dims go together over a mesh, a
+    function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. uncast: parameters
+    that autocast leaves in their dtype. integers: which Python integers stand for a tensor; see Integers. opaque:
+    whether fn, with these arguments, is made of calls that XLA cannot look into and of moves of data, which compile
+    sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class Op:
         self.kernels: dict[Any, Kernel] = {}
         self.calls: dict[Any, Kernel] = {}
         # read off the code object: inspect.signature of every op would take a tenth of the import
-        code, defaults = fn.__code__, fn.__defaults__ or ()
-        if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-            raise TypeError(f"op {self.name!r} has keyword-only or starred parameters; an op has plain ones")
-        self.names = code.co_varnames[: code.co_argcount]
+        code, defaults, keyword_defaults = fn.__code__, fn.__defaults__ or (), fn.__kwdefaults__ or {}
+        if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+            raise TypeError(f"op {self.name!r} has starred parameters; name each")
+        self.positional = code.co_argcount
+        self.names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         self.index = {n: i for i, n in enumerate(self.names)}
-        self.defaults = (inspect.Parameter.empty,) * (len(self.names) - len(defaults)) + defaults
+        by_keyword = tuple(keyword_defaults.get(n, inspect.Parameter.empty) for n in self.names[self.positional :])
+        self.defaults = (inspect.Parameter.empty,) * (self.positional - len(defaults)) + defaults + by_keyword
 
     @functools.cached_property
     def annotations(self) -> dict[str, Any]:
@@ -152,11 +155,13 @@ class Op:
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """All parameters in order; raises TypeError as a Python call would. Other spellings: core.spelling."""
-        if len(args) > len(self.names):
-            args = spelling.gathered(self.name, args)
-        if len(args) > len(self.names):
+        most = self.positional
+        if len(args) > most:
+            args = spelling.without_name(spelling.gathered(self.name, args), most)
+        if len(args) > most:
+            by_keyword = f", and {', '.join(self.names[most:])} by name" if most < len(self.names) else ""
             raise TypeError(
-                f"{self.name}() takes {len(self.names)} arguments ({', '.join(self.names)}), got {len(args)}"
+                f"{self.name}() takes {most} arguments ({', '.join(self.names[:most])}){by_keyword}, got {len(args)}"
             )
         full = [*args, *self.defaults[len(args) :]]
         for key, value in kwargs.items():
@@ -187,7 +192,7 @@ class Op:
             filled = [_fill(slot, given) for slot in template]
             self._check(filled)
             try:
-                return self.fn(*filled)
+                return self.call(filled)
             except _OURS:
                 raise
             except _UNEXPECTED as error:
@@ -200,6 +205,13 @@ class Op:
         if self.opaque is not None and not gathered:
             alone = Alone(xla_flags.UNFUSED, self._is_opaque(template))
         return Kernel(fn, self.name, saves=self.saves, gathered=gathered, alone=alone)
+
+    def call(self, values: Sequence[Any]) -> Any:
+        """fn of a value for each of its parameters."""
+        most = self.positional
+        if most == len(values):
+            return self.fn(*values)
+        return self.fn(*values[:most], **dict(zip(self.names[most:], values[most:], strict=True)))
 
     def _is_opaque(self, template: tuple) -> Callable[..., bool]:
         """opaque of a kernel's arrays."""

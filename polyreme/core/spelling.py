@@ -1,4 +1,5 @@
-"""Other spellings of a call: second names of parameters (dim for axis), and sizes given one by one: reshape(x, 2, 3).
+"""Other spellings of a call: second names of parameters (dim for axis), sizes given one by one: reshape(x, 2, 3), and
+the name of the result as the last argument.
 
 An op with a parameter of that very name keeps it; a second name stands for the first of its choices that
 the op has. Looked up only where a call would otherwise be an error.
@@ -82,6 +83,15 @@ def gathered(op_name: str, args: tuple) -> tuple:
     if op_name == "transpose" and len(sizes) == 2:
         return args[0], _swap(getattr(args[0], "ndim", 2), *sizes)
     return args[0], sizes
+
+
+def without_name(args: tuple, most: int) -> tuple:
+    """args without what stands behind the first `most` of them: the name of the result, or None for it and for out.
+
+    PaddlePaddle's functions take these last.
+    """
+    rest = args[most:]
+    return args[:most] if len(rest) <= 2 and all(r is None or isinstance(r, str) for r in rest) else args
 
 
 def _swap(ndim: int, i: int, j: int) -> tuple[int, ...]:

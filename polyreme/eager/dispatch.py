@@ -142,7 +142,7 @@ class Eager:
         if kwargs:
             kwargs.pop("name", None)
             out = kwargs.pop("out", None)
-        full = op.bind(args, kwargs) if kwargs or len(args) != len(op.names) else args
+        full = op.bind(args, kwargs) if kwargs or len(args) != len(op.names) or op.positional < len(args) else args
         arrays: list[Any] = []
         edges: list[Any] = []
         key: list[Any] = [(_autocast.policy, _default.dtype)]
@@ -168,7 +168,9 @@ class Eager:
                     cls = _types(value)
                 key.append((value, cls))
             elif kind is KEY:
-                arrays.append(rng.default_generator.next_key() if value is _EMPTY or value is None else constant(value))
+                # a string: the name of the result, which PaddlePaddle's functions take here
+                drawn = value is _EMPTY or value is None or value.__class__ is str
+                arrays.append(rng.default_generator.next_key() if drawn else constant(value))
                 edges.append(None)
                 key.append(-1)
             else:
@@ -271,7 +273,7 @@ def _says_all(op: Op, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether the form of a call decides its kernel, and its Tensors are the kernel's arrays in order."""
     kinds, known = op.kinds, [op.index[n] for n in kwargs if n in op.index]
     # Tensors by name may come in another order than the op's parameters, or be named in another spelling
-    if len(args) > len(kinds) or len(known) < len(kwargs) or any(kinds[at] is not ATTR for at in known):
+    if len(args) > op.positional or len(known) < len(kwargs) or any(kinds[at] is not ATTR for at in known):
         return False
     given = [*zip(kinds, args, strict=False), *zip((ATTR,) * len(known), kwargs.values(), strict=True)]
     for kind, value in given:

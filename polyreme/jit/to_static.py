@@ -404,23 +404,26 @@ def to_static(
     build_strategy: Any = None,
     backend: Any = None,
     full_graph: bool = True,
+    property: bool = False,
 ) -> Any:
     """Capture a function, method or Layer: each call runs one compiled program over the Tensors it reads and writes.
 
     A whole training step may be captured, backward() and optimizer.step() inside; the state it writes is donated.
-    Works as a decorator, with or without arguments; a Layer gets its forward captured and is returned.
+    Works as a decorator, with or without arguments; a Layer gets its forward captured and is returned. property: a
+    method that tells a fact of the model, such as a size; it is left as it is, and jit.save does not save it.
+    build_strategy is taken and changes nothing: the fusions that it names, XLA does by itself, with the same values.
     Raises ConfigError for a setting that has no meaning here, CaptureError (on call) for code that cannot be captured.
     """
-    if backend not in (None, "CINN") or build_strategy is not None:
+    if backend not in (None, "CINN"):
         raise ConfigError(
-            f"to_static: backend={backend!r}, build_strategy={build_strategy!r} choose other compilers; XLA is "
-            "the only one "
-            "here, leave them out"
+            f"to_static: backend={backend!r} chooses another compiler; XLA is the only one here, leave it out"
         )
     if not full_graph:
         raise ConfigError("to_static: full_graph=False (running parts uncaptured) is not supported; leave it out")
     if function is None:
-        return lambda fn: to_static(fn, input_spec)
+        return lambda fn: to_static(fn, input_spec, property=property)
+    if property:
+        return not_to_static(function)
     if hasattr(function, "forward") and not isinstance(function, type):
         if not isinstance(function.forward, StaticFunction):
             function.forward = StaticFunction(function.forward, input_spec)

@@ -36,14 +36,14 @@ def _cast_rule(call: OpCall) -> ShardingRule:
 
 
 @op(inplace=True, rule=elementwise_sum, integers="wrap")
-def add(x: Array, y: Array, alpha: float = 1) -> Array:
+def add(x: Array, y: Array, *, alpha: float = 1) -> Array:
     """x + alpha * y, elementwise."""
     x, y = promote(x, y)
     return jnp.add(x, y if alpha == 1 else y * jnp.asarray(alpha, y.dtype))
 
 
 @op(inplace=True, rule=elementwise_sum, integers="wrap")
-def subtract(x: Array, y: Array, alpha: float = 1) -> Array:
+def subtract(x: Array, y: Array, *, alpha: float = 1) -> Array:
     """x - alpha * y, elementwise."""
     x, y = promote(x, y)
     return jnp.subtract(x, y if alpha == 1 else y * jnp.asarray(alpha, y.dtype))
@@ -78,7 +78,7 @@ def _divides(what: str) -> Callable[..., None]:
     return check
 
 
-def _check_divide(x: Any, y: Any, rounding_mode: str | None = None, *_: Any, **__: Any) -> None:
+def _check_divide(x: Any, y: Any, *_: Any, rounding_mode: str | None = None, **__: Any) -> None:
     if rounding_mode is not None and _whole(x, y):
         for one, other in ((x, y), (y, x)):
             if hasattr(other, "dtype"):
@@ -113,7 +113,7 @@ def _truncated_quotient(x: Array, y: Array) -> Array:
 
 @preceded(_check_divide)
 @op(inplace=True, rule=_divide_rule, integers="any")
-def divide(x: Array, y: Array, rounding_mode: str | None = None) -> Array:
+def divide(x: Array, y: Array, *, rounding_mode: str | None = None) -> Array:
     """x / y, elementwise; integers divide to the default floating dtype.
 
     rounding_mode: None, "trunc" (toward zero) or "floor"; with one of these integers stay integers, and those by 0

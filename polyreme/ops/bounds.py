@@ -8,6 +8,7 @@ Otherwise a read gives NaN (the lowest value for integers) there, and a write is
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -48,10 +49,12 @@ def preceded(first: Callable[..., Any]) -> Callable[..., Any]:
     """Put a host-side step before an op: first(its arguments) checks them and gives None, or the result itself."""
     code = first.__code__
     own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    # what more there is, the op takes or refuses
+    most = None if code.co_flags & inspect.CO_VARARGS else code.co_argcount
 
     def wrap(public: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            result = first(*args, **(spelling.renamed(kwargs, own) if kwargs else kwargs))
+            result = first(*args[:most], **(spelling.renamed(kwargs, own) if kwargs else kwargs))
             return public(*args, **kwargs) if result is None else result
 
         functools.update_wrapper(run, public)

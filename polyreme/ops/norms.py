@@ -101,7 +101,7 @@ def _real(x: Array, dtype: Any) -> Array:
 
 @op(amp="fp32", method=False, rule=reduction())
 def vector_norm(
-    x: Array, p: float = 2.0, axis: Axes | None = None, keepdim: bool = False, dtype: DTypeLike | None = None
+    x: Array, p: float = 2.0, axis: Axes | None = None, keepdim: bool = False, *, dtype: DTypeLike | None = None
 ) -> Array:
     """p-norm of the elements over axis (all dims if None)."""
     return p_norm(_real(x, dtype), _number(p, "vector_norm"), dims_of(x, axis, "vector_norm"), keepdim)

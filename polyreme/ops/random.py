@@ -63,7 +63,7 @@ def standard_normal(shape: ShapeLike, dtype: DTypeLike | None = None, key: Key =
 
 
 @creator(rule=elementwise)
-def rand_like(input: Array, dtype: DTypeLike | None = None, key: Key = DRAWN) -> Array:
+def rand_like(input: Array, *, dtype: DTypeLike | None = None, key: Key = DRAWN) -> Array:
     """Uniform in [0, 1), in input's shape and, unless one is given, input's dtype."""
     return jax.random.uniform(key, input.shape, _floating(input.dtype if dtype is None else dtype, "rand_like"))
 

@@ -75,7 +75,7 @@ def reduce_as(x: Array, target: Array) -> Array:
 
 
 @op(amp="fp32", rule=reduction("avg", "zero", linear="jointly"))
-def mean(x: Array, axis: Axes | None = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> Array:
+def mean(x: Array, axis: Axes | None = None, keepdim: bool = False, *, dtype: DTypeLike | None = None) -> Array:
     """Mean over axis; integers give the default dtype, half precision is summed in float32 inside."""
     return jnp.mean(_real(x, dtype), dims_of(x, axis, "mean"), keepdims=keepdim)
 
@@ -157,7 +157,7 @@ def count_nonzero(x: Array, axis: Axes | None = None, keepdim: bool = False) -> 
 
 @op(amp="fp32", rule=reduction())
 def var(
-    x: Array, axis: Axes | None = None, unbiased: bool | None = None, keepdim: bool = False, correction: float = 1
+    x: Array, axis: Axes | None = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float = 1
 ) -> Array:
     """Variance over axis: sum |x - mean|^2 / (n - correction); NaN or inf where n <= correction.
 

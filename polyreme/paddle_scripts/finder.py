@@ -18,6 +18,7 @@ from polyreme import module_alias
 from polyreme.errors import ConfigError
 from polyreme.module_alias import ModuleLoader
 from polyreme.paddle_scripts import hints, lookup
+from polyreme.paddle_scripts.absent import Absent
 from polyreme.paddle_scripts.lookup import own_name
 from polyreme.paddle_scripts.names import CLASSES, NAMES, RELEASE
 
@@ -88,7 +89,7 @@ class AsPaddle(AbstractContextManager):
 
     def _stand_in(self, fullname: str, inner: str) -> ModuleType:
         """A module of PaddlePaddle whose names are elsewhere in polyreme, or nowhere."""
-        module: Any = ModuleType(fullname, f"Names of {fullname} that polyreme has.")
+        module: Any = _StandIn(fullname, inner)
         module.__path__ = []
         self._add_names(inner, module)
         self._keep_attributes(inner, module)
@@ -129,7 +130,7 @@ class AsPaddle(AbstractContextManager):
 
     def _add_names(self, inner: str, module: ModuleType) -> None:
         """Let the module answer for the names that it has not itself."""
-        get_missing: Any = vars(module).get("__getattr__")
+        get_missing: Any = _attributes(module).get("__getattr__")
         label = f"paddle.{inner}" if inner else "paddle"
 
         def find(name: str) -> Any:
@@ -165,7 +166,7 @@ class AsPaddle(AbstractContextManager):
         """Load modules whose name is another thing's before anybody asks for them: loading them sets the attribute."""
         for path in lookup.children(inner):
             name = path.rpartition(".")[2]
-            value = vars(module).get(name)
+            value = _attributes(module).get(name)
             is_attribute = path in _CALLED_TOO or value is not None or lookup.is_name(inner, name)
             if not is_attribute or own_name(path) is not None:
                 continue
@@ -197,8 +198,8 @@ class AsPaddle(AbstractContextManager):
 
     def _set(self, holder: Any, name: str, value: Any) -> None:
         """Set an attribute until the end."""
-        if name in vars(holder):
-            before = vars(holder)[name]
+        if name in _attributes(holder):
+            before = _attributes(holder)[name]
             self._undo.append(lambda: setattr(holder, name, before))
         else:
             self._undo.append(lambda: delattr(holder, name))
@@ -215,8 +216,39 @@ def _forget_modules() -> None:
         del sys.modules[name]
         parent, child = name.rpartition(".")[::2]
         # the import system has made a stand-in an attribute of polyreme's own package
-        if module.__name__ == name and vars(gone.get(parent, module)).get(child) is module:
+        if module.__name__ == name and _attributes(gone.get(parent, module)).get(child) is module:
             delattr(gone[parent], child)
+
+
+class _StandIn(ModuleType):
+    """A module whose names are fetched when they are asked for.
+
+    vars, dir and `__dict__` have all of them, but for what polyreme does not have: scripts look classes up by name
+    there.
+    """
+
+    def __init__(self, name: str, inner: str) -> None:
+        super().__init__(name, f"Names of {name} that polyreme has.")
+        self._inner, self._is_full = inner, False
+
+    @property
+    def __dict__(self) -> dict[str, Any]:
+        attributes = _attributes(self)
+        if not attributes["_is_full"]:
+            attributes["_is_full"] = True
+            for name in lookup.names_below(attributes["_inner"]):
+                value = getattr(self, name, None)
+                if value is not None and not isinstance(value, Absent):
+                    attributes.setdefault(name, value)
+        return attributes
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    """vars, of a stand-in only what it has already."""
+    return _DICT.__get__(holder) if isinstance(holder, ModuleType) else vars(holder)
+
+
+_DICT: Any = vars(ModuleType)["__dict__"]
 
 
 class _CalledModule(ModuleType):

@@ -116,7 +116,7 @@ def internal_names() -> dict[str, dict[str, str]]:
             module, _, names = line.partition(":")
             pairs = (entry.partition("=") for entry in names.split())
             table[module.removeprefix("paddle.")] = {name: public for name, _, public in pairs}
-    return table | {path: table[same] for path, same in SAME.items()}
+    return table | {path: table[same] for path, same in SAME.items() if same in table}
 
 
 def _listed(module: str, name: str, path: str) -> Any:

@@ -66,8 +66,13 @@ nn.layer.layers
 nn.layer.transformer
   internals.layers: _convert_attention_mask _convert_param_attr_to_list
   .: tensor=paddle.tensor
+nn.functional
+  .: diag_embed
 nn.functional.conv
   internals.layers: _conv_nd
+nn.initializer
+  fluid.initializer: ConstantInitializer MSRAInitializer NormalInitializer NumpyArrayInitializer
+    TruncatedNormalInitializer UniformInitializer XavierInitializer
 nn.functional.flash_attention
   internals.attention: _select_sdp flash_attn_unpadded
 incubate.nn.functional
@@ -284,6 +289,12 @@ ABSENT: dict[str, str] = {
     "common_ops_import.OpProtoHolder base.libpaddle.op_proto_and_checker_maker jit.layer": _PIR,
     "base.libpaddle.EagerReducer base.libpaddle.eager_assign_group_by_size": "DataParallel reduces gradients",
     "base.libpaddle.run_cmd": "use subprocess.run",
+    "base.libpaddle.pir": _PIR,
+    "base.libpaddle.eager._run_custom_op": "a kernel is an XLA FFI handler here: docs/custom_ops.md",
+    "base.libpaddle.eager.register_saved_tensors_hooks base.libpaddle.eager.reset_saved_tensors_hooks": (
+        "use autograd.saved_tensors_hooks"
+    ),
+    "base.libpaddle.eager.ops": "call the function of the same name",
     "incubate.jit": "use jit.to_static, or inference.Predictor",
     "hapi.static_flops hapi.dynamic_flops": "use paddle.flops",
     "incubate.layers incubate.distributed.fleet distributed.rpc distributed.ps distributed.io": _PARAMETER_SERVERS,

@@ -14,7 +14,10 @@ PATHS: dict[str, str] = {
     "_C_ops": "paddle_scripts.internals.c_ops",
     "_legacy_C_ops": "paddle_scripts.internals.legacy_c_ops",
     **dict.fromkeys(["core", "base.core", "base.libpaddle", "framework.core"], "paddle_scripts.internals.core"),
-    **dict.fromkeys(["core.eager", "base.core.eager", "framework.core.eager"], "paddle_scripts.internals.eager"),
+    **dict.fromkeys(
+        ["core.eager", "base.core.eager", "base.libpaddle.eager", "framework.core.eager"],
+        "paddle_scripts.internals.eager",
+    ),
     # the root: ops are names of the package itself
     "paddle": "",
     "common_ops_import": "",
@@ -156,7 +159,11 @@ PATHS: dict[str, str] = {
     "profiler.profiler_statistic": "profiler",
     "utils.layers_utils": "paddle_scripts.internals.structures",
     "utils.environments": "paddle_scripts.internals.structures",
+    "utils.cpp_extension.cpp_extension": "utils.cpp_extension",
 }
 """Path below `paddle` -> path below `polyreme`, "" for the package itself."""
-SAME = dict.fromkeys(["core", "base.core", "framework.core"], "base.libpaddle")
+SAME = {
+    **dict.fromkeys(["core", "base.core", "framework.core"], "base.libpaddle"),
+    **dict.fromkeys(["core.eager", "base.core.eager", "framework.core.eager"], "base.libpaddle.eager"),
+}
 """Paths of one module of PaddlePaddle -> the path under which the tables of names and reasons have it."""

@@ -472,6 +472,17 @@ def test_a_tensor_that_outlives_its_capture_says_so():
             use()
 
 
+def test_a_property_is_left_as_it_is():
+    class Scaled(Layer):
+        @to_static(property=True)
+        def rate(self):
+            return 4
+
+    assert Scaled().rate() == 4
+    assert to_static(lambda x: x + 1, build_strategy=paddle.static.BuildStrategy())(vector(1.0)).tolist() == [2.0]
+    assert not isinstance(Scaled.rate, StaticFunction)
+
+
 def test_misuse_is_refused():
     with pytest.raises(CaptureError, match="neither a Tensor nor hashable"):
         to_static(lambda x, s: x)(vector(1.0), {1, 2})

@@ -44,6 +44,36 @@ def test_shape_is_a_size(of, shown):
     assert repr(of(t(X).shape)) == shown
 
 
+@pytest.mark.parametrize(
+    ("call", "same"),
+    [
+        (lambda x, *n: paddle.abs(x, *n), lambda x: paddle.abs(x)),
+        (lambda x, *n: x.add(x, *n), lambda x: x + x),
+        (lambda x, *n: paddle.divide(x, x + 1, *n), lambda x: x / (x + 1)),
+        (lambda x, *n: paddle.mean(x, 1, True, *n), lambda x: x.mean(1, keepdim=True)),
+        (lambda x, *n: paddle.full([2], 3.0, "float32", *n), lambda x: paddle.full([2], 3.0)),
+        (lambda x, *n: paddle.concat([x, x], 1, *n), lambda x: paddle.concat([x, x], 1)),
+        (lambda x, *n: paddle.scatter(x, t([0]), x[1:], True, *n), lambda x: paddle.scatter(x, t([0]), x[1:])),
+        (lambda x, *n: paddle.bitwise_not(x.astype("int32"), None, *n), lambda x: ~x.astype("int32")),
+        (lambda x, *n: paddle.rand([0], "float64", *n), lambda x: paddle.rand([0], "float64")),
+    ],
+)
+@pytest.mark.parametrize("name", ["a_name", None])
+def test_the_name_of_the_result_may_stand_last(call, same, name):
+    result = call(t(X), name)
+    np.testing.assert_array_equal(result, same(t(X)))
+    np.testing.assert_array_equal(paddle.jit.to_static(lambda x: call(x, name))(t(X)), result)
+    np.testing.assert_array_equal(call(t(X), name), result)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda x: paddle.abs(x, x), lambda x: paddle.add(x, x, 2.0), lambda x: paddle.abs(x, "a", "b", "c")]
+)
+def test_what_stands_behind_the_parameters_and_is_no_name_is_refused(call):
+    with pytest.raises(TypeError, match=r"\(\) takes \d arguments \(x.*\).*, got \d"):
+        call(t(X))
+
+
 def test_shapes_of_variables_are_sizes_too(static_mode):
     x = static.data("x", [-1, 3])
     assert repr((x.shape, add(x.shape[:1], [2]))) == "(paddle.Size([-1, 3]), paddle.Size([-1, 2]))"

@@ -67,16 +67,27 @@ def test_every_name_that_projects_use_resolves_by_attributes_alone():
                 value = getattr(value, part)
 
 
-def test_what_is_absent_says_so_when_it_is_used_and_may_be_derived_from():
-    from paddle.quantization import QAT  # noqa: F401
-    from paddle.quantization.base_quanter import BaseQuanter
+def test_modules_list_their_names():
+    """Scripts look classes up by name: `module.__dict__`, vars and dir."""
+    import paddle
 
-    class Mine(BaseQuanter, polyreme.nn.Layer):
+    module = paddle.nn.layer.activation
+    by_name = {name.lower(): name for name in module.__dict__}
+    assert getattr(module, by_name["leakyrelu"]) is paddle.nn.LeakyReLU
+    assert vars(module)["ReLU"] is paddle.nn.ReLU
+    assert {"ReLU", "Silu"} <= set(dir(module))
+    assert not [n for n, v in vars(paddle.base.core).items() if "absent" in repr(v)]
+
+
+def test_what_is_absent_says_so_when_it_is_used_and_may_be_derived_from():
+    from paddle.static.quantization import PostTrainingQuantization
+
+    class Mine(PostTrainingQuantization, polyreme.nn.Layer):
         pass
 
-    with pytest.raises(AbsentError, match=r"paddle.quantization.*: polyreme does not have it; quantization comes late"):
+    with pytest.raises(AbsentError, match=r"paddle.*quantization.*: polyreme does not have it; quantization comes"):
         Mine()
-    assert not isinstance(3, BaseQuanter)
+    assert not isinstance(3, PostTrainingQuantization)
     with pytest.raises(AbsentError, match=r"paddle.distributed.QueueDataset: .* no parameter servers here"):
         polyreme.distributed.QueueDataset()
     with pytest.raises(AttributeError, match=r"'x' of paddle.pir.Value: "):
@@ -100,6 +111,8 @@ def test_attributes_of_programs_and_parameters():
     with pytest.raises(ConfigError, match="'clip' is no setting of a Parameter"):
         EagerParamBase.from_tensor(weight, clip=1)
     assert weight.is_parameter
+    paddle.nn.initializer.Constant(3.0)(weight, weight.block)
+    assert weight.tolist() == [3, 3]
     assert not paddle.ones([1]).is_parameter
     paddle.enable_static()
     try:

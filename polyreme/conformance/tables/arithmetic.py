@@ -28,11 +28,11 @@ NUMPY_NAMES = {"less_than": "less", "greater_than": "greater"}
 
 CASES = [
     Case("add", pair, lambda x, y: x + y, bad=MISMATCH),
-    Case("add", lambda rng: (*pair(rng), 3), lambda x, y, a: x + a * y, tag="alpha"),
+    Case("add", pair, lambda x, y, alpha: x + alpha * y, kwargs={"alpha": 3}, tag="alpha"),
     Case("subtract", pair, lambda x, y: x - y, bad=MISMATCH),
     Case("multiply", pair, lambda x, y: x * y, bad=MISMATCH),
     Case("divide", positive, lambda x, y: x / y, bad=MISMATCH),
-    Case("divide", lambda rng: (*integers(rng), "trunc"), lambda x, y, _: np.trunc(x / y).astype("int64"), no_grad="integers", tag="trunc"),
+    Case("divide", integers, lambda x, y, rounding_mode: np.trunc(x / y).astype("int64"), kwargs={"rounding_mode": "trunc"}, no_grad="integers", tag="trunc"),
     Case("divide", integers, lambda x, y: (x / y).astype("float32"), no_grad="integers", tag="int"),
     Case("floor_divide", integers, lambda x, y: x // y, no_grad="integers", bad=MISMATCH),
     Case("remainder", integers, lambda x, y: x % y, no_grad="integers", bad=MISMATCH),

@@ -73,7 +73,7 @@ CASES = [
     *over_dims("logsumexp", sp.logsumexp),
     Case("logsumexp", given(np.float32([1000, 1000])), lambda x: np.float32(1000 + np.log(2)), tag="large"),
     Case("logsumexp", given(np.array([1, 2])), lambda x: sp.logsumexp(x).astype("float32"), no_grad="integers", tag="int"),
-    *(Case("var", floats(a, u, k, c), lambda x, a, u, k, c: np.var(x, a, ddof=c if u is None else u, keepdims=k), tag=tag, bad=b, terms=24)
+    *(Case("var", floats(a, u, k), lambda x, a, u, k, correction: np.var(x, a, ddof=correction if u is None else u, keepdims=k), kwargs={"correction": c}, tag=tag, bad=b, terms=24)
       for a, u, k, c, tag, b in ((None, None, False, 1, "all", BAD_AXIS), (1, False, True, 1, "biased", TWICE), ((0, 1), None, False, 0, "correction", None), (0, None, False, 1.5, "real", None))),
     *(Case("std", floats(a, u, k), lambda x, a, u, k: np.std(x, a, ddof=int(u), keepdims=k), tag=tag, bad=b, terms=24)
       for a, u, k, tag, b in ((None, True, False, "all", BAD_AXIS), (1, False, True, "biased", TWICE))),

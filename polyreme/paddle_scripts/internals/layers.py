@@ -13,6 +13,8 @@ from polyreme.nn import BatchNorm2D, Conv2D, LayerDict, Linear, ReLU, Sequential
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr, Parameter
+from polyreme.program.block import Block
+from polyreme.program.current import default_main_program
 
 # what an additive mask puts on a position left out
 _MASKED = 1e9
@@ -83,6 +85,11 @@ class MultiHeadAttentionNames:
 
 class ParameterNames:
     """Attributes of Parameter."""
+
+    @property
+    def block(self: Any) -> Block:
+        """Where a Program would have it: initializers called by hand are given this, and need nothing of it."""
+        return default_main_program().global_block()
 
     @staticmethod
     def from_tensor(tensor: Any, trainable: bool = True, name: str | None = None, **settings: Any) -> Parameter:
