@@ -38,13 +38,16 @@ class _DTypes(type):
         return isinstance(value, np.dtype)
 
 
-class DataType(metaclass=_DTypes):
+class DTypes(metaclass=_DTypes):
     """The class of dtypes, and the dtypes by their names there."""
 
     BOOL, UINT8 = dtypes.bool_, dtypes.uint8
     INT8, INT16, INT32, INT64 = dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64
     FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64
     COMPLEX64, COMPLEX128 = dtypes.complex64, dtypes.complex128
+
+
+DataType = DTypes
 
 
 class AmpLevel(enum.IntEnum):
