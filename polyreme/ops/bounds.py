@@ -48,13 +48,13 @@ def ints(value: Any) -> tuple[int, ...]:
 def preceded(first: Callable[..., Any]) -> Callable[..., Any]:
     """Put a host-side step before an op: first(its arguments) checks them and gives None, or the result itself."""
     code = first.__code__
-    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     # what more there is, the op takes or refuses
     most = None if code.co_flags & inspect.CO_VARARGS else code.co_argcount
 
     def wrap(public: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            result = first(*args[:most], **(spelling.renamed(kwargs, own) if kwargs else kwargs))
+            result = first(*args[:most], **(spelling.renamed(kwargs, names) if kwargs else kwargs))
             return public(*args, **kwargs) if result is None else result
 
         functools.update_wrapper(run, public)
