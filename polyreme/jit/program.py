@@ -49,6 +49,7 @@ from polyreme.jit.capture import (
 )
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
+from polyreme.jit.kept import KeptPlace, ResultWithPlaces, as_before, holding_made
 from polyreme.jit.region import name_of
 from polyreme.jit.structure import LEAF, flatten, rebuild, tensors_in
 from polyreme.jit.surroundings import Guards, NumbersDrawn, with_sublayers
@@ -77,7 +78,8 @@ class Discovery:
     tensors: the state in order; leaf_of: for each, the Tensor whose gradient it is, or None; written: which of it is
     written, live: which of it ends with a history that gradients flow through. args_written, args_graded: positions of
     arguments changed in place, and of those given a gradient. fused: names of the patterns applied. talks: it prints or
-    checks on the host as it runs.
+    checks on the host as it runs. kept: places around the code where it leaves Tensors that it makes. cut_off: ids of
+    state with a history that no result depends on but through detach().
     """
 
     tensors: tuple[TensorState, ...]
@@ -95,6 +97,14 @@ class Discovery:
     fused: tuple[str, ...] = ()
     surroundings: Guards = field(default_factory=Guards)
     talks: bool = False
+    kept: tuple[KeptPlace, ...] = ()
+    cut_off: frozenset[int] = frozenset()
+
+
+def _changes(capture: Capture, known: tuple[KeptPlace, ...] | None) -> list[KeptPlace]:
+    """The places around the code that its run changed, of those known if any are."""
+    changes = capture.surroundings.changes()
+    return changes if known is None else [p for p in changes if any(map(p.is_same, known))]
 
 
 def _containers(capture: Capture) -> Iterator[tuple[Any, bool, tuple]]:
@@ -171,9 +181,9 @@ class CapturedProgram:
         self._fuses = fusing.on
         self._modes = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
         self.found = self._discover(arguments)
-        if self.found.args_met:
-            self.pinned = {i: arguments[i] for i in self.found.args_met}
-            self.found = self._discover(arguments)
+        self.pinned = {i: arguments[i] for i in self.found.args_met}
+        if self.pinned or self.found.kept:  # in a second run other objects are made inside, and those before stay
+            self.found = self._discover(arguments, self.found.kept)
         self._outs: Any = None
         self._one_array = False
         self._free = [i for i in range(len(arguments)) if i not in self.pinned]
@@ -181,6 +191,9 @@ class CapturedProgram:
         self._slots = [(self.found.tensors[i], self.found.leaf_of[i]) for i in order]
         self._through_leaf = [(at, leaf) for at, (_, leaf) in enumerate(self._slots) if leaf is not None]
         self._num_written = sum(self.found.written)
+        slot_of = {id(t): at for at, (t, _) in enumerate(self._slots)}
+        self._in_places = [(slot_of[id(p.before)], p) for p in self.found.kept if p.is_state]
+        self._cut_off = frozenset(slot_of[key] for key in self.found.cut_off)
         self._live = [self.found.live[i] for i in order[: self._num_written]]
         self._fixed = [t for t, _ in self._slots]
         self._state_ids = frozenset(id(t) for t in self._fixed)
@@ -192,6 +205,7 @@ class CapturedProgram:
             or discovery.layers
             or discovery.differentiable
             or discovery.talks
+            or discovery.kept
             or self._forms
         )
         self.guards = discovery.surroundings
@@ -235,6 +249,8 @@ class CapturedProgram:
             for i, tensor in self.pinned.items():
                 if arguments[i] is not tensor:
                     return False
+            if any(argument is place.get() for _, place in self._in_places for argument in arguments):
+                return False
         return True
 
     def _same_hooks(self) -> bool:
@@ -275,10 +291,10 @@ class CapturedProgram:
         for a Tensor of another shape or dtype.
         """
         facts = self.found
-        if facts.differentiable or facts.new_grads or facts.lost_grads or self._through_leaf:
+        if facts.differentiable or facts.new_grads or facts.lost_grads or facts.kept or self._through_leaf:
             raise CaptureError(
-                f"{where_defined(self.fn)} takes part in gradients, so its program is of its own Tensors alone; "
-                "call it under no_grad()"
+                f"{where_defined(self.fn)} takes part in gradients, or leaves Tensors around it, so its program is of "
+                "its own Tensors alone; call it under no_grad()"
             )
         twin = copy.copy(self)
         twin._fixed = [substitute(tensor) for tensor in self._fixed]
@@ -387,10 +403,13 @@ class CapturedProgram:
             return self._jitted.lower(arrays[: self._num_written], arrays[self._num_written :], *inputs).compile()
 
     def _current(self) -> list[TensorState]:
-        """The state Tensors now: a gradient is found through its leaf, which may hold another one by now."""
-        if not self._through_leaf:
+        """The state Tensors now: a gradient is found through its leaf, which may hold another one by now, and so may a
+        place that each run changes."""
+        if not self._through_leaf and not self._in_places:
             return self._fixed
         tensors: list[Any] = list(self._fixed)
+        for at, place in self._in_places:
+            tensors[at] = place.get()
         for at, leaf in self._through_leaf:
             tensors[at] = leaf._grad
         return tensors
@@ -398,7 +417,8 @@ class CapturedProgram:
     def _run_taped(self, arguments: list[TensorState]) -> Any:
         tensors = self._current()
         every = [*tensors, *(arguments[i] for i in self._free)]
-        results = tape.apply(self._kernel, tuple(map(state.read, every)), tuple(tape.edge_of(t) for t in every))
+        edges = tuple(None if at in self._cut_off else tape.edge_of(t) for at, t in enumerate(every))
+        results = tape.apply(self._kernel, tuple(map(state.read, every)), edges)
         extra = len(self.found.new_grads) + len(self.found.args_graded) + len(self.found.args_written)
         split = len(results) - self._num_written - extra
         outs, written, rest = (
@@ -445,11 +465,13 @@ class CapturedProgram:
                 built.append(built[value])
             else:
                 built.append(arguments[value] if kind == "argument" else value)
-        return rebuild(spec, iter(built))
+        result = rebuild(spec, iter(built))
+        return result.put(self.found.kept) if self.found.kept else result
 
     # tracing
 
-    def _discover(self, arguments: list[TensorState]) -> Discovery:
+    def _discover(self, arguments: list[TensorState], known: tuple[KeptPlace, ...] | None = None) -> Discovery:
+        """known: the places that an earlier run left Tensors in."""
         capture = Capture(fuses=self._fuses, converted=converted)
         result: list[Discovery] = []
 
@@ -457,9 +479,16 @@ class CapturedProgram:
             with watching(capture):
                 self._enter(capture)
                 wrapped = self._wrap(iter(arrays))
-                outs = self.call(wrapped)
-                capture.settle_buffers()
-                result.append(self._summary(capture, arguments, wrapped, tensors_in(outs)))
+                try:
+                    outs = self.call(wrapped)
+                    capture.settle_buffers()
+                finally:
+                    places = holding_made(_changes(capture, known), lambda t: id(t) in capture.made)
+                    left = ResultWithPlaces.of(None, places)
+                    for place in places:
+                        place.put(place.before)
+                summary = self._summary(capture, arguments, wrapped, tensors_in((outs, left)))
+                result.append(replace(summary, kept=tuple(places)))
 
         free = [a._array for i, a in enumerate(arguments) if i not in self.pinned]
         calls = host_calls.calls.count
@@ -470,8 +499,14 @@ class CapturedProgram:
         self._given = {}
         self._restore_numbers = capture.surroundings.restore_numbers
         # now that state holds its values again: a Tensor that still holds a traced one was made inside
-        guards = capture.surroundings.guards(frozenset(capture.before))
-        return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards)
+        used = frozenset(capture.before)
+        guards = capture.surroundings.guards(used, result[0].kept)
+        alone = {id(t) for t, written in zip(result[0].tensors, result[0].written, strict=True) if not written}
+        alone -= {id(a) for a in arguments} | {id(t) for t in result[0].leaf_of}
+        kept = [replace(p, is_state=id(p.before) in alone and guards.places_of(p.before) == 1) for p in result[0].kept]
+        if any(place.is_state for place in kept):
+            guards = capture.surroundings.guards(used, kept)
+        return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards, kept=tuple(kept))
 
     def _enter(self, capture: Capture) -> None:
         owner: Any = getattr(self.fn, "__self__", None)
@@ -498,8 +533,12 @@ class CapturedProgram:
         ends = [*(t for t in outs if id(t) in capture.made), *(wrapped[i] for i in changed)]
         ends += [b.tensor for b in met if b.written and is_live(b.tensor)]
         differentiable = any(not t.stop_gradient and not history_freed(t) for t in ends)
+        cut_off: set[int] = set()
         if differentiable:
             self._check_history([t for t in ends if not t.stop_gradient], met)
+            reached = {id(node) for node in nodes_behind([t._node for t in ends if t._node is not None])}
+            at_border = (b.tensor for b in met if isinstance(b.tensor._node, Border))
+            cut_off = {id(t) for t in at_border if id(t._node) not in reached}
         leaf_of = {id(b.grad): b.tensor for b in met if b.grad is not None}
         ids = {id(a): i for i, a in enumerate(arguments)}
         return Discovery(
@@ -516,6 +555,7 @@ class CapturedProgram:
             tuple(ids[id(b.tensor)] for b in met if id(b.tensor) in ids),
             differentiable,
             tuple(capture.calls.fused),
+            cut_off=frozenset(cut_off),
         )
 
     def _check_history(self, ends: list[TensorState], met: list) -> None:
@@ -552,7 +592,13 @@ class CapturedProgram:
         known = self._current()
         for tensor in known:
             capture.touch(tensor)
-        with self._as_captured(), watching(capture), host_calls.in_order(self._on_one_device):
+        places = self.found.kept
+        with (
+            self._as_captured(),
+            watching(capture),
+            host_calls.in_order(self._on_one_device),
+            as_before(places),
+        ):
             for tensor, array in zip(known, [*written, *unwritten], strict=True):
                 tensor._array = array
             wrapped = self._wrap(iter(arguments))
@@ -560,6 +606,8 @@ class CapturedProgram:
             before, drawn = guards.forms(), NumbersDrawn()
             outs = self.call(wrapped)
             capture.settle_buffers()
+            if places:
+                outs = ResultWithPlaces.of(outs, places)
             if generators := drawn.since():
                 _log.warning(
                     "%s draws numbers of %s, which the program keeps: they are the same at each call; draw with "

@@ -11,11 +11,12 @@ import argparse
 import dis
 import enum
 import functools
+import operator
 import random
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from polyreme.core import state
 from polyreme.core.alias import Alias
 from polyreme.core.state import TensorState, Tracer
 from polyreme.errors import CaptureError
+from polyreme.jit.kept import ABSENT, KeptPlace
+from polyreme.jit.structure import contents, tensors_in
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _NUMBERS = frozenset({int, float, complex})
@@ -36,14 +39,15 @@ _MOST_PARTS, _MOST_BYTES = 1000, 1 << 16
 # from a name to what it holds: cfg.model.rope.scale
 _DEEPEST = 3
 _LIBRARIES = frozenset({"polyreme", "jax", "jaxlib", "numpy", "scipy", "malt"})
-_ABSENT = object()
 
 
 class _Names(NamedTuple):
-    """Names that a code object loads: as globals, and as attributes of whatever."""
+    """Names that a code object loads: as globals, and as attributes of whatever. words: constants that might be names,
+    as in hasattr(self, "cache")."""
 
     globals: frozenset[str]
     attributes: frozenset[str]
+    words: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,8 @@ def freeze(value: Any, used: frozenset[int] | None = None, budget: list[int] | N
             return cls  # made by the captured code, which left it here
         if used is not None and id(value) not in used:
             array = value._array
-            return cls, (array.shape, array.dtype.str, value.stop_gradient, value._node is None)
+            how = " without gradient" if value.stop_gradient else " with history" if value._node is not None else ""
+            return cls, f"a Tensor {list(array.shape)} of {array.dtype.name}{how}"
     return _Identity(value)
 
 
@@ -145,8 +150,8 @@ def _difference(what: str, old: Any, new: Any) -> str:
                 if key == new_key
                 else f"{what}: its keys changed"
             )
-    is_other = isinstance(old, _Identity) and isinstance(new, _Identity) and old.name == new.name
-    return f"{what}: {_shown(old)} -> {f'another {new.name}' if is_other else _shown(new)}"
+    is_other = isinstance(old, _Identity) and ((isinstance(new, _Identity) and old.name == new.name) or _is_tensor(new))
+    return f"{what}: {_shown(old)} -> {f'another {old.name}' if is_other else _shown(new)}"
 
 
 def _shown(form: Any) -> str:
@@ -154,8 +159,8 @@ def _shown(form: Any) -> str:
     if not isinstance(form, tuple):
         return "nothing" if form is None else str(form)
     value = form[-1]
-    if issubclass(form[0], TensorState):
-        return "another Tensor"
+    if _is_tensor(form):
+        return value
     if _is_array(form):
         return f"an array {list(form[1])} of {np.dtype(form[2]).name}"
     if isinstance(value, (tuple, frozenset)):
@@ -173,24 +178,35 @@ class _GuardTable(dict[Any, GuardedValue]):
     def add(self, key: Any, what: str, read: Callable[[], Any]) -> None:
         self[key] = GuardedValue.of(what, read, self.used)
 
+    def leave_out(self, place: KeptPlace) -> None:
+        """Drop the guards of a place, which has one of its own."""
+        for key, guarded in list(self.items()):
+            is_attribute = isinstance(key, tuple) and key[0] == id(place.owner) and key[-1] == place.name
+            if is_attribute or (place.name is None and guarded.seen is place.owner):
+                del self[key]
+
 
 @dataclass
 class Guards:
     """The values a program was captured with.
 
     always: looked at before each call. after_assignments: attributes of Layers, looked at again once an attribute of
-    any Layer was assigned.
+    any Layer was assigned. kept: places that each run of the program changes, looked at before each call.
     """
 
     always: list[GuardedValue] = field(default_factory=list)
     after_assignments: list[GuardedValue] = field(default_factory=list)
     version: int = 0
+    kept: list[GuardedValue] = field(default_factory=list)
 
     def change(self) -> str | None:
         """The first value that is another one now, in words; None if the program may serve."""
         for guarded in self.always:
             # asked here what its change() asks first, as this runs at each call of a program
             if not (guarded.fixed and guarded.read() is guarded.seen) and (now := guarded.change()) is not None:
+                return now
+        for guarded in self.kept:
+            if (now := guarded.change()) is not None:
                 return now
         if self.version == state.attributes.version:
             return None
@@ -204,6 +220,11 @@ class Guards:
     def forms(self) -> list[Any]:
         """The frozen form of each value now, to see which of them a run of the code changes."""
         return [freeze(guarded.read()) for guarded in (*self.always, *self.after_assignments)]
+
+    def places_of(self, tensor: TensorState) -> int:
+        """How many of the values are the Tensor, or hold it."""
+        every = (*self.always, *self.after_assignments, *self.kept)
+        return sum(tensor is part for guarded in every for part in tensors_in(guarded.seen))
 
     def leave_out_changed(self, before: list[Any], where: str) -> None:
         """Stop guarding what a run of the code changed itself, a list that it appends to, say; raise CaptureError for a
@@ -242,6 +263,22 @@ def _counts(what: str, old: Any, new: Any) -> Iterator[str]:
                 yield from _counts(f"{what}[{_shown(key)}]", value, new_value) if key == new_key else ()
 
 
+def same_parts(before: Any, now: Any) -> bool:
+    """Whether two lists, or two dicts, hold the very same parts."""
+    if isinstance(before, dict):
+        return list(before) == list(now) and all(before[key] is now[key] for key in before)
+    return len(before) == len(now) and all(map(operator.is_, before, now))
+
+
+def _is_kept(value: Any) -> bool:
+    """True for what a run of the code may leave in a place: data, not functions, objects or Layers."""
+    return value is ABSENT or value.__class__ in _PLAIN or isinstance(value, (TensorState, *_CONTAINERS))
+
+
+def _is_tensor(form: Any) -> bool:
+    return isinstance(form, tuple) and issubclass(form[0], TensorState)
+
+
 def _is_array(form: tuple) -> bool:
     return len(form) == 4
 
@@ -267,36 +304,61 @@ class Surroundings:
         self._functions: dict[int, types.FunctionType] = {}
         self._layers: dict[int, Any] = {}
         self._objects: dict[int, tuple[str, Any]] = {}
-        self._before: dict[int, tuple[dict, dict]] = {}
+        self._before: dict[int, tuple[str, dict, dict]] = {}
+        self._contents: dict[int, tuple[str, Any, Any]] = {}
 
     def called(self, fn: types.FunctionType) -> None:
         """A function of the user's is about to run."""
         self._functions.setdefault(id(fn), fn)
-        self._remember(fn.__globals__)
+        self._remember(fn.__module__ or "", fn.__globals__, _names_in(fn.__code__).globals)
 
     def met(self, name: str, value: Any) -> None:
         """An object that the code has under a name: a Layer that is called, the `self` of a method, an argument."""
         if is_layer(value):
             self._layers.setdefault(id(value), value)
-            self._remember(vars(value))
+            self._remember(type(value).__name__, vars(value))
         elif _has_settings(value):
             self._objects.setdefault(id(value), (name, value))
-            self._remember(vars(value))
+            self._remember(name, vars(value))
 
-    def _remember(self, space: dict) -> None:
+    def _remember(self, what: str, space: dict, names: Iterable[str] | None = None) -> None:
         if id(space) not in self._before:
-            self._before[id(space)] = (space, dict(space))
+            self._before[id(space)] = (what, space, dict(space))
+        for name in list(space) if names is None else names:
+            if name not in _TABLES or name == "_buffers":
+                self._remember_contents(f"{what}.{name}", space.get(name), _DEEPEST)
+
+    def _remember_contents(self, what: str, value: Any, deepest: int) -> None:
+        is_small = value.__class__ in (list, dict, OrderedDict) and len(value) <= _MOST_PARTS
+        if not is_small or not deepest or id(value) in self._contents:
+            return
+        self._contents[id(value)] = (what, value, contents(value))
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            self._remember_contents(f"{what}[{key!r}]", part, deepest - 1)
+
+    def changes(self) -> list[KeptPlace]:
+        """Attributes, globals, lists and dicts that are not as they were when the code met them."""
+        places = []
+        for what, space, before in self._before.values():
+            for name in {**before, **space}:
+                old, new = before.get(name, ABSENT), space.get(name, ABSENT)
+                if old is not new and _is_kept(old) and _is_kept(new):
+                    places.append(KeptPlace(f"{what}.{name}", space, name, old))
+        for what, container, before in self._contents.values():
+            if not same_parts(before, contents(container)):
+                places.append(KeptPlace(what, container, None, before))
+        return places
 
     def restore_numbers(self) -> None:
         """Put numbers back that the code changed."""
-        for space, before in self._before.values():
+        for _, space, before in self._before.values():
             for name, value in before.items():
                 if value.__class__ in _NUMBERS and space.get(name, value) is not value:
                     space[name] = value
 
-    def guards(self, used: frozenset[int]) -> Guards:
+    def guards(self, used: frozenset[int], kept: Iterable[KeptPlace] = ()) -> Guards:
         """The places that the code may have read, with what is there now. used: ids of the Tensors that it read or
-        wrote."""
+        wrote. kept: places that each run changes."""
         names = [_names_in(fn.__code__) for fn in self._functions.values()]
         attributes = frozenset().union(*(n.attributes for n in names))
         always, assigned = _GuardTable(used), _GuardTable(used)
@@ -310,7 +372,16 @@ class Surroundings:
             self._add_object(always, name, value, attributes, _DEEPEST)
         for layer in with_sublayers(self._layers.values()):
             self._add_layer(always, assigned, layer, attributes)
-        return Guards(list(always.values()), list(assigned.values()), state.attributes.version)
+        loaded = attributes.union(*(n.globals | n.words for n in names))
+        changing = []
+        for place in kept:
+            for table in (always, assigned):
+                table.leave_out(place)
+            if place.name is None or place.name in loaded:
+                changing.append(
+                    GuardedValue.of(place.what, place.get, used - {id(place.before)} if place.is_state else used)
+                )
+        return Guards(list(always.values()), list(assigned.values()), state.attributes.version, changing)
 
     def _add_root(self, places: _GuardTable, name: str, space: dict, attributes: frozenset[str]) -> None:
         value = space[name]
@@ -325,7 +396,7 @@ class Surroundings:
 
     def _add_cell(self, places: _GuardTable, name: str, cell: Any, attributes: frozenset[str]) -> None:
         value = _content(cell)
-        if value is _ABSENT or isinstance(value, types.ModuleType) or _is_made_inside(value):
+        if value is ABSENT or isinstance(value, types.ModuleType) or _is_made_inside(value):
             return
         places.add(id(cell), name, functools.partial(_content, cell))
         if isinstance(value, type):
@@ -363,7 +434,7 @@ class Surroundings:
 
 def _add(places: _GuardTable, what: str, space: Any, name: str) -> None:
     if not _is_made_inside(space[name]):
-        places.add((id(space), name), what, functools.partial(space.get, name, _ABSENT))
+        places.add((id(space), name), what, functools.partial(space.get, name, ABSENT))
 
 
 def _add_names(places: _GuardTable, what: str, space: dict, names: frozenset[str]) -> None:
@@ -386,14 +457,14 @@ def _add_class(places: _GuardTable, cls: type, space: dict, names: frozenset[str
 
 def _attribute(space: dict, values: Any, name: str) -> Any:
     """What an object has under a name: of its own by now, or from its class."""
-    return space[name] if name in space else values.get(name, _ABSENT)
+    return space[name] if name in space else values.get(name, ABSENT)
 
 
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _ABSENT
+        return ABSENT
 
 
 _TABLES = frozenset(
@@ -470,6 +541,9 @@ def _names_in(code: types.CodeType) -> _Names:
         names = _names[code] = _Names(
             frozenset(loaded["GLOBAL"] | loaded["NAME"]).union(*(n.globals for n in inner)),
             frozenset(loaded["ATTR"] | loaded["METHOD"]).union(*(n.attributes for n in inner)),
+            frozenset(c for c in code.co_consts if isinstance(c, str) and c.isidentifier()).union(
+                *(n.words for n in inner)
+            ),
         )
     return names
 

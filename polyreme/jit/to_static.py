@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.program import CapturedProgram, OtherShapes, is_tensor
 from polyreme.jit.structure import containers, contents, flatten, put_contents, rebuild, with_parts
+from polyreme.jit.surroundings import same_parts
 
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("polyreme.jit")
@@ -305,7 +305,7 @@ class Changes(NamedTuple):
     @classmethod
     def since(cls, before: list[Any], holders: list[Any], result: Any) -> Any:
         """The result alone where every holder has what it had before."""
-        changed = [at for at, holder in enumerate(holders) if not _same_parts(before[at], contents(holder))]
+        changed = [at for at, holder in enumerate(holders) if not same_parts(before[at], contents(holder))]
         if not changed:
             return result
         position = {id(holder): at for at, holder in enumerate(holders)}
@@ -329,12 +329,6 @@ class Changes(NamedTuple):
         for at, held in self.held:
             put_contents(targets[at], own(held))
         return own(self.result)
-
-
-def _same_parts(before: Any, now: Any) -> bool:
-    if isinstance(before, dict):
-        return list(before) == list(now) and all(before[key] is now[key] for key in before)
-    return len(before) == len(now) and all(map(operator.is_, before, now))
 
 
 _TENSOR = "tensor"
