@@ -25,6 +25,8 @@ class AliasFinder(MetaPathFinder):
     spec_of: (full name, name below the root, "" for the root itself) -> the spec; raises ModuleNotFoundError.
     """
 
+    root: str
+
     def __init__(self, root: str, spec_of: Callable[[str, str], ModuleSpec]) -> None:
         self.root, self._spec_of = root, spec_of
 

@@ -251,7 +251,7 @@ class Trainer:
         if self.args.num_train_epochs:
             samples = len(self.config.samples.load.load()(self.config, Path()).train)
             steps = samples // self.config.train.global_batch
-            self.config = self._configured(values | {"data": data}, self.args.settings(steps))
+            self.config: FinetuneConfig = self._configured(values | {"data": data}, self.args.settings(steps))
 
     def _configured(self, values: dict[str, Any], sections: dict[str, Any]) -> FinetuneConfig:
         sections = values | sections

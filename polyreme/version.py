@@ -5,7 +5,7 @@ What is not there is "False", as text, as in Paddle.
 
 import importlib.metadata
 
-full_version = importlib.metadata.version("polyreme")
+full_version: str = importlib.metadata.version("polyreme")
 major, minor, patch = (*full_version.split("."), "0")[:3]
 _CUDA = ("13", "12")
 """CUDA generations that jax has plugins for, newest first."""
@@ -33,7 +33,7 @@ def _rocm() -> str | None:
     return _version("jax-rocm7-plugin", "jax-rocm60-plugin")
 
 
-hip = _rocm()
+hip: str | None = _rocm()
 """The version of jax's ROCm plugin, None without it."""
 
 

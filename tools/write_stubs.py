@@ -1,4 +1,4 @@
-"""Writes the stubs of the op tables, polyreme/ops/*.pyi, and of Tensor's methods, polyreme/eager/methods.pyi.
+"""Writes the stubs of the op tables, polyreme/ops/*.pyi, and of Tensor's methods, polyreme/eager/*.pyi.
 
 An op is declared on arrays and called with Tensors, which no decorator can say to a type checker. The stubs say it,
 from the declaration: what it takes as an array is a TensorLike to its callers, what it gives is a Tensor. Packages
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.core.op import DRAWN
+from polyreme.eager.casts import CASTS
 from polyreme.eager.methods import OpMethods
 
 ROOT = Path(__file__).parent.parent
@@ -224,6 +225,15 @@ def methods() -> str:
     return with_imports("".join(lines), known, HEAD.format(what="the methods that the op tables give Tensor"))
 
 
+def casts() -> str:
+    """The stub of eager/casts.py: a method for every dtype."""
+    lines = ["CASTS: dict[str, np.dtype[Any]]\n\ndef type_as(self: Any, other: Any) -> Tensor: ...\n\nclass Casts:\n"]
+    lines += [f"    def {name}(self) -> Tensor: ...\n" for name in CASTS]
+    lines.append("    def type_as(self, other: Tensor) -> Tensor: ...\n")
+    known = KNOWN | {"np": "import numpy as np"}
+    return with_imports("".join(lines), known, HEAD.format(what="the methods of Tensor that are named after dtypes"))
+
+
 def package(name: str) -> str:
     """The stub of a package whose names load when they are asked for: each imported from where it stands."""
     module = importlib.import_module(name)
@@ -254,6 +264,7 @@ def main() -> dict[Path, str]:
     tables = [p for p in sorted(TABLES.glob("*.py")) if p.stem != "__init__"]
     stubs = {p.with_suffix(".pyi"): table(p, private) for p in tables}
     stubs[ROOT / "polyreme" / "eager" / "methods.pyi"] = methods()
+    stubs[ROOT / "polyreme" / "eager" / "casts.pyi"] = casts()
     for name in LAZY:
         stubs[ROOT.joinpath(*name.split("."), "__init__.pyi")] = package(name)
     return stubs

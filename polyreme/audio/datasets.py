@@ -39,6 +39,9 @@ class SoundArchive(Dataset):
     Nothing is downloaded: DataError says what to put where.
     """
 
+    feat_type: str
+    samples: list[tuple[str, int]]
+
     NAME: ClassVar[str]
     archive: ClassVar[dict[str, str]]
     label_list: ClassVar[list[str]]

@@ -138,6 +138,11 @@ class DetachedCall:
     is_taped: derivatives are to be differentiable in turn: an x or something else that func read wants gradients.
     """
 
+    wants: bool
+    result: Any
+    outputs: list[Any]
+    is_taped: bool
+
     def __init__(self, what: str, func: Callable[..., Any], xs: Any) -> None:
         tensors = as_list(what, "xs", xs)
         for at, x in enumerate(tensors):

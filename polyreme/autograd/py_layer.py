@@ -121,7 +121,7 @@ class PyLayer:
 
 
 @recorded
-def py_layer(layer: type[PyLayer], args: tuple, kwargs: dict[str, Any]) -> Any:
+def py_layer(layer: type[PyLayer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """layer.apply(*args, **kwargs)."""
     ctx = PyLayerContext()
     inputs = [x for x in jax.tree.leaves((args, kwargs), is_leaf=_is_tensor) if _is_tensor(x)]
@@ -143,11 +143,21 @@ Function = PyLayer
 class PyNode(tape.Node):
     """A PyLayer's call on the tape."""
 
+    layer: type[PyLayer]
+    num_outputs: int
+    outputs: list[Any]
+    shapes: list[Any]
+
     known_to_jax: ClassVar[bool] = True  # by _tell_jax, wherever a capture is in progress
     __slots__ = ("context", "layer", "num_outputs", "outputs", "shapes")
 
     def __init__(
-        self, layer: type[PyLayer], context: PyLayerContext, edges: tuple, shapes: list, outputs: list
+        self,
+        layer: type[PyLayer],
+        context: PyLayerContext,
+        edges: tuple[Any, ...],
+        shapes: list[Any],
+        outputs: list[Any],
     ) -> None:
         super().__init__(layer.__name__, edges, tuple(outputs))
         self.layer = layer
@@ -156,7 +166,7 @@ class PyNode(tape.Node):
         self.outputs = outputs
         self.num_outputs = len(outputs)
 
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
+    def gradients(self, cotangents: list[Any], create_graph: bool) -> list[Any]:
         """What the user's backward gives, one per Tensor argument."""
         if self.context is None:
             raise tape.freed_error(self.name)
@@ -166,7 +176,7 @@ class PyNode(tape.Node):
         """Let go of the context."""
         self.context = None
 
-    def saved(self) -> list:
+    def saved(self) -> list[Any]:
         """What save_for_backward was given, and the Tensors among the context's attributes."""
         assert self.context is not None  # a node that was freed is not saved again
         return [*self.context._arrays(), *(t._array for t in self.context._tensor_attributes().values())]

@@ -87,7 +87,9 @@ class Keep:
 AS_IT_IS = Keep()
 
 
-def run_again(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], keep: Keep = AS_IT_IS) -> Any:
+def run_again(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keep: Keep = AS_IT_IS
+) -> Any:
     """function(*args, **kwargs), of which the tape keeps the inputs only.
 
     Results and gradients are those of the plain call, random numbers included; what function writes (statistics of

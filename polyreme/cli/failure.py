@@ -13,7 +13,7 @@ from polyreme.errors import EXIT_CODES, EXIT_INTERNAL, Explained, is_out_of_memo
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, the shell's custom
 # By version, Typer carries its own copy of click's classes or uses click's: the base is reached through a public one.
-UsageProblem = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+UsageProblem: type = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 # of the machine and what it was told, not of polyreme; with what to do about each

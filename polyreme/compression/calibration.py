@@ -21,6 +21,8 @@ class InputStatistics:
     gram: x^T x, float64 [in, in]. absmax, absmean: of each input, float32 [in]. count: n.
     """
 
+    count: int
+
     def __init__(self, inputs: int) -> None:
         self.gram = np.zeros((inputs, inputs))
         self.absmax = np.zeros(inputs, np.float32)

@@ -73,7 +73,7 @@ class _Mode(threading.local):
         self.on = False
 
 
-mode = _Mode()
+mode: _Mode = _Mode()
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class _PolicyInForce(threading.local):
         self.policy: Policy | None = None
 
 
-active = _PolicyInForce()
+active: _PolicyInForce = _PolicyInForce()
 
 
 def cast(policy: Policy | None, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

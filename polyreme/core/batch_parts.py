@@ -27,4 +27,4 @@ class BatchParts(threading.local):
             self.axis, self.sync_batch_norm = before
 
 
-batch_parts = BatchParts()
+batch_parts: BatchParts = BatchParts()

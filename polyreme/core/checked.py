@@ -50,7 +50,7 @@ class _Checked:
         self.updates: Any = weakref.WeakKeyDictionary()
 
 
-checked = _Checked()
+checked: _Checked = _Checked()
 _FLAG.changed.append(checked.follow)
 
 

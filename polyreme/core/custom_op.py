@@ -34,6 +34,13 @@ class CustomOp(Op):
     over a mesh. Raises ConfigError for a rule that does not fit the parameters.
     """
 
+    uncast: frozenset[Any]
+    opaque: None
+    names: tuple[str, ...]
+    index: dict[str, int]
+    defaults: tuple[Any, ...]
+    inputs: tuple[str, ...]
+
     def __init__(
         self,
         name: str,

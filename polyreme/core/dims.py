@@ -5,11 +5,12 @@ met.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from polyreme.errors import ShapeError
 
 
-def pair(dims: str, entries: Sequence) -> list[tuple[str, tuple]]:
+def pair(dims: str, entries: Sequence[Any]) -> list[tuple[str, tuple[Any, ...]]]:
     """[(dim, its entries)] in order.
 
     Raises ShapeError if there are too few or too many entries.

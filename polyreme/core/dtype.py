@@ -12,14 +12,23 @@ import numpy as np
 from polyreme.core import backend as _backend  # noqa: F401  (configures jax before the first array)
 from polyreme.errors import ConfigError, DTypeError
 
-bool_ = np.dtype("bool")
-uint8, uint16, uint32, uint64 = (np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
-int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
-float16, float32, float64 = (np.dtype(f"float{n}") for n in (16, 32, 64))
-complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
-bfloat16 = np.dtype(ml_dtypes.bfloat16)
-float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
-float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
+bool_: np.dtype[Any] = np.dtype("bool")
+uint8: np.dtype[Any] = np.dtype("uint8")
+uint16: np.dtype[Any] = np.dtype("uint16")
+uint32: np.dtype[Any] = np.dtype("uint32")
+uint64: np.dtype[Any] = np.dtype("uint64")
+int8: np.dtype[Any] = np.dtype("int8")
+int16: np.dtype[Any] = np.dtype("int16")
+int32: np.dtype[Any] = np.dtype("int32")
+int64: np.dtype[Any] = np.dtype("int64")
+float16: np.dtype[Any] = np.dtype("float16")
+float32: np.dtype[Any] = np.dtype("float32")
+float64: np.dtype[Any] = np.dtype("float64")
+complex64: np.dtype[Any] = np.dtype("complex64")
+complex128: np.dtype[Any] = np.dtype("complex128")
+bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+float8_e4m3fn: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
+float8_e5m2: np.dtype[Any] = np.dtype(ml_dtypes.float8_e5m2)
 
 NAMES: dict[str, np.dtype] = {
     d.name: d
@@ -92,7 +101,7 @@ class _Default:
         self.dtype = float32
 
 
-default = _Default()
+default: _Default = _Default()
 
 
 def get_default_dtype() -> str:
@@ -158,7 +167,7 @@ def floating(x: Any) -> Any:
     return x if is_inexact(x.dtype) else x.astype(default.dtype)
 
 
-def promote(*arrays: Any) -> tuple:
+def promote(*arrays: Any) -> tuple[Any, ...]:
     """Arrays in their common dtype by Paddle's rules.
 
     Integer with floating gives the floating dtype; a Python float with an integer tensor gives the default dtype, where
@@ -169,7 +178,7 @@ def promote(*arrays: Any) -> tuple:
     return _in(_common(arrays), arrays)
 
 
-def promote_floating(*arrays: Any) -> tuple:
+def promote_floating(*arrays: Any) -> tuple[Any, ...]:
     """Arrays in their common dtype, which is the default one when all are integers.
 
     A Python integer that the integers would not hold keeps its value.

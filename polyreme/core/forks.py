@@ -61,6 +61,6 @@ def check(what: str) -> None:
         refuse(what)
 
 
-fork = _Fork()
+fork: _Fork = _Fork()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=fork.before, after_in_child=fork.in_child)

@@ -28,6 +28,12 @@ class Kernel:
     alone: XLA's options for calls outside of other programs; its fits takes the arrays.
     """
 
+    alone: Alone | None
+    fn: Callable[..., Any]
+    gathered: frozenset[int]
+    name: str
+    saves: bool
+
     __slots__ = ("_derived", "alone", "fn", "forward", "gathered", "name", "saves")
 
     def __init__(
@@ -48,7 +54,7 @@ class Kernel:
         self.forward: Callable[..., Any] = compiled(fn, alone)
         self._derived: dict[Any, Any] = {}
 
-    def backward(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
+    def backward(self, mask: Mask) -> Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]:
         """(primals, cotangents of the inexact outputs, None where absent) -> gradients of the inputs in mask."""
         found = self._derived.get(mask)
         if found is None:
@@ -56,7 +62,7 @@ class Kernel:
             found = self._derived[mask] = compiled(_name(self._vjp(mask), f"{self.name}_grad"), alone)
         return found
 
-    def forward_saving(self, mask: Mask) -> Callable[..., tuple]:
+    def forward_saving(self, mask: Mask) -> Callable[..., tuple[Any, ...]]:
         """arrays -> (outputs, pullback); the pullback is a pytree that holds the residuals."""
         key = ("saving", mask)
         saving = self._derived.get(key)
@@ -70,7 +76,7 @@ class Kernel:
             saving = self._derived[key] = compiled(_name(forward, self.name), self.alone)
         return saving
 
-    def pull_saved(self, pullback: Callable, cotangents: tuple) -> tuple:
+    def pull_saved(self, pullback: Callable[..., Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """Gradients from a pullback that forward_saving returned; every cotangent given."""
         return _pull_saved_drawing(pullback, cotangents) if self.alone is DRAWS else _pull_saved(pullback, cotangents)
 
@@ -89,7 +95,7 @@ class Kernel:
         return kernel
 
     def jet_kernel(
-        self, arrays: tuple, masks: Sequence[Mask | None], spec: JetSpec
+        self, arrays: tuple[Any, ...], masks: Sequence[Mask | None], spec: JetSpec
     ) -> tuple[Kernel, list[Mask | None]]:
         """(primals..., the coefficients that are present...) -> coefficients of the inexact outputs, as a kernel.
 
@@ -141,7 +147,7 @@ def _held_back(gathered: frozenset[int], arrays: tuple, until: tuple) -> tuple:
     return tuple(held.get(i, a) for i, a in enumerate(arrays))
 
 
-def pull(pullback: Callable, outs: tuple, cotangents: tuple) -> tuple:
+def pull(pullback: Callable[..., Any], outs: tuple[Any, ...], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """Gradients from cotangents, absent ones being zero; conjugated on both sides (jax uses dL/dx - i dL/dy)."""
     full = tuple(
         jnp.zeros(o.shape, o.dtype) if c is None else _conjugate(c.astype(o.dtype))
@@ -150,7 +156,7 @@ def pull(pullback: Callable, outs: tuple, cotangents: tuple) -> tuple:
     return tuple(_conjugate(g) for g in pullback(full))
 
 
-def pull_saved(pullback: Callable, cotangents: tuple) -> tuple:
+def pull_saved(pullback: Callable[..., Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """Gradients from a pullback, every cotangent given."""
     return tuple(_conjugate(g) for g in pullback(tuple(_conjugate(c) for c in cotangents)))
 

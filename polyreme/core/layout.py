@@ -32,14 +32,16 @@ class Layout:
     zigzag: the ways of the zigzag order (kernels/zigzag.py) that the tokens of activations lie in; 1: their own order.
     """
 
+    is_mixed: bool
+
     def __init__(self, plan: Plan, devices: Sequence[Device] | None = None) -> None:
         self.plan = plan
-        self.mesh = Mesh(_arranged(plan, devices), plan.mesh.order)
+        self.mesh: Mesh = Mesh(_arranged(plan, devices), plan.mesh.order)
         self.zigzag = 1
         self._reordered: dict[int, Layout] = {}
         # no array lies on devices of two kinds, and a program is for one
         self.is_mixed = len({device.client for device in self.mesh.devices.flat}) > 1
-        self.stages = [self] if plan.mesh.pp == 1 else [self._stage(s) for s in range(plan.mesh.pp)]
+        self.stages: list[Layout] = [self] if plan.mesh.pp == 1 else [self._stage(s) for s in range(plan.mesh.pp)]
         for stage in self.stages if self.is_mixed else ():
             kinds = {kind_of(device) for device in stage.mesh.devices.flat}
             if len(kinds) > 1:
@@ -144,7 +146,7 @@ class _LayoutInForce:
         self.layout: Layout | None = None
 
 
-active = _LayoutInForce()
+active: _LayoutInForce = _LayoutInForce()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 class Mode(Protocol):
     """Interprets op calls."""
 
-    def run(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of calling op on user arguments."""
         ...
 
@@ -38,7 +38,7 @@ class _ModeInForce:
             self.mode = self.usual
 
 
-current = _ModeInForce()
+current: _ModeInForce = _ModeInForce()
 
 
 @contextmanager

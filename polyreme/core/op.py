@@ -62,6 +62,12 @@ class Op:
     sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
     """
 
+    name: str
+    uncast: frozenset[str]
+    positional: int
+    names: tuple[str, ...]
+    index: dict[str, int]
+
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -94,7 +100,9 @@ class Op:
         self.names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         self.index = {n: i for i, n in enumerate(self.names)}
         by_keyword = tuple(keyword_defaults.get(n, inspect.Parameter.empty) for n in self.names[self.positional :])
-        self.defaults = (inspect.Parameter.empty,) * (self.positional - len(defaults)) + defaults + by_keyword
+        self.defaults: tuple[Any, ...] = (
+            (inspect.Parameter.empty,) * (self.positional - len(defaults)) + defaults + by_keyword
+        )
 
     @functools.cached_property
     def annotations(self) -> dict[str, Any]:
@@ -153,7 +161,7 @@ class Op:
         tensors = [n for n, kind in zip(self.names, self.kinds, strict=True) if kind is TENSOR]
         return DimsRule.parse(rule, tensors, what)
 
-    def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """All parameters in order; raises TypeError as a Python call would. Other spellings: core.spelling."""
         most = self.positional
         if len(args) > most:
@@ -178,7 +186,7 @@ class Op:
                 raise TypeError(f"{self.name}() needs {self.names[index]!r}")
         return full
 
-    def kernel(self, template: tuple, policy: amp_policy.Policy | None) -> Kernel:
+    def kernel(self, template: tuple[Any, ...], policy: amp_policy.Policy | None) -> Kernel:
         """fn with its attributes filled in: arrays -> result.
 
         template: per parameter, an int n >= 0 for a list of n tensors, -1 for one tensor, a Sharding for one tensor

@@ -6,6 +6,7 @@ python plugin_probe.py NAME LIBRARY OPTIONS prints a line of JSON for each stage
 import ctypes
 import json
 import sys
+from typing import Any
 
 
 class _Version(ctypes.Structure):
@@ -34,7 +35,7 @@ def interface_version(library: str) -> str:
     return f"{version.major}.{version.minor}"
 
 
-def start(name: str, library: str, options: dict) -> list[str]:
+def start(name: str, library: str, options: dict[Any, Any]) -> list[str]:
     """What the library's devices are, after a program on the first of them."""
     import jax  # noqa: PLC0415  (a library that is no plugin is refused before)
     import numpy as np  # noqa: PLC0415

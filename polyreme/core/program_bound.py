@@ -30,6 +30,9 @@ _log = logging.getLogger("polyreme.core")
 class Programs:
     """The programs of one compiled function, whose `clear_cache` lets go of them all."""
 
+    count: int
+    name: str
+
     __slots__ = ("__weakref__", "count", "function", "name")
 
     def __init__(self, name: str, function: Any) -> None:
@@ -40,6 +43,9 @@ class Programs:
 
 class ProgramBound:
     """At most max_bytes of programs, and mappings of the process at most max_mappings, None for any number."""
+
+    max_programs: int
+    num_programs: int
 
     def __init__(self, max_bytes: int, max_mappings: int | None) -> None:
         self.max_programs = max(1, max_bytes // PROGRAM_BYTES)
@@ -151,5 +157,5 @@ def _max_bytes() -> int:
     return min(3 << 30, memory // 4) if memory > 0 else 3 << 30
 
 
-bound = ProgramBound(_max_bytes(), _max_mappings())
+bound: ProgramBound = ProgramBound(_max_bytes(), _max_mappings())
 bound.watch_mappings()

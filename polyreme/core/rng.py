@@ -29,6 +29,9 @@ class Generator:
     7
     """
 
+    is_bound: bool
+    drawn: int
+
     def __init__(self, device: Any = None) -> None:
         if device is not None:
             raise ConfigError("Generator: numbers do not depend on the device here; leave device out")
@@ -155,7 +158,7 @@ def _check(seed: Any) -> int:
     return int(seed)
 
 
-default_generator = Generator()
+default_generator: Generator = Generator()
 
 
 def seed(seed: int) -> Generator:

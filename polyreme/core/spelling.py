@@ -72,7 +72,7 @@ def renamed(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return changed if len(changed) == len(kwargs) else kwargs  # axis= and dim= at once: Python says so
 
 
-def gathered(op_name: str, args: tuple) -> tuple:
+def gathered(op_name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """(x, (2, 3)) for (x, 2, 3), where the op takes sizes one by one; args as they are otherwise.
 
     transpose(x, i, j) swaps two dims, as only a permutation of all dims could mean anything else.

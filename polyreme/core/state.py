@@ -60,6 +60,10 @@ class Elsewhere:
     an aval, by which the eager mode knows jax's arrays, it has none.
     """
 
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharding: Any
+
     committed = True
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> None:
@@ -146,7 +150,7 @@ class CodeWatcher(Watcher, Protocol):
     def called(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None: ...
     def copied(self, tensor: TensorState, made: TensorState) -> None: ...
     def replaces(self, buffers: dict[str, Any], name: str) -> None: ...
-    def scope_of(self, node: Any) -> AbstractContextManager: ...
+    def scope_of(self, node: Any) -> AbstractContextManager[Any]: ...
 
 
 class ProgramRecorder(Watcher, Protocol):
@@ -164,7 +168,9 @@ class ProgramRecorder(Watcher, Protocol):
     def declare_buffer(self, name: str, tensor: Any) -> Any: ...
     def initialize(self, variable: TensorState, initializer: Any) -> None: ...
     def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any: ...
-    def while_loop(self, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None) -> list[Any]: ...
+    def while_loop(
+        self, test: Callable[..., Any], body: Callable[..., Any], init: Sequence[Any], maximum: int | None
+    ) -> list[Any]: ...
     def recompute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def derive(
         self, rule: str, function: Callable[..., Any], xs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -187,7 +193,7 @@ class _Watch(threading.local):
         self.active = self.active if forks.fork.refusal is None else forks.fork.refusal
 
 
-watch = _Watch()
+watch: _Watch = _Watch()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=watch.start_again)
 
@@ -231,9 +237,9 @@ class _Changes:
         self.version: int = 0
 
 
-leaf_hooks = _Changes()
+leaf_hooks: _Changes = _Changes()
 """Of a leaf's gradient hooks."""
-attributes = _Changes()
+attributes: _Changes = _Changes()
 """Of plain attributes of Layers."""
 
 
@@ -298,7 +304,7 @@ class _Gathering:
         self.gather: Callable[[Any, str], np.ndarray] | None = None
 
 
-gathering = _Gathering()
+gathering: _Gathering = _Gathering()
 
 
 def _over_processes(array: Any, what: str, error: RuntimeError) -> np.ndarray:

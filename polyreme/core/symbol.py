@@ -94,6 +94,13 @@ class Symbol:
     sizes: the shape under each of the PROBES; the probe for every dynamic dim if None.
     """
 
+    dtype: np.dtype[Any]
+    known: tuple[Any, Any] | None
+    name: str
+    shape: tuple[DynamicSize | int, ...]
+    sizes: tuple[tuple[int, ...], tuple[int, ...]] | None
+    weak_type: bool
+
     __slots__ = ("dtype", "known", "name", "shape", "sizes", "weak_type")
 
     def __init__(

@@ -19,6 +19,8 @@ Results = TypeVar("Results")
 class Turns:
     """are_taken: whether programs of this process wait for each other; set before the first array exists."""
 
+    are_taken: bool
+
     __slots__ = ("are_taken",)
 
     def __init__(self) -> None:
@@ -31,5 +33,5 @@ class Turns:
         return results
 
 
-turns = Turns()
+turns: Turns = Turns()
 """Of this process."""

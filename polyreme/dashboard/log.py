@@ -25,6 +25,9 @@ _MOST_CURVES = 1000
 class Curve:
     """Values over steps, as they were logged. A value that is not finite is NaN here, and a gap in a chart."""
 
+    steps: array[float]
+    values: array[float]
+
     def __init__(self) -> None:
         self.steps, self.values = array("d"), array("d")
 
@@ -74,6 +77,9 @@ class FollowedLog:
     was cut or begun anew, as a resumed or restarted run does, is read again from its start. A file that is not there
     has no records.
     """
+
+    num_bad: int
+    num_events: int
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -23,6 +23,11 @@ _LEFT_OUT = {".", "checkpoints", "data", "tensorboard"}
 class RunFolder:
     """A folder with a metrics.jsonl. id: of its path, for addresses; name: as it is shown, which can be encoded."""
 
+    folder: Path
+    name: str
+    id: str
+    log: FollowedLog
+
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, _printable(name)
         self.id = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
@@ -111,6 +116,8 @@ class RunFolder:
 
 class RunList:
     """The runs in some folders, looked for again at each look: they appear, and vanish, while the dashboard runs."""
+
+    folders: list[Path]
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self.folders = [Path(os.path.abspath(folder)) for folder in folders]

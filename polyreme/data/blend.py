@@ -36,6 +36,9 @@ class Blend:
     [700000000000000, 300000000000000]
     """
 
+    shares: list[int]
+    bound: float
+
     def __init__(self, weights: Sequence[float | Fraction]) -> None:
         if not weights or not all(isinstance(w, Real) and math.isfinite(w) and w > 0 for w in weights):
             raise ConfigError(f"weights {list(weights)}: give one number above 0 for each source")
@@ -177,6 +180,11 @@ class Mixture:
     Each pass through a data set is in an order of its own. len: samples until the data sets have been read once, on
     the whole; numbers go on after it. Raises ConfigError for a data set without samples.
     """
+
+    datasets: list[Any]
+    blend: Blend
+    seed: int
+    lengths: list[int]
 
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float | Fraction], seed: int) -> None:
         self.datasets, self.blend, self.seed = list(datasets), Blend(weights), seed

@@ -95,6 +95,9 @@ class ChatEncoder:
     tokenizer that has no such tokens: a model trained so would never stop.
     """
 
+    tokenizer: ChatTokenizer
+    form: ChatForm
+
     def __init__(self, tokenizer: ChatTokenizer, form: ChatForm) -> None:
         self.tokenizer, self.form = tokenizer, form
         self._end = frozenset(tokenizer.end)

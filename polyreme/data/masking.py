@@ -28,6 +28,13 @@ class MaskedDataset:
     rows: of ahead=0. Raises ConfigError for a rate outside 0 to 1 and a mask that is no token.
     """
 
+    rows: PackedDataset
+    mask: int
+    vocab_size: int
+    seed: int
+    rate: float
+    copies: int
+
     def __init__(
         self, rows: PackedDataset, mask: int, vocab_size: int, seed: int, rate: float, copies: int = 1
     ) -> None:

@@ -100,6 +100,13 @@ class PackedDataset:
     cut_documents.
     """
 
+    tokens: TokenWindows
+    seq_len: int
+    is_packed: bool
+    is_asked: np.ndarray | None
+    starts: np.ndarray
+    slots: np.ndarray
+
     def __init__(
         self,
         documents: TokenDocuments,

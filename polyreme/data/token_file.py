@@ -26,6 +26,10 @@ class TokenFile:
     since, or, with a digest, has a block that is not as it was.
     """
 
+    path: Path
+    dtype: np.dtype[Any]
+    stamp: tuple[int, int]
+
     def __init__(self, path: Path, dtype: str, digest: str | None) -> None:
         self.path, self.dtype = path, np.dtype(dtype)
         whole, blocks = xxhash.xxh3_128(), []

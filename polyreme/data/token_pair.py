@@ -63,6 +63,14 @@ class TokenPair:
     does not fit the other.
     """
 
+    prefix: Path
+    index_path: Path
+    dtype: str
+    lengths: np.ndarray
+    documents: np.ndarray
+    tokens: TokenFile
+    num_tokens: int
+
     def __init__(self, prefix: str | Path) -> None:
         self.prefix = prefix_of(prefix)
         path = self.index_path = beside(self.prefix, ".idx")
@@ -178,6 +186,10 @@ class PairWriter:
 
     Raises ConfigError for a place where there is one already or that cannot be written to.
     """
+
+    prefix: Path
+    dtype: np.dtype[Any]
+    num_tokens: int
 
     def __init__(self, prefix: str | Path, dtype: str) -> None:
         self.prefix, self.dtype = prefix_of(prefix), np.dtype(dtype)

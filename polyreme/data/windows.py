@@ -14,6 +14,11 @@ class TokenDataset:
     is left at the end is dropped.
     """
 
+    tokens: TokenFile
+    start: int
+    stop: int
+    seq_len: int
+
     def __init__(self, tokens: TokenFile, start: int, stop: int, seq_len: int):
         self.tokens, self.start, self.stop, self.seq_len = tokens, start, stop, seq_len
 

@@ -83,6 +83,8 @@ class Event:
 class Stream:
     """A device's queue. priority is kept, and orders nothing: XLA decides. stream_base: raises ConfigError."""
 
+    place: Place
+
     def __init__(self, device: Any = None, priority: int = 2, stream_base: Any = None) -> None:
         if stream_base is not None:
             raise ConfigError("Stream: stream_base wraps a vendor's handle, and XLA runs on streams of its own")

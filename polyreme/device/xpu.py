@@ -25,15 +25,15 @@ def _absent(name: str) -> Any:
 
 
 _INSTEAD = {"memory_total": "get_device_properties", "memory_used": "memory_allocated", "set_debug_level": "get_device"}
-max_memory_allocated = _absent("max_memory_allocated")
-max_memory_reserved = _absent("max_memory_reserved")
-memory_allocated = _absent("memory_allocated")
-memory_reserved = _absent("memory_reserved")
-memory_total = _absent("memory_total")
-memory_used = _absent("memory_used")
-reset_max_memory_allocated = _absent("reset_max_memory_allocated")
-reset_max_memory_reserved = _absent("reset_max_memory_reserved")
-synchronize = _absent("synchronize")
+max_memory_allocated: Any = _absent("max_memory_allocated")
+max_memory_reserved: Any = _absent("max_memory_reserved")
+memory_allocated: Any = _absent("memory_allocated")
+memory_reserved: Any = _absent("memory_reserved")
+memory_total: Any = _absent("memory_total")
+memory_used: Any = _absent("memory_used")
+reset_max_memory_allocated: Any = _absent("reset_max_memory_allocated")
+reset_max_memory_reserved: Any = _absent("reset_max_memory_reserved")
+synchronize: Any = _absent("synchronize")
 
 
 def set_debug_level(level: int = 0) -> NoReturn:

@@ -49,6 +49,8 @@ class DataParallel(Layer):
     strategy (give fleet.init one), or a group that the plan in force does not go with.
     """
 
+    group: Group
+
     def __init__(
         self,
         layers: Layer,

@@ -32,6 +32,10 @@ class GradientMerge:
     count. The optimizer computes its update at every call and keeps that of the last: all calls are one program.
     """
 
+    optimizer: Any
+    steps: int
+    average: bool
+
     def __init__(self, optimizer: Any, steps: int, average: bool) -> None:
         self.optimizer, self.steps, self.average = optimizer, steps, average
         with state.outside_capture():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.core.layout import Layout
 from polyreme.distributed.data_parallel import split_batch
 from polyreme.distributed.placement import apply_plan
 from polyreme.mesh import Plan
@@ -22,6 +23,8 @@ class PlannedModel(Layer):
     else is passed on. Its state_dict is the model's. Raises PlacementError, naming the parameter, for a dim that does
     not divide.
     """
+
+    layout: Layout
 
     def __init__(self, layers: Layer, plan: Plan, precision: MixedPrecision = FULL_PRECISION) -> None:
         super().__init__()

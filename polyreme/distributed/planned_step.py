@@ -13,6 +13,7 @@ import numpy as np
 from polyreme.core import state
 from polyreme.core.abstract import mode
 from polyreme.core.backend import Device
+from polyreme.core.layout import Layout
 from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.chunks import in_chunks, in_small_chunks
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
@@ -45,6 +46,13 @@ class PlannedStep:
     pipeline cannot cut, or that recomputes nothing where the plan says so, and what placing raises; under a plan with
     state on disk, for an optimizer that keeps none.
     """
+
+    layout: Layout
+
+    model: Layer
+    plan: Plan
+    policy: StepPolicy
+    optimizer: Optimizer
 
     def __init__(
         self,

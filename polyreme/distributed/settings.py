@@ -173,7 +173,7 @@ class Settings(MutableMapping[str, Any]):
                 result[name] = self[key]
         return result
 
-    def __deepcopy__(self, memo: dict) -> Settings:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Settings:
         copied = type(self)(self._name, self._table, self._owner)
         copied._values.update(copy.deepcopy(self._values, memo))
         return copied

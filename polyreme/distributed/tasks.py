@@ -144,6 +144,13 @@ class TaskBatchSampler(Sampler):
     With shuffle the order is a pure function of (seed, epoch).
     """
 
+    lengths: list[int]
+    rows: list[int]
+    shuffle: bool
+    seed: int
+    epoch: int
+    part: slice[int, int, Any]
+
     def __init__(
         self, lengths: list[int], rows: list[int], shuffle: bool, seed: int, nranks: int = 1, rank: int = 0
     ) -> None:

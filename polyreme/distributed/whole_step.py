@@ -23,6 +23,9 @@ class WholeStep:
     lies on disk the program ends with the gradients, and the optimizer updates bucket by bucket.
     """
 
+    step: TrainingStep
+    layout: Layout
+
     def __init__(self, step: TrainingStep, layout: Layout) -> None:
         self.step, self.layout = step, layout
         self._train = to_static(self._without_parts)

@@ -41,6 +41,9 @@ class Categorical(Distribution):
     0.3653
     """
 
+    logits: Tensor
+    name: str
+
     def __init__(self, logits: Any, name: str | None = None) -> None:
         (self.logits,) = as_tensors("Categorical", logits=logits)
         shape = self.logits.shape
@@ -93,6 +96,9 @@ class Multinomial(Distribution):
 
     A draw is [k], of probs' dtype.
     """
+
+    total_count: int
+    probs: Any
 
     def __init__(self, total_count: int, probs: Any) -> None:
         if not isinstance(total_count, (int, np.integer)) or isinstance(total_count, bool) or total_count < 1:

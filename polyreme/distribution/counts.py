@@ -40,6 +40,9 @@ from polyreme.ops.special import lgamma, logit
 class Bernoulli(ExponentialFamily):
     """1 with probability probs, else 0; probs in [0, 1]. `logits` is log(probs / (1 - probs))."""
 
+    probs: Any
+    name: str
+
     def __init__(self, probs: Any, name: str | None = None) -> None:
         check("Bernoulli", "probs", probs, probability)
         (self.probs,) = as_tensors("Bernoulli", probs=probs)
@@ -106,6 +109,9 @@ class Binomial(Distribution):
     entropy() sums over the support and so needs total_count as a number or as a Tensor with a value.
     """
 
+    total_count: Tensor
+    probs: Any
+
     def __init__(self, total_count: Any, probs: Any) -> None:
         check("Binomial", "total_count", total_count, non_negative)
         check("Binomial", "probs", probs, probability)
@@ -151,6 +157,8 @@ class Binomial(Distribution):
 class Geometric(Distribution):
     """How many trials fail before the first that succeeds: 0, 1, 2, ...; probs in (0, 1] is that of success."""
 
+    probs: Any
+
     def __init__(self, probs: Any) -> None:
         check("Geometric", "probs", probs, above_zero_to_one)
         (self.probs,) = as_tensors("Geometric", probs=probs)
@@ -195,6 +203,8 @@ class Geometric(Distribution):
 
 class Poisson(Distribution):
     """The Poisson distribution of mean rate >= 0. A number becomes a batch [1], as PaddlePaddle documents."""
+
+    rate: Tensor
 
     def __init__(self, rate: Any) -> None:
         check("Poisson", "rate", rate, non_negative)

@@ -15,7 +15,7 @@ from polyreme.ops.math import abs as abs_of
 from polyreme.ops.math import atanh, exp, log, log1p, sigmoid, tanh
 from polyreme.ops.repetition import broadcast_shapes
 
-not_zero = Constraint(lambda v: v != 0, "other than 0")
+not_zero: Constraint = Constraint(lambda v: v != 0, "other than 0")
 
 
 def _exact(given: Any, tensor: Tensor) -> Any:

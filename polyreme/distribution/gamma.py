@@ -33,6 +33,9 @@ def masked(inside: Tensor, log_density: Tensor) -> Tensor:
 class Gamma(ExponentialFamily):
     """The Gamma distribution of shape parameter concentration > 0 and rate > 0: mean concentration / rate."""
 
+    concentration: Tensor
+    rate: Tensor
+
     def __init__(self, concentration: Any, rate: Any) -> None:
         check("Gamma", "concentration", concentration, positive)
         check("Gamma", "rate", rate, positive)
@@ -74,6 +77,8 @@ class Gamma(ExponentialFamily):
 class Chi2(Gamma):
     """The distribution of a sum of df squares of standard normal draws: Gamma(df / 2, 1 / 2); df > 0."""
 
+    df: Tensor
+
     def __init__(self, df: Any) -> None:
         check("Chi2", "df", df, positive)
         (self.df,) = as_tensors("Chi2", df=df)
@@ -82,6 +87,8 @@ class Chi2(Gamma):
 
 class Exponential(ExponentialFamily):
     """The exponential distribution of rate > 0: density rate * exp(-rate * x) for x >= 0."""
+
+    rate: Tensor
 
     def __init__(self, rate: Any) -> None:
         check("Exponential", "rate", rate, positive)
@@ -128,6 +135,9 @@ class Exponential(ExponentialFamily):
 class Beta(ExponentialFamily):
     """The Beta distribution on [0, 1] of alpha > 0 and beta > 0: mean alpha / (alpha + beta)."""
 
+    alpha: Tensor
+    beta: Tensor
+
     def __init__(self, alpha: Any, beta: Any) -> None:
         check("Beta", "alpha", alpha, positive)
         check("Beta", "beta", beta, positive)
@@ -173,6 +183,8 @@ class Beta(ExponentialFamily):
 
 class Dirichlet(ExponentialFamily):
     """The Dirichlet distribution over points of the simplex: concentration > 0 [*batch, k], an event is [k]."""
+
+    concentration: Tensor
 
     def __init__(self, concentration: Any) -> None:
         check("Dirichlet", "concentration", concentration, positive)

@@ -30,6 +30,9 @@ class LKJCholesky(Distribution):
     draw from the same distribution, and differ in which numbers they use.
     """
 
+    concentration: Tensor
+    dim: int
+
     def __init__(self, dim: int = 2, concentration: Any = 1.0, sample_method: str = "onion") -> None:
         if not isinstance(dim, int) or dim < 2:
             raise ConfigError(f"LKJCholesky: dim={dim!r}; give a whole number of at least 2")

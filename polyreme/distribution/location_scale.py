@@ -39,6 +39,9 @@ class LocationScale(Distribution):
     location_scale_log_density.
     """
 
+    loc: Tensor
+    scale: Tensor
+
     family: ClassVar[str]
 
     def __init__(self, loc: Any, scale: Any) -> None:
@@ -71,6 +74,8 @@ class Normal(LocationScale):
     >>> round(Normal(0.0, 2.0).log_prob(0.0).item(), 4)
     -1.6121
     """
+
+    name: str
 
     family = "normal"
 
@@ -164,6 +169,8 @@ class Cauchy(LocationScale):
     It has no mean, variance and standard deviation; asking for one raises ConfigError (a ValueError).
     """
 
+    name: str
+
     family = "cauchy"
 
     def __init__(self, loc: Any, scale: Any, name: str | None = None) -> None:
@@ -242,6 +249,11 @@ class StudentT(LocationScale):
     The mean is NaN for df <= 1; the variance NaN for df <= 1 and infinite for df <= 2.
     """
 
+    df: Tensor
+    loc: Tensor
+    scale: Tensor
+    name: str
+
     def __init__(self, df: Any, loc: Any, scale: Any, name: str | None = None) -> None:
         check("StudentT", "df", df, positive)
         check("StudentT", "scale", scale, positive)
@@ -279,6 +291,10 @@ class StudentT(LocationScale):
 
 class Uniform(Distribution):
     """The uniform distribution on [low, high); low < high, and both broadcast."""
+
+    low: Tensor
+    high: Tensor
+    name: str
 
     def __init__(self, low: Any, high: Any, name: str | None = None) -> None:
         self.low, self.high = broadcast("Uniform", low=low, high=high)

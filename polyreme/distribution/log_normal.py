@@ -15,6 +15,9 @@ from polyreme.ops.math import exp, expm1, square
 class LogNormal(TransformedDistribution):
     """The distribution of exp of a normal draw of mean loc and standard deviation scale > 0."""
 
+    loc: Tensor
+    scale: Tensor
+
     def __init__(self, loc: Any, scale: Any) -> None:
         self._normal = Normal(loc, scale)
         self.loc, self.scale = self._normal.loc, self._normal.scale

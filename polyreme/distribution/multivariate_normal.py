@@ -29,6 +29,8 @@ class MultivariateNormal(Distribution):
     are computed when asked for.
     """
 
+    loc: Tensor
+
     def __init__(
         self,
         loc: Any,

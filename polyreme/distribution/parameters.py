@@ -25,11 +25,11 @@ class Constraint:
     says: str
 
 
-positive = Constraint(lambda v: v > 0, "above 0")
-non_negative = Constraint(lambda v: v >= 0, "at least 0")
-probability = Constraint(lambda v: (v >= 0) & (v <= 1), "between 0 and 1")
-below_infinity = Constraint(lambda v: v < np.inf, "a number below infinity")
-above_zero_to_one = Constraint(lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
+positive: Constraint = Constraint(lambda v: v > 0, "above 0")
+non_negative: Constraint = Constraint(lambda v: v >= 0, "at least 0")
+probability: Constraint = Constraint(lambda v: (v >= 0) & (v <= 1), "between 0 and 1")
+below_infinity: Constraint = Constraint(lambda v: v < np.inf, "a number below infinity")
+above_zero_to_one: Constraint = Constraint(lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
 
 
 def check(family: str, name: str, value: Any, constraint: Constraint) -> None:

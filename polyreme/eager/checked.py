@@ -22,7 +22,7 @@ _plain = mode.current.plain
 class CheckedEager(Eager):
     """Runs ops as they are called, and looks at what they give and, on the way back, at their gradients."""
 
-    def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the op; raises NumericsError as core.checked says."""
         watching = state.watch.active
         if watching is not None and watching.records is True:

@@ -43,7 +43,7 @@ T = TypeVar("T", bound=TensorState)
 class Eager:
     """Runs ops as they are called."""
 
-    def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the op, taped when an input wants a gradient.
 
         A call of a form that was seen before (Tensors here, these attributes there) finds its kernel by that form.

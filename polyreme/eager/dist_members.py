@@ -29,7 +29,7 @@ def _nowhere(tensor: Any) -> None:
     return None
 
 
-lookup = _Lookup()
+lookup: _Lookup = _Lookup()
 
 
 def forms_of(tensors: Sequence[Any]) -> list[Any]:

@@ -29,7 +29,7 @@ def check_mask(mask: TensorState, shape: Sequence[int]) -> None:
         raise ShapeError(f"a bool index of shape {own} does not fit the leading dims of {list(shape)}")
 
 
-def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple]:
+def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple[Any, ...]]:
     """(arrays, spec) as ops.indexing takes them. Raises IndexError for what is out of range or too many."""
     items = list(index) if isinstance(index, tuple) else [index]
     taken = sum(_dims_taken(i) for i in items)

@@ -100,7 +100,8 @@ class Size(list[int]):
     def __mul__(self, times: Any) -> Size:
         return Size.of(list.__mul__(self, times))
 
-    __rmul__ = __mul__
+    def __rmul__(self, times: Any) -> Size:
+        return self * times
 
     def __eq__(self, other: Any) -> Any:
         return list.__eq__(self, list(other) if isinstance(other, tuple) else other)

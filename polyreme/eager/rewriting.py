@@ -28,6 +28,9 @@ from polyreme.ops.slicing import as_strided
 class Rewriting:
     """Mixed into Tensor."""
 
+    stop_gradient: bool
+    data: Any
+
     __slots__ = ()
     softmax = softmax
 

@@ -42,7 +42,7 @@ class GradMode(threading.local):
         self.enabled = True
 
 
-grad_mode = GradMode()
+grad_mode: GradMode = GradMode()
 
 
 class Factory:
@@ -54,7 +54,7 @@ class Factory:
     add: Callable[[TensorState, TensorState], TensorState]
 
 
-factory = Factory()
+factory: Factory = Factory()
 
 
 class SavedHooks:
@@ -66,11 +66,15 @@ class SavedHooks:
         self.pair: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
 
 
-saved_hooks = SavedHooks()
+saved_hooks: SavedHooks = SavedHooks()
 
 
 class Packed:
     """Saved arrays as the pack hook in force turned them into something else."""
+
+    unpack: Callable[..., Any]
+
+    items: list[Any]
 
     __slots__ = ("items", "unpack")
 
@@ -81,7 +85,7 @@ class Packed:
         with _plainly():
             self.items = [pack(factory.tensor(a)) for a in arrays]
 
-    def arrays(self) -> tuple:
+    def arrays(self) -> tuple[Any, ...]:
         """The arrays again; GradError if the unpack hook gives no Tensor."""
         with _plainly():
             found = [self.unpack(item) for item in self.items]
@@ -110,7 +114,7 @@ class Listeners:
                 listener.backward_ended(leaves)
 
 
-after_backward = Listeners()
+after_backward: Listeners = Listeners()
 
 
 @contextmanager
@@ -125,6 +129,9 @@ def _plainly() -> Iterator[None]:
 
 class GradEnabled:
     """Turns the tape on or off inside the block."""
+
+    enabled: bool
+    outer: bool
 
     __slots__ = ("enabled", "outer")
 
@@ -146,10 +153,15 @@ class Node:
     differentiating the arrays with jax gives the same gradients, so a captured function may hold it.
     """
 
+    edges: tuple[Edge, ...]
+    metas: tuple[tuple[Any, ...], ...] | None
+    name: str
+    seq: int
+
     __slots__ = ("__weakref__", "edges", "hooks", "metas", "name", "seq")
     known_to_jax: ClassVar[bool] = False
 
-    def __init__(self, name: str, edges: tuple[Edge, ...], metas: tuple[tuple, ...] | None = None) -> None:
+    def __init__(self, name: str, edges: tuple[Edge, ...], metas: tuple[tuple[Any, ...], ...] | None = None) -> None:
         self.name = name
         self.edges = edges
         self.metas = metas
@@ -220,10 +232,25 @@ def freed_error(name: str) -> GradError:
 class KernelNode(Node):
     """A kernel's call. primals are the input arrays, None once freed; metas are known where a pullback is kept."""
 
+    kernel: Kernel
+    num_outputs: int
+    pullback: None
+    name: str
+    edges: tuple[Any, ...]
+    metas: Any
+    seq: int
+    hooks: None
+
     __slots__ = ("kernel", "num_outputs", "primals", "pullback")
 
     def __init__(
-        self, kernel: Kernel, primals: tuple, edges: tuple, num_outputs: int, pullback: Any = None, metas: Any = None
+        self,
+        kernel: Kernel,
+        primals: tuple[Any, ...],
+        edges: tuple[Any, ...],
+        num_outputs: int,
+        pullback: Any = None,
+        metas: Any = None,
     ) -> None:
         # every slot set here, without super().__init__: this runs for each op call
         self.name = kernel.name
@@ -309,7 +336,7 @@ def edge_of(tensor: TensorState) -> Edge:
     return tensor if tensor._array.dtype in dtypes.INEXACT else None
 
 
-def apply(kernel: Kernel, arrays: tuple, edges: tuple[Edge, ...]) -> Any:
+def apply(kernel: Kernel, arrays: tuple[Any, ...], edges: tuple[Edge, ...]) -> Any:
     """Run a kernel; tape it if some edge wants a gradient. Returns Tensors in the structure the kernel returns."""
     if not grad_mode.enabled or not any(mask := _mask(edges)):
         return untaped(turns.end(kernel.forward(*arrays)))
@@ -328,7 +355,7 @@ def untaped(outs: Any) -> Any:
     return kind([factory.tensor(o) for o in outs]) if kind is tuple or kind is list else factory.tensor(outs)
 
 
-def results(kernel: Kernel, arrays: tuple, edges: tuple, outs: Any, pullback: Any = None) -> Any:
+def results(kernel: Kernel, arrays: tuple[Any, ...], edges: tuple[Any, ...], outs: Any, pullback: Any = None) -> Any:
     """Tensors of a kernel's outputs, those that carry a gradient with the call as their history."""
     kind = type(outs)
     many = kind is tuple or kind is list

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,8 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     [2.0, 4.0]
     """
 
-    __hash__ = object.__hash__
+    stop_gradient: bool
+    __hash__: ClassVar[Callable[[Any], int]] = object.__hash__
     __array_ufunc__ = None  # ndarray + Tensor asks Tensor; a NumPy function of a Tensor says so instead of copying it
 
     def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
@@ -526,7 +527,8 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     def __rtruediv__(self, y: Any) -> Tensor:
         return ar.divide(y, self)
 
-    __div__, __rdiv__ = __truediv__, __rtruediv__
+    __div__ = __truediv__
+    __rdiv__ = __rtruediv__
 
     def __lshift__(self, y: Any, is_arithmetic: bool = True) -> Tensor:
         return OPS["bitwise_left_shift"](self, y, is_arithmetic)

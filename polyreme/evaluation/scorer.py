@@ -77,6 +77,9 @@ class EngineScorer:
     facts: name of the model, dtype and plan.
     """
 
+    engine: TextEngine
+    tokenizer: TextTokenizer
+
     def __init__(self, engine: TextEngine, tokenizer: TextTokenizer, facts: Mapping[str, Any]) -> None:
         self.engine, self.tokenizer, self._facts = engine, tokenizer, dict(facts)
         self._count = 0

@@ -30,6 +30,8 @@ class ServerScorer:
     Raises ConfigError for what is no address, DataError for a server that is not reached or refuses.
     """
 
+    url: str
+
     def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
         self.url = url.removesuffix("/").removesuffix("/v1")
         try:

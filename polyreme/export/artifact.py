@@ -35,6 +35,9 @@ class ArtifactProgram(Protocol):
 class ExportedProgram:
     """One exported program: call(stored state, list of arrays) -> list of arrays, to be traced by jax."""
 
+    inputs: list[ArraySpec]
+    outputs: list[ArraySpec]
+
     def __init__(self, record: ProgramRecord, data: bytes) -> None:
         self.record = record
         self.inputs, self.outputs = record.inputs, record.outputs
@@ -54,6 +57,10 @@ class ExportedProgram:
 
 class ArtifactFunction:
     """One function of an artefact. inputs, outputs: Specs, None where a size is open."""
+
+    inputs: list[ArraySpec]
+    outputs: list[ArraySpec]
+    extra: dict[str, Any]
 
     def __init__(self, name: str, record: FunctionRecord, programs: Sequence[ArtifactProgram]) -> None:
         self.name = name

@@ -30,6 +30,9 @@ class PaddleFunction:
     An ArtifactProgram.
     """
 
+    inputs: list[ArraySpec]
+    outputs: list[ArraySpec]
+
     def __init__(self, program: PaddleProgram, record: ProgramRecord) -> None:
         self.record = record
         self.inputs, self.outputs = record.inputs, record.outputs

@@ -60,6 +60,13 @@ class TracedFunction:
     outputs, their names; result, the JSON of what it returns; refusal, why jax cannot differentiate it, if so.
     """
 
+    fn: Callable[..., Any]
+    where: str
+    arguments: list[str]
+    leaves: list[Any]
+    inputs: list[ArraySpec]
+    refusal: str
+
     def __init__(
         self, fn: Callable[..., Any], where: str, arguments: Sequence[str], nesting: Nesting, leaves: Sequence[Any],
         differentiable: bool,

@@ -69,7 +69,7 @@ class TranslatedLayer(Layer):
             )
         return super().train(mode)
 
-    def __deepcopy__(self, memo: dict) -> TranslatedLayer:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> TranslatedLayer:
         """Another Layer over the same program, with parameters and buffers of its own."""
         made = memo[id(self)] = TranslatedLayer(self._artifact)
         for name, tensor in self._tensors.items():

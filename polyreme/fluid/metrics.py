@@ -116,6 +116,9 @@ class Auc(MetricBase):
 class Accuracy(MetricBase):
     """The average of accuracies, each by its minibatch's size."""
 
+    value: float
+    weight: float
+
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
 
@@ -137,6 +140,10 @@ class Accuracy(MetricBase):
 
 class ChunkEvaluator(MetricBase):
     """Precision, recall and F1 of chunks, from their counts."""
+
+    num_infer_chunks: int
+    num_label_chunks: int
+    num_correct_chunks: int
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
@@ -161,6 +168,10 @@ class ChunkEvaluator(MetricBase):
 
 class EditDistance(MetricBase):
     """The average edit distance, and the part of sequences that are not right."""
+
+    total_distance: float
+    seq_num: int
+    instance_error: int
 
     def __init__(self, name: str | None) -> None:
         super().__init__(name)

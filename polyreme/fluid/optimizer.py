@@ -25,6 +25,8 @@ class Optimizer:
     penalty for parameters that have none of their own.
     """
 
+    optimizer: Any
+
     of: ClassVar[Any]
 
     def __init__(

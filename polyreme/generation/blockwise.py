@@ -26,6 +26,10 @@ class BlockwiseSteps:
     is_first: the cache is empty when it is called.
     """
 
+    model: Any
+    cache: CacheRows
+    is_first: bool
+
     def __init__(self, model: Any, cache: CacheRows, *, is_first: bool) -> None:
         self.model, self.cache, self.is_first = model, cache, is_first
         self._embed, self._finish = to_static(self._embedded), to_static(self._finished)

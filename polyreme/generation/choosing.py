@@ -124,6 +124,10 @@ class TokenChooser:
     own may choose for another's, after tokens that may come next. end, num_known: as of TextGenerator.
     """
 
+    vocab_size: int
+    num_known: int
+    end: tuple[int, ...]
+
     def __init__(self, rows: int, vocab_size: int, num_known: int, end: Sequence[int]) -> None:
         self.vocab_size, self.num_known, self.end = vocab_size, num_known, tuple(end)
         self._seen = creation.zeros([rows, vocab_size], "bool")

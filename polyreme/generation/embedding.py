@@ -31,6 +31,11 @@ class TextEmbedder:
     those around it included; the model's positions if None. Raises ConfigError for another model or pooling.
     """
 
+    model: Bert
+    tokenizer: TextTokenizer
+    normalize: bool
+    max_tokens: int
+
     def __init__(
         self,
         model: Any,

@@ -167,6 +167,14 @@ class TextEngine:
     time. Raises ConfigError for sizes that do not fit.
     """
 
+    max_model_len: Any | int
+    block_size: int
+    prefill_chunk: int
+    max_num_seqs: int
+    enable_prefix_caching: bool
+    cache: PagedCache
+    prompt_sizes: list[int]
+
     def __init__(
         self,
         model: Any,

@@ -33,6 +33,14 @@ class TextGenerator:
     kv_cache_dtype: of keys and values, as of KVCache: int8 for codes with a scale for each head and token.
     """
 
+    model: Any
+    end: tuple[int, ...]
+    speculation: Speculation | None
+    kv_cache_dtype: Any
+    num_drafted: int
+    num_accepted: int
+    num_known: Any | int
+
     def __init__(
         self,
         model: Any,
@@ -149,6 +157,9 @@ class TextGenerator:
 
 class RowPrograms:
     """Of a number of rows and a room: the cache, and what fills it, continues it and makes tokens."""
+
+    cache: KVCache
+    chooser: TokenChooser
 
     def __init__(self, generator: TextGenerator, rows: int, room: int) -> None:
         self.cache = KVCache(generator.model, rows, room, generator.kv_cache_dtype)

@@ -70,6 +70,9 @@ class LLM:
     values, as of TextGenerator.
     """
 
+    tokenizer: TextTokenizer
+    model: Any
+
     def __init__(
         self,
         model: Any,

@@ -34,6 +34,10 @@ class Seq2SeqGenerator:
     (4, 'length')
     """
 
+    model: Any
+    end: tuple[int, ...]
+    num_known: Any | int
+
     def __init__(self, model: Any, end: Sequence[int] = (), num_known: int | None = None) -> None:
         self.model, self.end = model, tuple(end)
         vocab = model.config.vocab_size

@@ -31,6 +31,8 @@ class TextStream:
     (['n', '', 'é', ' ', '', '', 'EN.', ' ', '', '', ''], '')
     """
 
+    stopped: bool
+
     def __init__(
         self, tokenizer: TextTokenizer, stop: Sequence[str] = (), min_tokens: int = 0, after: Sequence[int] = ()
     ) -> None:

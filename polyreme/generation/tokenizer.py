@@ -39,6 +39,11 @@ class TextTokenizer:
     end: ids that end a text. bos: the id before every text, if there is one. template: of conversations, in jinja2.
     """
 
+    tokenizer: Tokenizer
+    end: tuple[int, ...]
+    bos: int | None
+    template: str | None
+
     def __init__(
         self,
         tokenizer: Tokenizer,

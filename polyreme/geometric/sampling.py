@@ -28,6 +28,9 @@ def column(what: str, name: str, value: Any) -> np.ndarray:
 class NeighborGraph:
     """A graph in compressed columns on the host, checked."""
 
+    row: np.ndarray
+    colptr: np.ndarray
+
     def __init__(self, what: str, row: Any, colptr: Any) -> None:
         self.row, self.colptr = column(what, "row", row), column(what, "colptr", colptr)
         ends = self.colptr
@@ -64,7 +67,9 @@ def _check(what: str, sample_size: int, eids: Any, return_eids: bool) -> None:
         raise ConfigError(f"{what}: return_eids=True needs eids, the ids of the edges in row")
 
 
-def drawn(graph: NeighborGraph, nodes: np.ndarray, size: int, what: str, weight: np.ndarray | None = None) -> tuple:
+def drawn(
+    graph: NeighborGraph, nodes: np.ndarray, size: int, what: str, weight: np.ndarray | None = None
+) -> tuple[Any, ...]:
     """(edges chosen, how many for each node); with weights, an edge is drawn in proportion to its own."""
     edges, counts = graph.edges_of(what, nodes)
     if size < 0 or not len(edges) or counts.max() <= size:

@@ -6,7 +6,7 @@ The only file that imports tensorboardX, visualdl and wandb, which are optional.
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -90,7 +90,11 @@ class TensorBoard(_FileBoard):
     Needs tensorboardX (`pip install polyreme[logs]`); raises ConfigError where it is missing.
     """
 
-    writer_of = ("tensorboardX", "SummaryWriter", "pip install 'polyreme[logs]'")
+    writer_of: tuple[Literal["tensorboardX"], Literal["SummaryWriter"], Literal["pip install 'polyreme[logs]'"]] = (
+        "tensorboardX",
+        "SummaryWriter",
+        "pip install 'polyreme[logs]'",
+    )
 
 
 class VisualDL(_FileBoard):
@@ -99,7 +103,9 @@ class VisualDL(_FileBoard):
     Needs visualdl (`pip install visualdl`); raises ConfigError where it is missing.
     """
 
-    writer_of = ("visualdl", "LogWriter", "pip install visualdl, or use callbacks.TensorBoard(log_dir)")
+    writer_of: tuple[
+        Literal["visualdl"], Literal["LogWriter"], Literal["pip install visualdl, or use callbacks.TensorBoard…"]
+    ] = ("visualdl", "LogWriter", "pip install visualdl, or use callbacks.TensorBoard(log_dir)")
 
 
 class WandbCallback(_Board):
@@ -108,6 +114,8 @@ class WandbCallback(_Board):
     The x axes are train/batch and eval/epoch. Arguments are those of wandb.init, others by name too; a run that is
     active already is used, and left open. Needs wandb (`pip install wandb`); raises ConfigError where it is missing.
     """
+
+    settings: dict[str, str | Any]
 
     def __init__(
         self,

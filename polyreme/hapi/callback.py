@@ -84,6 +84,8 @@ class Callback:
 class CallbackList:
     """Several callbacks called in order, as one."""
 
+    callbacks: list[Callback]
+
     def __init__(self, callbacks: Sequence[Callback] | None = None) -> None:
         self.callbacks = list(callbacks or ())
         for callback in self.callbacks:

@@ -18,10 +18,12 @@ class InputSpec:
     InputSpec(shape=[None, 784], dtype=float32, name='image')
     """
 
+    dtype: np.dtype[Any]
+
     def __init__(
         self, shape: Sequence[int | None], dtype: Any = "float32", name: str | None = None, stop_gradient: bool = False
     ) -> None:
-        self.shape = tuple(_size(d) for d in shape)
+        self.shape: tuple[int | None, ...] = tuple(_size(d) for d in shape)
         self.dtype = dtypes.as_dtype(dtype)
         self.name = name
         self.stop_gradient = stop_gradient

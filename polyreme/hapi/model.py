@@ -58,6 +58,8 @@ class Model:
     True
     """
 
+    stop_training: bool
+
     def __init__(self, network: Layer, inputs: Any = None, labels: Any = None) -> None:
         if not isinstance(network, Layer):
             raise ConfigError(f"Model: network is a {type(network).__name__}; give a Layer")
@@ -72,7 +74,7 @@ class Model:
     def prepare(
         self,
         optimizer: Any = None,
-        loss: Callable | None = None,
+        loss: Callable[..., Any] | None = None,
         metrics: Any = None,
         amp_configs: Any = None,
         non_finite: str | None = None,

@@ -23,6 +23,8 @@ class ProgBarLogger(Callback):
     output by default.
     """
 
+    log_freq: int
+
     def __init__(self, log_freq: int = 1, verbose: int = 2, file: TextIO | None = None) -> None:
         super().__init__()
         if isinstance(log_freq, bool) or not isinstance(log_freq, int) or log_freq < 1:

@@ -19,6 +19,10 @@ _WAITING = 8
 class Results:
     """Gathers batches; `logs` waits for the device, `add` only for a batch _WAITING batches ago."""
 
+    metrics: Sequence[Metric]
+    averages: bool
+    samples: int
+
     def __init__(self, metrics: Sequence[Metric], averages: bool) -> None:
         """averages: whether "loss" is the mean over all samples so far, or the last batch's."""
         self.metrics, self.averages = metrics, averages

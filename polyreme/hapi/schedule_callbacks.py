@@ -18,6 +18,9 @@ _log = logging.getLogger("polyreme.callbacks")
 class ModelCheckpoint(Callback):
     """Saves the Model to save_dir/EPOCH after epochs 0, save_freq, 2 save_freq, ...; at the end to save_dir/final."""
 
+    save_freq: int
+    save_dir: str | None
+
     def __init__(self, save_freq: int = 1, save_dir: str | None = None) -> None:
         super().__init__()
         if isinstance(save_freq, bool) or not isinstance(save_freq, int) or save_freq < 1:
@@ -35,6 +38,9 @@ class ModelCheckpoint(Callback):
 
 class LRScheduler(Callback):
     """Steps the optimizer's learning rate scheduler, if it has one: after each batch, or after each epoch."""
+
+    by_step: bool
+    by_epoch: bool
 
     def __init__(self, by_step: bool = True, by_epoch: bool = False) -> None:
         super().__init__()
@@ -66,6 +72,12 @@ class Watched:
     min_delta.
     """
 
+    who: str
+    monitor: str
+    min_delta: float
+    rises: bool
+    best: float
+
     def __init__(self, who: str, monitor: str, mode: str, min_delta: float, start: float | None = None) -> None:
         if mode not in ("auto", "min", "max"):
             raise ConfigError(f"{who}: mode={mode!r}; give 'auto', 'min' or 'max'")
@@ -96,6 +108,16 @@ class EarlyStopping(Callback):
     baseline: the value the first evaluation must beat. save_best_model: save the best one to save_dir/best_model, if
     fit has a save_dir. After the stop, self.best_value is the best value and self.stopped_epoch the epoch.
     """
+
+    monitor: str
+    mode: str
+    patience: int
+    verbose: int
+    min_delta: float
+    baseline: float | None
+    save_best_model: bool
+    stopped_epoch: int
+    wait: int
 
     def __init__(
         self,
@@ -153,6 +175,17 @@ class ReduceLROnPlateau(Callback):
 
     cooldown: evaluations after a cut in which none is counted. min_lr: the rate is never set below this.
     """
+
+    monitor: str
+    factor: float
+    patience: int
+    verbose: int
+    mode: str
+    min_delta: float
+    cooldown: int
+    min_lr: float
+    wait: int
+    cooldown_counter: int
 
     def __init__(
         self,

@@ -50,10 +50,16 @@ class Steps:
     logged once and the kind runs eagerly from then on.
     """
 
+    loss: Callable[..., Any] | None
+
+    network: Any
+    non_finite: str
+    step: TrainingStep
+
     def __init__(
         self,
         network: Any,
-        loss: Callable | None,
+        loss: Callable[..., Any] | None,
         optimizer: Any,
         precision: MixedPrecision,
         non_finite: str = "apply",
@@ -139,7 +145,7 @@ class Steps:
         return losses
 
 
-def as_list(value: Any) -> list:
+def as_list(value: Any) -> list[Any]:
     """A list of one or several values; None gives an empty one."""
     if value is None:
         return []

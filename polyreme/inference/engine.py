@@ -24,6 +24,9 @@ Run = Callable[[list[Any]], list[jax.Array]]
 class ArtifactEngine:
     """An artefact on a device. run(arrays) -> arrays; thread-safe, compiling each set of shapes once."""
 
+    buckets: tuple[int, ...]
+    state: Any
+
     def __init__(self, config: Config) -> None:
         if config.optim_cache_dir is not None:
             backend.config.update("jax_compilation_cache_dir", config.optim_cache_dir)

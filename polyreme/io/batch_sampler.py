@@ -40,7 +40,7 @@ class BatchSampler(Sampler):
         if dataset is not None:
             self.sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         self.shuffle = shuffle
-        self.batch_size = check_batch_size("BatchSampler", batch_size)
+        self.batch_size: int = check_batch_size("BatchSampler", batch_size)
         self.drop_last = drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -76,16 +76,16 @@ class DistributedBatchSampler(BatchSampler):
         super().__init__(dataset=dataset, batch_size=batch_size, drop_last=drop_last)
         self.dataset = dataset
         self.shuffle = shuffle
-        self.nranks = flags.trainers_num() if num_replicas is None else int(num_replicas)
-        self.local_rank = flags.trainer_id() if rank is None else int(rank)
+        self.nranks: int = flags.trainers_num() if num_replicas is None else int(num_replicas)
+        self.local_rank: int = flags.trainer_id() if rank is None else int(rank)
         if self.nranks < 1 or not 0 <= self.local_rank < self.nranks:
             raise ConfigError(
                 f"DistributedBatchSampler: rank {self.local_rank} of {self.nranks} replicas does not exist; "
                 "ranks count from 0"
             )
         self.epoch = 0
-        self.num_samples = math.ceil(len(dataset) / self.nranks)
-        self.total_size = self.num_samples * self.nranks
+        self.num_samples: int = math.ceil(len(dataset) / self.nranks)
+        self.total_size: int = self.num_samples * self.nranks
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of epoch `epoch`."""

@@ -160,6 +160,10 @@ class BucketFile:
 class FrozenFile:
     """The contents of a bucket's file at one time; link or copy them before it is let go."""
 
+    path: Path
+    nbytes: int
+    parts: tuple[FilePart, ...]
+
     def __init__(self, path: Path, nbytes: int, parts: tuple[FilePart, ...]) -> None:
         self.path, self.nbytes, self.parts = path, nbytes, parts
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -202,6 +206,9 @@ class BucketStream:
     buffers: how many are on their way at once; 1 reads, works and writes one after the other. seconds: how long run
     took so far, and how much of that it waited for the disk.
     """
+
+    seconds: float
+    waited: float
 
     def __init__(self, buffers: int) -> None:
         self.buffers = buffers

@@ -20,8 +20,8 @@ class Stack:
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = arrays
         self.shape = (len(arrays), *arrays[0].shape)
-        self.dtype = np.result_type(*{array.dtype for array in arrays})
-        self.nbytes = self.dtype.itemsize * int(np.prod(self.shape))
+        self.dtype: np.dtype[Any] = np.result_type(*{array.dtype for array in arrays})
+        self.nbytes: int = self.dtype.itemsize * int(np.prod(self.shape))
 
     def write(self, out: np.ndarray) -> None:
         """Copy the arrays into out, an array of self.shape and self.dtype."""

@@ -72,23 +72,25 @@ class DataLoader:
         self._stream = isinstance(dataset, IterableDataset)
         self._bare = batch_size is None
         _check_batching(self._stream, batch_sampler, batch_size, shuffle, drop_last)
-        self.batch_size = batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", None)
+        self.batch_size: int | Any | None = (
+            batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", None)
+        )
         self.drop_last = drop_last
         self.batch_sampler = batch_sampler
         if batch_sampler is None and not self._stream and batch_size is not None:
-            self.batch_sampler = BatchSampler(dataset, None, shuffle, batch_size, drop_last)
+            self.batch_sampler: BatchSampler = BatchSampler(dataset, None, shuffle, batch_size, drop_last)
         self._order: Any = self.batch_sampler
         if self._bare and not self._stream:
             self._order = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
-        self.collate_fn = collate_fn or (default_convert_fn if self._bare else default_collate_fn)
-        self.num_workers = _whole("num_workers", num_workers, 0)
+        self.collate_fn: Callable[[Any], Any] = collate_fn or (default_convert_fn if self._bare else default_collate_fn)
+        self.num_workers: int = _whole("num_workers", num_workers, 0)
         self.use_buffer_reader = use_buffer_reader
-        self.reader_buffer_size = _whole("reader_buffer_size", reader_buffer_size, 1)
-        self.prefetch_factor = _whole("prefetch_factor", prefetch_factor, 1)
+        self.reader_buffer_size: int = _whole("reader_buffer_size", reader_buffer_size, 1)
+        self.prefetch_factor: int = _whole("prefetch_factor", prefetch_factor, 1)
         self.use_shared_memory = use_shared_memory
-        self.timeout = _seconds(timeout)
+        self.timeout: float = _seconds(timeout)
         self.worker_init_fn = worker_init_fn
-        self.skip_bad = _whole("skip_bad", skip_bad, 0)
+        self.skip_bad: int = _whole("skip_bad", skip_bad, 0)
         if skip_bad and (self._stream or batch_size is None):
             raise ConfigError(
                 f"DataLoader: skip_bad={skip_bad} needs samples with an index, in batches; a stream leaves out in its "

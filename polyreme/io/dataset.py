@@ -53,7 +53,7 @@ class TensorDataset(Dataset):
         if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:
             raise ShapeError(f"TensorDataset needs tensors with one common first dim, got shapes {shapes}")
 
-    def __getitem__(self, idx: int) -> tuple:
+    def __getitem__(self, idx: int) -> tuple[Any, ...]:
         return tuple(tensor[idx] for tensor in self.tensors)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class TensorDataset(Dataset):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"tensors": [as_array(tensor) for tensor in self.tensors]}
 
-    def rows(self) -> Callable[[int], tuple]:
+    def rows(self) -> Callable[[int], tuple[Any, ...]]:
         """A function from index to the row as ndarrays, without a Tensor per sample."""
         arrays = [as_array(tensor) for tensor in self.tensors]
         return lambda idx: tuple(array[idx] for array in arrays)
@@ -72,12 +72,12 @@ class ComposeDataset(Dataset):
     """Sample i of each of several datasets of one length, joined into one flat tuple."""
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
-        self.datasets = _several("ComposeDataset", datasets)
+        self.datasets: list[Any] = _several("ComposeDataset", datasets)
         lengths = [len(dataset) for dataset in self.datasets]
         if len(set(lengths)) > 1:
             raise ShapeError(f"ComposeDataset needs datasets of one length, got lengths {lengths}")
 
-    def __getitem__(self, idx: int) -> tuple:
+    def __getitem__(self, idx: int) -> tuple[Any, ...]:
         samples = [dataset[idx] for dataset in self.datasets]
         return tuple(itertools.chain.from_iterable(s if isinstance(s, (list, tuple)) else [s] for s in samples))
 
@@ -89,7 +89,7 @@ class ChainDataset(IterableDataset):
     """Several streams, one after the other."""
 
     def __init__(self, datasets: Sequence[IterableDataset]) -> None:
-        self.datasets = _several("ChainDataset", datasets, streams=True)
+        self.datasets: list[Any] = _several("ChainDataset", datasets, streams=True)
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(self.datasets)
@@ -103,8 +103,8 @@ class ConcatDataset(Dataset):
     """
 
     def __init__(self, datasets: Iterable[Dataset]) -> None:
-        self.datasets = _several("ConcatDataset", datasets)
-        self.cumulative_sizes = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
+        self.datasets: list[Any] = _several("ConcatDataset", datasets)
+        self.cumulative_sizes: list[int] = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
 
     def __getitem__(self, idx: int) -> Any:
         at = idx + len(self) if idx < 0 else idx

@@ -30,7 +30,7 @@ class ReaderTime:
     seconds: float = 0.0
 
 
-waiting = ReaderTime()
+waiting: ReaderTime = ReaderTime()
 
 
 class Source(Protocol):
@@ -89,7 +89,7 @@ class Epoch:
         self._source.close()
 
     def _finish(self) -> None:
-        self.finished = True
+        self.finished: bool = True
         self._source.close()
         if self.position.batches == 0:
             raise self._empty() from None

@@ -30,7 +30,7 @@ class WorkerFailure:
     place: str
     kind: str
     text: str
-    args: tuple | None
+    args: tuple[Any, ...] | None
     traceback: str
 
     @classmethod

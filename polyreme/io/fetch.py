@@ -49,7 +49,7 @@ class Fetcher:
 
     def at(self, position: int, sample_id: Any) -> None:
         """Note that the sample at this position of the batch is about to be read; -1 is collation."""
-        self.position = position
+        self.position: int = position
         self._on_sample(position, sample_id)
 
     def fetch(self, task: Any, skip: bool) -> Any:

@@ -24,6 +24,9 @@ _MAX_DEPTH = 64
 class PickledTensor:
     """A Tensor as the pickle has it: an array, and the Tensor's name, "" if it has none there."""
 
+    name: str
+    array: np.ndarray | np.ndarray
+
     def __init__(self, name: str, array: np.ndarray) -> None:
         # PaddlePaddle has no Tensors of uint16: this is how it keeps bfloat16
         self.name, self.array = name, array.view(dtypes.bfloat16) if array.dtype == np.uint16 else array

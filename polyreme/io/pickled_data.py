@@ -50,6 +50,10 @@ class PickledName:
     call(machine, *arguments) -> the value; it raises DataError for arguments that are not those of data.
     """
 
+    call: Callable[..., Any] | None
+
+    name: str
+
     def __init__(self, name: str, call: Callable[..., Any] | None) -> None:
         self.name, self.call = name, call
 
@@ -90,6 +94,9 @@ def parse_pickle(data: bytes, where: str, names: Names, room: int) -> tuple[Any,
 
 class PickleMachine:
     """The stack and memo of one pickle."""
+
+    names: dict[tuple[str, str], PickledName]
+    room: int
 
     def __init__(self, names: Names, room: int) -> None:
         self.names = {**_NAMES, **names}

@@ -174,7 +174,7 @@ class Slices:
                 total = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 self._header, data_bytes = _header(file, total)
-                self.entries = _entries(self._header, data_bytes, to_end=True)
+                self.entries: dict[str, Entry] = _entries(self._header, data_bytes, to_end=True)
                 self._base = file.tell()
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error

@@ -40,7 +40,7 @@ class EpochSampler(Sampler):
 
     def __init__(self, data_source: Any = None, generator: Any = None) -> None:
         super().__init__(data_source)
-        self.seed = seed_of(generator, type(self).__name__)
+        self.seed: int = seed_of(generator, type(self).__name__)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -129,7 +129,7 @@ class WeightedRandomSampler(EpochSampler):
 
     def __init__(self, weights: Any, num_samples: int, replacement: bool = True) -> None:
         super().__init__()
-        self.weights = as_array(weights).astype(np.float64)
+        self.weights: np.ndarray = as_array(weights).astype(np.float64)
         _check_count("WeightedRandomSampler", num_samples)
         if self.weights.ndim != 1 or not np.isfinite(self.weights).all() or (self.weights < 0).any():
             raise ConfigError("WeightedRandomSampler: weights must be one dim of finite numbers of at least 0")

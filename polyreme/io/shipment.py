@@ -103,7 +103,7 @@ class Shipment:
 
 
 def pack(
-    content: tuple, name: str, use_shared_memory: bool
+    content: tuple[Any, ...], name: str, use_shared_memory: bool
 ) -> tuple[Shipment, Definitions, shared_memory.SharedMemory | None]:
     """The shipment of (dataset, collate_fn, worker_init_fn), what goes by value in it, and the segment that it owns,
     called name, if there are arrays to share.

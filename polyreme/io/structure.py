@@ -17,7 +17,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def rebuild(like: list | tuple, items: list) -> Any:
+def rebuild(like: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
     """items as a list, tuple or namedtuple, as like is."""
     if isinstance(like, list):
         return items

@@ -43,6 +43,8 @@ _NOT = Kernel(lambda x: jnp.logical_not(jnp.reshape(x, ()).astype(bool)), "truth
 class OneSided(Undefined):
     """A variable that only one side of a statement defines; reading it says so."""
 
+    message: str
+
     __slots__ = ("message",)
 
     def __init__(self, name: str, message: str) -> None:
@@ -75,7 +77,11 @@ def negation(value: TensorState) -> TensorState:
 
 
 def branch(
-    pred: TensorState, runs: tuple[Callable, Callable], names: Sequence[str], what: str, num_used: int | None = None
+    pred: TensorState,
+    runs: tuple[Callable[..., Any], Callable[..., Any]],
+    names: Sequence[str],
+    what: str,
+    num_used: int | None = None,
 ) -> list[Any]:
     """The variables' values after runs[0]() if pred else runs[1](), each of which returns one value per name.
 

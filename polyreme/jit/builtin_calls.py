@@ -70,7 +70,7 @@ def reversed_(items: Any) -> Any:
     return items.reversed() if isinstance(items, TensorRange) else reversed(items)
 
 
-_REPLACED: dict[Any, Callable] = {
+_REPLACED: dict[Any, Callable[..., Any]] = {
     max: max_, min: min_, any: any_, all: all_, enumerate: enumerate_, reversed: reversed_,
     str: host_calls.str_, repr: host_calls.repr_,
 }  # fmt: skip

@@ -21,6 +21,9 @@ class Called:
     arrays with them.
     """
 
+    name: Any | str
+    calls: int
+
     def __init__(self, fn: Callable[..., Any], **options: Any) -> None:
         self._run = jax.jit(fn, **options)
         self.lower = self._run.lower

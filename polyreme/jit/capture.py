@@ -28,7 +28,7 @@ from polyreme.jit.scopes import Scopes
 from polyreme.jit.sizes import KnownSizes
 from polyreme.jit.surroundings import Surroundings
 
-scopes = Scopes(tape.next_number)
+scopes: Scopes = Scopes(tape.next_number)
 
 # code objects whose control flow was left as written -> why; jit.convert fills it, messages read it
 unconverted: Any = weakref.WeakKeyDictionary()
@@ -37,13 +37,15 @@ unconverted: Any = weakref.WeakKeyDictionary()
 class Border(tape.UnsavedNode):
     """Stands for what was computed before the captured code began: a backward inside may not go past it."""
 
+    shape: tuple[int, ...]
+
     __slots__ = ("shape",)
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__("border", ())
         self.shape = shape
 
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
+    def gradients(self, cotangents: list[Any], create_graph: bool) -> list[Any]:
         raise CaptureError(
             f"{user_line()}: backward() inside captured code (a to_static function, or a branch or loop that "
             "depends on a "
@@ -104,6 +106,9 @@ class Capture:
     converted. stages: the code is staged out, and its Tensors may have no values. fuses: calls that fit a pattern are
     made one, as far as nobody can tell.
     """
+
+    fuses: bool
+    calls: CapturedCalls
 
     stages: ClassVar[bool] = True
     records: ClassVar[Literal[False]] = False  # into a Program
@@ -220,7 +225,7 @@ class Capture:
         """The Layer entered last is done."""
         scopes.leave()
 
-    def scope_of(self, node: Any) -> AbstractContextManager:
+    def scope_of(self, node: Any) -> AbstractContextManager[Any]:
         """A context that names what is computed after the Layer in which the node was made."""
         return scopes.of(node)
 
@@ -271,7 +276,7 @@ def watching(capture: Capture) -> Iterator[Capture]:
         capture.restore()
 
 
-def parts_of(layer: Any) -> tuple:
+def parts_of(layer: Any) -> tuple[Any, ...]:
     """What a Layer is put together from, hooks included: a program captured with other parts is another program."""
     tables = layer.__dict__
     found: list[Any] = []
@@ -280,7 +285,7 @@ def parts_of(layer: Any) -> tuple:
     return tuple(found)
 
 
-def same_parts(layer: Any, parts: tuple) -> bool:
+def same_parts(layer: Any, parts: tuple[Any, ...]) -> bool:
     """True if the Layer is still put together from these very objects."""
     now = parts_of(layer)
     return len(now) == len(parts) and all(map(operator.is_, now, parts))

@@ -115,7 +115,9 @@ def _loop_result(result: Any, count: int) -> list[Any]:
 
 
 def case(
-    pred_fn_pairs: Sequence[tuple[Any, Callable]], default: Callable | None = None, name: str | None = None
+    pred_fn_pairs: Sequence[tuple[Any, Callable[..., Any]]],
+    default: Callable[..., Any] | None = None,
+    name: str | None = None,
 ) -> Any:
     """The result of the first fn whose pred is true; else of default, which is the last fn if not given.
 
@@ -139,8 +141,8 @@ def _either(pred: Any, fn: Callable, other: Callable) -> Callable:
 
 def switch_case(
     branch_index: Any,
-    branch_fns: Sequence[Any] | Mapping[int, Callable],
-    default: Callable | None = None,
+    branch_fns: Sequence[Any] | Mapping[int, Callable[..., Any]],
+    default: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
     """The result of the function with this index; for any other, of default (if not given, of the largest index).
@@ -163,7 +165,13 @@ def switch_case(
 
 
 def if_stmt(
-    test: Any, body: Callable, orelse: Callable, get: Callable, put: Callable, names: tuple[str, ...], num_used: int
+    test: Any,
+    body: Callable[..., Any],
+    orelse: Callable[..., Any],
+    get: Callable[..., Any],
+    put: Callable[..., Any],
+    names: tuple[str, ...],
+    num_used: int,
 ) -> None:
     """if/elif/else."""
     if not staged(test):
@@ -216,7 +224,7 @@ def _go_on_without(raising: int, test: Any, error: Exception, sides: tuple[Calla
         ) from None
 
 
-def if_exp(test: Any, if_true: Callable, if_false: Callable, text: str) -> Any:
+def if_exp(test: Any, if_true: Callable[..., Any], if_false: Callable[..., Any], text: str) -> Any:
     """a if test else b."""
     if not staged(test):
         return if_true() if test else if_false()
@@ -224,7 +232,14 @@ def if_exp(test: Any, if_true: Callable, if_false: Callable, text: str) -> Any:
     return branch(test, (lambda: [if_true()], lambda: [if_false()]), names, "a conditional expression")[0]
 
 
-def while_stmt(test: Callable, body: Callable, get: Callable, put: Callable, names: tuple[str, ...], _: Any) -> None:
+def while_stmt(
+    test: Callable[..., Any],
+    body: Callable[..., Any],
+    get: Callable[..., Any],
+    put: Callable[..., Any],
+    names: tuple[str, ...],
+    _: Any,
+) -> None:
     """while: Python steps as long as the test is a Python value, then one staged loop."""
     while True:
         _forever.asked = False
@@ -264,10 +279,10 @@ def _left_by_return(get: Callable, put: Callable, names: tuple[str, ...]) -> Non
 
 def for_stmt(
     items: Any,
-    more: Callable | None,
-    body: Callable,
-    get: Callable,
-    put: Callable,
+    more: Callable[..., Any] | None,
+    body: Callable[..., Any],
+    get: Callable[..., Any],
+    put: Callable[..., Any],
     names: tuple[str, ...],
     _: Any,
 ) -> None:
@@ -306,6 +321,10 @@ def _nothing() -> None:
 
 class TensorRange:
     """range() with a Tensor among its arguments, while capturing."""
+
+    start: Any
+    stop: Any
+    step: int
 
     def __init__(self, start: Any, stop: Any, step: Any) -> None:
         if not isinstance(step, int) or step == 0:
@@ -387,7 +406,7 @@ def _for_range(
     loop(test, step, get_all, put_all, ("the loop's index", *names), "a for loop")
 
 
-def and_(a: Callable, b: Callable) -> Any:
+def and_(a: Callable[..., Any], b: Callable[..., Any]) -> Any:
     """a and b; both are evaluated if a is a Tensor of unknown value."""
     left = a()
     if not staged(left):
@@ -398,7 +417,7 @@ def and_(a: Callable, b: Callable) -> Any:
     return where(condition(left), *_pair(right, left))
 
 
-def or_(a: Callable, b: Callable) -> Any:
+def or_(a: Callable[..., Any], b: Callable[..., Any]) -> Any:
     """a or b; both are evaluated if a is a Tensor of unknown value."""
     left = a()
     if not staged(left):

@@ -338,7 +338,9 @@ def _is_users(fn: types.FunctionType) -> bool:
     return root not in sys.stdlib_module_names or not file.startswith("<")
 
 
-def converted_call(fn: Any, args: tuple, kwargs: dict[str, Any] | None, scope: Any = None, options: Any = None) -> Any:
+def converted_call(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, scope: Any = None, options: Any = None
+) -> Any:
     """fn(*args, **kwargs), fn converted if it is the user's; generated code makes every call through this."""
     kwargs = kwargs or {}
     if isinstance(fn, functools.partial):

@@ -41,7 +41,7 @@ class _Fusing:
         self.on = bool(_FLAG.value)
 
 
-fusing = _Fusing()
+fusing: _Fusing = _Fusing()
 _FLAG.changed.append(fusing.follow)
 
 
@@ -81,7 +81,7 @@ class Noted:
     name: str
     given: dict[str, Any]
     result: CallOperand
-    modes: tuple
+    modes: tuple[Any, ...]
 
     def __post_init__(self) -> None:
         self._edges = self._edges_now()

@@ -42,7 +42,7 @@ class _Calls:
         self.on = self.ordered = True
 
 
-calls = _Calls()
+calls: _Calls = _Calls()
 
 
 @contextmanager
@@ -144,6 +144,8 @@ class Text:
 
     parts: str or _Piece.
     """
+
+    parts: tuple[Any, ...]
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = tuple(parts)

@@ -51,6 +51,9 @@ class MutablePlace:
 class Items(MutablePlace):
     """The content of a list, dict, set or deque."""
 
+    owner: Any
+    name: str
+
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
 
@@ -92,6 +95,10 @@ class Items(MutablePlace):
 
 class Attribute(MutablePlace):
     """One attribute of an object."""
+
+    owner: Any
+    attribute: str
+    name: str
 
     def __init__(self, owner: Any, attribute: str) -> None:
         self.owner, self.attribute = owner, attribute

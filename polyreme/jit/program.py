@@ -62,7 +62,7 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, TensorState)
 
 
-def shapes_of(arrays: Sequence[Any]) -> list[tuple]:
+def shapes_of(arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
     """The shape and dtype of each array."""
     return [(array.shape, array.dtype) for array in arrays]
 
@@ -89,7 +89,7 @@ class Discovery:
     new_grads: tuple[TensorState, ...]
     lost_grads: tuple[TensorState, ...]
     guards: tuple[tuple[TensorState, bool, bool], ...]
-    layers: tuple[tuple[Any, bool, tuple], ...]
+    layers: tuple[tuple[Any, bool, tuple[Any, ...]], ...]
     args_written: tuple[int, ...]
     args_graded: tuple[int, ...]
     args_met: tuple[int, ...]
@@ -161,6 +161,12 @@ class CapturedProgram:
     guards: of Python values. is_function: it only computes results from arguments, so that it serves any call of its
     form and shapes while the guards hold.
     """
+
+    flags: list[tuple[bool, bool]]
+    shapes: list[tuple[Any, ...]]
+    found: Discovery
+    is_function: bool
+    guards: Guards
 
     def __init__(
         self,

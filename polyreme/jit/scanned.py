@@ -20,7 +20,9 @@ from polyreme.errors import CaptureError, ShapeError
 from polyreme.jit.region import Inputs, Out, Region, evaluate, separating, trace
 
 
-def scan_layer(layer: Callable[..., Any], weights: Sequence[Any], xs: Sequence[Any], constants: dict[str, Any]) -> list:
+def scan_layer(
+    layer: Callable[..., Any], weights: Sequence[Any], xs: Sequence[Any], constants: dict[str, Any]
+) -> list[Any]:
     """xs after layer(*xs, **constants) for each entry of weights' first dim, in order; -> Tensors as xs.
 
     weights: Parameters of the layer, stacked; while the layer runs each of them is its own entry. The layer returns as

@@ -45,7 +45,7 @@ class Scopes:
         if not self._open:
             self._names.clear()  # by id, which is only good while the layers are alive
 
-    def of(self, node: Any) -> AbstractContextManager:
+    def of(self, node: Any) -> AbstractContextManager[Any]:
         """A context in which the gradients of this tape node are named after the layer that made it."""
         at = bisect_right(self._starts, node.seq) - 1
         path = self._paths[at] if at >= 0 else ""

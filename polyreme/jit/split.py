@@ -81,7 +81,7 @@ class Flow(NamedTuple):
         )
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         """What tells programs apart: structure, shapes, dtypes, plain values."""
         told = tuple(
             (v.__class__, v) if w is None else (v.shape, v.dtype, w)
@@ -135,6 +135,12 @@ class SplitProgram:
     writes (running statistics) is read and written by `forward` itself. Random numbers come from the key given to
     `forward`, which returns the key that follows. backward=False: forward alone, nothing is kept.
     """
+
+    example: Flow
+    wants_backward: bool
+    cut: bool
+    read: list[TensorState]
+    written: list[TensorState]
 
     def __init__(
         self, fn: Callable[[Any], Any], example: Flow, place: layout.Layout | None, *, backward: bool, cut: bool

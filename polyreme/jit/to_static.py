@@ -83,7 +83,7 @@ class StaticFunction:
         instance.__dict__[self.fn.__name__] = bound
         return bound
 
-    def __deepcopy__(self, memo: dict) -> StaticFunction:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> StaticFunction:
         """One for the copied instance; it captures anew."""
         return StaticFunction(copy.deepcopy(self.fn, memo), self.input_spec)
 

@@ -113,6 +113,8 @@ class Unreduced:
     splits: of each argument. axes: of each result, the axes over which it can be left unreduced, () for none.
     """
 
+    axes: list[Axes]
+
     def __init__(self, closed: ClosedJaxpr, replicas: Replicas, splits: Sequence[Split]) -> None:
         self._closed = closed
         self._replicas = replicas

@@ -32,7 +32,7 @@ class _Told:
             log.addHandler(handler)
 
 
-told = _Told()
+told: _Told = _Told()
 
 
 def set_verbosity(level: int = 0, also_to_stdout: bool = False) -> None:

@@ -312,7 +312,7 @@ def check_split(q: jax.Array, k: jax.Array, split: Split) -> None:
             check_zigzag(size, ways)
 
 
-def over_devices(split: Split, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+def over_devices(split: Split, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """fn of each device's parts of arrays that lie as the specs say."""
     # check_vma off: the blocked kernel starts its loops from zeros that do not vary over devices
     return jax.shard_map(fn, mesh=split.mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False)

@@ -71,6 +71,11 @@ class Accuracy(Metric):
     ([0.5, 1.0], [0.5, 1.0], ['acc_top1', 'acc_top2'])
     """
 
+    topk: tuple[int, ...]
+    maxk: int
+    total: list[float]
+    count: list[int]
+
     def __init__(self, topk: Sequence[int] = (1,), name: str | None = None, *args: Any, **kwargs: Any) -> None:
         _refuse_extra(self, args, kwargs)
         if not isinstance(topk, (tuple, list)) or not topk or not all(_is_count(k) for k in topk):
@@ -126,6 +131,9 @@ class Precision(Metric):
     0.6667
     """
 
+    tp: int
+    fp: int
+
     def __init__(self, name: str = "precision", *args: Any, **kwargs: Any) -> None:
         _refuse_extra(self, args, kwargs)
         self._name = name
@@ -161,6 +169,9 @@ class Recall(Metric):
     >>> round(m.accumulate(), 4)
     0.6667
     """
+
+    tp: int
+    fn: int
 
     def __init__(self, name: str = "recall", *args: Any, **kwargs: Any) -> None:
         _refuse_extra(self, args, kwargs)

@@ -38,6 +38,7 @@ from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
+from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange, zeros_like
 from polyreme.ops.gather_scatter import take_along_axis
 from polyreme.ops.layout import constrain
@@ -92,6 +93,13 @@ class BertConfig:
 class PostNormBlock(Layer):
     """norm(x + attention(x)), then norm(x + feed_forward(x))."""
 
+    attention: SelfAttention
+    attention_norm: LayerNorm
+    ffn: TwoLayers
+    ffn_norm: LayerNorm
+    drop: Dropout
+    recompute: str
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.attention = SelfAttention(config.hidden_size, config.num_heads, config.attention_dropout)
@@ -123,7 +131,15 @@ class Bert(Pretrained, Layer):
     (paddle.Size([1, 3, 32]), paddle.Size([1, 32]))
     """
 
-    family = architecture("bert", "base")
+    tokens: Embedding
+    positions: Embedding
+    token_types: Embedding
+    task_types: Embedding
+    norm: LayerNorm
+    drop: Dropout
+    blocks: LayerList
+
+    family: Any = architecture("bert", "base")
 
     def __init__(self, config: BertConfig, pooled: bool = True) -> None:
         super().__init__()
@@ -207,7 +223,12 @@ class BertForMaskedLM(_WithEncoder):
     labels [batch, seq]: the id that a masked token was; -100 leaves a place out. The others: as of Bert.
     """
 
-    family = architecture("bert", "masked_lm")
+    activation: Callable[..., Any]
+
+    norm: LayerNorm
+    bias: Parameter
+
+    family: Any = architecture("bert", "masked_lm")
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, pooled=False)
@@ -257,7 +278,9 @@ class BertForSequenceClassification(_WithEncoder):
     mean square. The others: as of Bert.
     """
 
-    family = architecture("bert", "classification")
+    drop: Dropout
+
+    family: Any = architecture("bert", "classification")
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, pooled=True)

@@ -27,6 +27,9 @@ def check_cache_dtype(name: str | None) -> None:
 class LayerCache:
     """What one block of a Decoder has of a KVCache: keys, values, and of codes of 8 bits the scales of both."""
 
+    owner: Any
+    tensors: tuple[Any, ...]
+
     def __init__(self, owner: Any, *tensors: Any) -> None:
         self.owner, self.tensors = owner, tensors
 
@@ -95,6 +98,11 @@ class KVCache(CacheRows):
     Raises ConfigError for more places than the model has positions, and for another dtype.
     """
 
+    batch: int
+    places: int
+    lengths: Any
+    layers: list[LayerCache]
+
     def __init__(self, model: Any, batch: int, places: int, dtype: Any = None) -> None:
         if batch < 1 or not 1 <= places <= model.config.seq_len:
             raise ConfigError(
@@ -118,6 +126,10 @@ class PagedCache:
     rows() are what a Decoder extends: any number of them read and write the same blocks. dtype: as of KVCache.
     """
 
+    num_blocks: int
+    block_size: int
+    layers: list[tuple[Any, ...]]
+
     def __init__(self, model: Any, num_blocks: int, block_size: int, dtype: Any = None) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.layers = _empty(model, num_blocks, block_size, None, dtype)
@@ -138,6 +150,11 @@ class PagedRows(CacheRows):
     block_tables: int32 [batch, count]; a row keeps its places block_size * j on in block block_tables[:, j], -1 where
     it has none. Both they and lengths are set from outside.
     """
+
+    places: int
+    is_empty: bool
+    lengths: Any
+    layers: list[LayerCache]
 
     def __init__(self, cache: PagedCache, batch: int, places: int) -> None:
         self.places, self.is_empty = places, False

@@ -31,6 +31,7 @@ from polyreme.models.published import SAME, PublishedFamily, WeightRule, read_co
 from polyreme.nn import Conv2D, Embedding, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
+from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange
 from polyreme.ops.layout import constrain
 from polyreme.ops.manipulation import concat
@@ -106,6 +107,11 @@ class CLIPConfig:
 class PreNormBlock(Layer):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
+    attention_norm: LayerNorm
+    attention: SelfAttention
+    ffn_norm: LayerNorm
+    ffn: TwoLayers
+
     def __init__(self, config: CLIPTowerConfig) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
@@ -123,6 +129,11 @@ class CLIPText(Layer):
 
     attention_mask [batch, seq]: 0 where a place is padding, which no other sees.
     """
+
+    tokens: Embedding
+    positions: Embedding
+    blocks: LayerList
+    norm: LayerNorm
 
     def __init__(self, config: CLIPTextConfig) -> None:
         super().__init__()
@@ -151,6 +162,13 @@ class CLIPText(Layer):
 
 class CLIPVision(Layer):
     """Images [batch, channels, side, side] -> (hidden [batch, 1 + patches, embed], pooled [batch, embed])."""
+
+    patches: Conv2D
+    first: Parameter
+    positions: Embedding
+    norm: LayerNorm
+    blocks: LayerList
+    pooled_norm: LayerNorm
 
     def __init__(self, config: CLIPVisionConfig) -> None:
         super().__init__()
@@ -186,7 +204,11 @@ class CLIP(Pretrained, Layer):
     return_loss the mean cross-entropy, both ways, of which text goes with which image (0-D): as many of both.
     """
 
-    family = architecture("clip", "base")
+    text: CLIPText
+    vision: CLIPVision
+    logit_scale: Parameter
+
+    family: Any = architecture("clip", "base")
 
     def __init__(self, config: CLIPConfig) -> None:
         super().__init__()

@@ -153,6 +153,10 @@ class DeepseekV3Config(LatentConfig):
 class LatentAttention(Layer):
     """Causal self-attention whose keys and values are linear in a narrow latent. Source: arXiv:2405.04434, 2.1."""
 
+    q_norm: RMSNorm
+    kv_norm: RMSNorm
+    scale: Any
+
     def __init__(self, config: LatentConfig) -> None:
         super().__init__()
         self.config = config
@@ -199,6 +203,10 @@ class NextToken(Layer):
     Source: arXiv:2412.19437, equation 21; as in the public checkpoint the token's embedding comes first.
     """
 
+    token_norm: RMSNorm
+    hidden_norm: RMSNorm
+    norm: RMSNorm
+
     def __init__(self, config: DeepseekV3Config, block: SparseBlock) -> None:
         super().__init__()
         self.token_norm, self.hidden_norm, self.norm = (
@@ -216,6 +224,8 @@ class NextToken(Layer):
 class DeepseekV3(Mixtral):
     """As Mixtral, with latent attention; the first blocks have no experts. In training the modules of `mtp` predict
     further tokens, with the embedding and the head of the model."""
+
+    mtp: LayerList
 
     family = DEEPSEEK_V3
 

@@ -49,6 +49,13 @@ class SelfAttention(Layer):
     """Attention among all places of [batch, seq, embed]; mask as of scaled_dot_product_attention. documents: those that
     share rows, whose places see each other alone, instead of a mask."""
 
+    num_heads: int
+    dropout: float
+    q: Linear
+    k: Linear
+    v: Linear
+    out: Linear
+
     def __init__(self, width: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.num_heads, self.dropout = num_heads, dropout
@@ -74,6 +81,11 @@ class SelfAttention(Layer):
 
 class TwoLayers(Layer):
     """down(activation(up(x)))."""
+
+    activation: Callable[..., Any]
+
+    up: Linear
+    down: Linear
 
     def __init__(self, width: int, ffn_size: int, activation: str) -> None:
         super().__init__()

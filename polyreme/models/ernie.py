@@ -28,19 +28,19 @@ class ErnieConfig(BertConfig):
 class Ernie(Bert):
     """As Bert."""
 
-    family = architecture("ernie", "base")
+    family: Any = architecture("ernie", "base")
 
 
 class ErnieForMaskedLM(BertForMaskedLM):
     """As BertForMaskedLM."""
 
-    family = architecture("ernie", "masked_lm")
+    family: Any = architecture("ernie", "masked_lm")
 
 
 class ErnieForSequenceClassification(BertForSequenceClassification):
     """As BertForSequenceClassification."""
 
-    family = architecture("ernie", "classification")
+    family: Any = architecture("ernie", "classification")
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:

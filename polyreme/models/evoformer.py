@@ -28,7 +28,7 @@ from polyreme.models.families import DISTANCE_BINS, FARTHEST_OFFSET, HEAD_DIM, L
 from polyreme.nn import Embedding, Layer, LayerNorm, Linear, Stacked
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant, KaimingNormal, XavierUniform
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, Parameter
 from polyreme.ops.creation import arange
 from polyreme.ops.layout import constrain
 from polyreme.ops.products import einsum
@@ -88,6 +88,14 @@ class GateAttention(Layer):
     bias [b, 1, h, r, r] and mask [b, m, r], 1 for places that are there, else 0; either may be None.
     """
 
+    query_weight: Parameter
+    key_weight: Parameter
+    value_weight: Parameter
+    gate_weight: Parameter
+    gate_bias: Parameter
+    out_weight: Parameter
+    out_bias: Parameter
+
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
         shape, dims = [width, heads, head_dim], ("embed", "heads", "head_dim")
@@ -115,6 +123,8 @@ class PairBias(Layer):
     dim: the logical dim of i.
     """
 
+    proj: Linear
+
     def __init__(self, config: EvoformerConfig, heads: int, dim: str) -> None:
         super().__init__()
         self.dim = dim
@@ -126,6 +136,11 @@ class PairBias(Layer):
 
 class MSARowAttentionWithPairBias(Layer):
     """Residues of a sequence attend to each other, biased by their pairs. Source: algorithm 7."""
+
+    norm: LayerNorm
+    pair_norm: LayerNorm
+    bias: PairBias
+    attention: GateAttention
 
     def __init__(self, config: EvoformerConfig) -> None:
         super().__init__()
@@ -139,6 +154,9 @@ class MSARowAttentionWithPairBias(Layer):
 
 class MSAColumnAttention(Layer):
     """Sequences attend to each other at each residue: MSA turned, [b, r, s, m]. Source: algorithm 8."""
+
+    norm: LayerNorm
+    attention: GateAttention
 
     def __init__(self, config: EvoformerConfig) -> None:
         super().__init__()
@@ -154,6 +172,15 @@ class MSAColumnGlobalAttention(Layer):
 
     MSA turned, [b, r, s, m] -> the same. Source: algorithm 19.
     """
+
+    heads: int
+    head_dim: int
+    norm: LayerNorm
+    query: Linear
+    key: Linear
+    value: Linear
+    gate: Linear
+    out: Linear
 
     def __init__(self, config: EvoformerConfig) -> None:
         super().__init__()
@@ -186,6 +213,10 @@ class MSAColumnGlobalAttention(Layer):
 class Transition(Layer):
     """Two Linears around a ReLU, at each place by itself. Source: algorithms 9 and 15."""
 
+    norm: LayerNorm
+    up: Linear
+    down: Linear
+
     def __init__(self, width: int, factor: int) -> None:
         super().__init__()
         self.norm = LayerNorm(width)
@@ -202,6 +233,12 @@ class OuterProductMean(Layer):
 
     MSA turned, [b, r, s, m] -> [b, i, j, z].
     """
+
+    norm: LayerNorm
+    left: Linear
+    right: Linear
+    weight: Parameter
+    bias: Parameter
 
     def __init__(self, config: EvoformerConfig) -> None:
         super().__init__()
@@ -233,6 +270,15 @@ class TriangleMultiplication(Layer):
     Pairs [b, i, j, z], turned for incoming edges -> the same.
     """
 
+    norm: LayerNorm
+    out_norm: LayerNorm
+    left: Linear
+    right: Linear
+    left_gate: Linear
+    right_gate: Linear
+    out: Linear
+    gate: Linear
+
     def __init__(self, config: EvoformerConfig, outgoing: bool) -> None:
         super().__init__()
         width, inner = config.pair_width, config.triangle_width
@@ -262,6 +308,10 @@ class TriangleAttention(Layer):
     Pairs [b, i, j, z], turned for ending edges -> the same. dim: the logical dim that is second.
     """
 
+    norm: LayerNorm
+    bias: PairBias
+    attention: GateAttention
+
     def __init__(self, config: EvoformerConfig, dim: str) -> None:
         super().__init__()
         self.norm = LayerNorm(config.pair_width)
@@ -283,6 +333,17 @@ class EvoformerBlock(Layer):
     >>> [x.shape for x in block(zeros([1, 3, 5, 16]), zeros([1, 5, 5, 8]))]
     [paddle.Size([1, 3, 5, 16]), paddle.Size([1, 5, 5, 8])]
     """
+
+    recompute: str
+    row_attention: MSARowAttentionWithPairBias
+    column_attention: MSAColumnAttention | MSAColumnGlobalAttention
+    msa_transition: Transition
+    outer_product_mean: OuterProductMean
+    triangle_outgoing: TriangleMultiplication
+    triangle_incoming: TriangleMultiplication
+    triangle_starting: TriangleAttention
+    triangle_ending: TriangleAttention
+    pair_transition: Transition
 
     def __init__(self, config: EvoformerConfig) -> None:
         super().__init__()
@@ -388,6 +449,17 @@ class Evoformer(Layer):
     >>> [x.shape for x in Evoformer(config)(zeros([1, 2, 3], "int64"))]
     [paddle.Size([1, 2, 3, 21]), paddle.Size([1, 3, 3, 16])]
     """
+
+    letters: Embedding
+    target: Embedding
+    left: Embedding
+    right: Embedding
+    offsets: Embedding
+    blocks: EvoformerStack
+    msa_norm: LayerNorm
+    pair_norm: LayerNorm
+    letter_head: Linear
+    distance_head: Linear
 
     family: Family
 

@@ -67,6 +67,13 @@ class GPTConfig:
 class Attention(Layer):
     """Causal self-attention; the columns of qkv are ordered [head, q k v, head_dim], so that mp splits whole heads."""
 
+    num_heads: int
+    head_dim: int
+    dropout: float
+    recompute: str
+    qkv: Linear
+    out: Linear
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         width, std = config.hidden_size, _output_std(config)
@@ -92,6 +99,9 @@ class Attention(Layer):
 class FeedForward(Layer):
     """GELU (tanh form) between two Linears."""
 
+    up: Linear
+    down: Linear
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.up = Linear(config.hidden_size, config.ffn_size, _normal(0.02), dims=("embed", "ffn"))
@@ -103,6 +113,13 @@ class FeedForward(Layer):
 
 class Block(Layer):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    attention_norm: LayerNorm
+    attention: Attention
+    ffn_norm: LayerNorm
+    ffn: FeedForward
+    drop: Dropout
+    recompute: str
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -132,6 +149,13 @@ class GPT(Decoder):
     >>> GPT(GPTConfig.nano())(to_tensor([[1, 2, 3]])).shape
     paddle.Size([1, 3, 128])
     """
+
+    tokens: Embedding
+    positions: Embedding
+    drop: Dropout
+    blocks: LayerList
+    norm: LayerNorm
+    head: Linear
 
     family = families.GPT
 

@@ -111,6 +111,17 @@ class LlamaConfig:
 class Attention(Layer):
     """Causal self-attention with rotary positions and grouped key-value heads; window: as of LlamaConfig.window."""
 
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    recompute: str
+    q: Linear
+    k: Linear
+    v: Linear
+    out: Linear
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+
     def __init__(self, config: LlamaConfig, window: int = 0) -> None:
         super().__init__()
         width, bias = config.hidden_size, config.qkv_bias
@@ -146,6 +157,10 @@ class Attention(Layer):
 class FeedForward(Layer):
     """down(silu(gate(x)) * up(x)). Source: arXiv:2002.05202. bias: whether each of the three adds one."""
 
+    gate: Linear
+    up: Linear
+    down: Linear
+
     def __init__(self, config: LlamaConfig, bias: bool = False) -> None:
         super().__init__()
         self.gate = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"), bias)
@@ -160,6 +175,12 @@ class FeedForward(Layer):
 
 class Block(Layer):
     """x + attention(norm(x)), then x + ffn(norm(x)); an Attention and a FeedForward if not given."""
+
+    attention_norm: RMSNorm
+    attention: Layer | Attention
+    ffn_norm: RMSNorm
+    ffn: Layer | FeedForward
+    recompute: str
 
     def __init__(self, config: LlamaConfig, attention: Layer | None = None, ffn: Layer | None = None) -> None:
         super().__init__()
@@ -189,6 +210,11 @@ class Llama(Decoder):
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
     """
+
+    tokens: Embedding
+    blocks: LayerList
+    norm: RMSNorm
+    head: Linear
 
     family = LLAMA
 

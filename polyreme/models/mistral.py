@@ -24,7 +24,7 @@ class Mistral(Llama):
     """As Llama."""
 
     family = MISTRAL
-    is_order_free = Llama.is_order_free
+    is_order_free: property = Llama.is_order_free
 
 
 PUBLISHED = PublishedFamily(

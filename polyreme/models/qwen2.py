@@ -28,7 +28,7 @@ class Qwen2(Llama):
     """As Llama."""
 
     family = QWEN2
-    is_order_free = Llama.is_order_free
+    is_order_free: property = Llama.is_order_free
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

@@ -28,7 +28,7 @@ class Qwen3(Llama):
     """As Llama."""
 
     family = QWEN3
-    is_order_free = Llama.is_order_free
+    is_order_free: property = Llama.is_order_free
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Qwen3Moe(Mixtral):
     """As Mixtral."""
 
     family = QWEN3_MOE
-    is_order_free = Mixtral.is_order_free
+    is_order_free: property = Mixtral.is_order_free
 
 
 def _rules(config: Any) -> list[WeightRule]:

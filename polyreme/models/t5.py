@@ -8,7 +8,7 @@ embed, heads (num_heads * head_dim), ffn, vocab.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -106,6 +106,9 @@ def buckets(queries: int, keys: int, num_buckets: int, max_distance: int, is_cau
 class T5Attention(Layer):
     """Attention without a scale from x to itself or to context [batch, t, embed]; bias is added to the scores."""
 
+    num_heads: int
+    dropout: float
+
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.num_heads * config.head_dim
@@ -137,6 +140,10 @@ class T5Attention(Layer):
 class T5FeedForward(Layer):
     """down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
 
+    activation: Callable[..., Any]
+
+    drop: Dropout
+
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         width, ffn = config.hidden_size, config.ffn_size
@@ -153,6 +160,14 @@ class T5FeedForward(Layer):
 
 class T5Block(Layer):
     """x + attention(norm(x)), in a decoder x + cross(norm(x), context), then x + feed_forward(norm(x))."""
+
+    attention_norm: RMSNorm
+    attention: T5Attention
+    cross_norm: RMSNorm
+    cross: T5Attention
+    ffn_norm: RMSNorm
+    ffn: T5FeedForward
+    drop: Dropout
 
     def __init__(self, config: T5Config, is_decoder: bool) -> None:
         super().__init__()
@@ -196,6 +211,8 @@ class T5Cache:
     length: int32 [batch], tokens that are in. mask: bool [batch, 1, 1, t], which of the t there are.
     """
 
+    layers: list[T5LayerCache]
+
     def __init__(self, model: T5ForConditionalGeneration, batch: int, t: int, places: int) -> None:
         config, dtype = model.config, model.tokens.weight.dtype
         heads, width = config.num_heads, config.head_dim
@@ -213,6 +230,13 @@ class T5Cache:
 
 class T5Stack(Layer):
     """Blocks that share one table of biases, and the norm after them."""
+
+    config: T5Config
+    is_decoder: bool
+    distances: Embedding
+    blocks: LayerList
+    norm: RMSNorm
+    drop: Dropout
 
     def __init__(self, config: T5Config, num_layers: int, is_decoder: bool) -> None:
         super().__init__()
@@ -256,7 +280,11 @@ class T5ForConditionalGeneration(Pretrained, Layer):
     paddle.Size([1, 2, 128])
     """
 
-    family = architecture("t5", "seq2seq_lm")
+    tokens: Embedding
+    encoder: T5Stack
+    decoder: T5Stack
+
+    family: Any = architecture("t5", "seq2seq_lm")
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()

@@ -93,7 +93,7 @@ class ViT(_ViT):
     pooled: tanh of a linear map of the first token.
     """
 
-    family = architecture("vit", "base")
+    family: Any = architecture("vit", "base")
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config, num_classes=0)
@@ -108,7 +108,7 @@ class ViTForImageClassification(_ViT):
     """Images [batch, channels, image_size, image_size] -> scores [batch, num_labels]; with labels [batch], the mean
     cross-entropy (0-D)."""
 
-    family = architecture("vit", "image_classification")
+    family: Any = architecture("vit", "image_classification")
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config, num_classes=config.num_labels)

@@ -44,6 +44,9 @@ class GradientClip:
 class ClipGradByValue(GradientClip):
     """Every element into [min, max]; min is -max unless given."""
 
+    max: float
+    min: float
+
     one_by_one: ClassVar = True
 
     def __init__(self, max: float, min: float | None = None) -> None:
@@ -59,6 +62,8 @@ class ClipGradByValue(GradientClip):
 class ClipGradByNorm(GradientClip):
     """Each gradient scaled down to an L2 norm of at most clip_norm."""
 
+    clip_norm: float
+
     one_by_one: ClassVar = True
 
     def __init__(self, clip_norm: float) -> None:
@@ -73,6 +78,8 @@ class ClipGradByGlobalNorm(GradientClip):
 
     group_name and auto_skip_clip are accepted for scripts that give them; groups of parameters are the optimizer's.
     """
+
+    clip_norm: float
 
     def __init__(self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False) -> None:
         self.clip_norm = _positive(clip_norm)

@@ -22,7 +22,7 @@ class LayerHooks:
         tables["_state_dict_hooks"] = OrderedDict()
 
     def register_forward_pre_hook(
-        self: Any, hook: Callable, *, prepend: bool = False, with_kwargs: bool = False
+        self: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> HookHandle:
         """Call hook(layer, inputs) before forward; what it returns, if anything, replaces the inputs.
 
@@ -32,7 +32,12 @@ class LayerHooks:
         return _register(self._forward_pre_hooks, hook, prepend, flags)
 
     def register_forward_post_hook(
-        self: Any, hook: Callable, *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
+        self: Any,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
     ) -> HookHandle:
         """Call hook(layer, inputs, outputs) after forward; what it returns, if anything, replaces the outputs.
 
@@ -45,7 +50,7 @@ class LayerHooks:
 
     register_forward_hook = register_forward_post_hook
 
-    def register_state_dict_hook(self: Any, hook: Callable[[dict], dict | None]) -> HookHandle:
+    def register_state_dict_hook(self: Any, hook: Callable[[dict[Any, Any]], dict[Any, Any] | None]) -> HookHandle:
         """Call hook(state) when state_dict has this layer's names, to change them.
 
         What the hook of the layer that state_dict is called on returns, if anything, is the state.
@@ -69,7 +74,7 @@ def _register(hooks: OrderedDict, hook: Callable, prepend: bool, flags: list[Ord
     return HookHandle(remove)
 
 
-def run_before(layer: Any, inputs: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def run_before(layer: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs and keywords as the hooks before forward leave them."""
     with_kwargs = layer._forward_pre_hooks_with_kwargs_flag
     for key, hook in layer._forward_pre_hooks.items():
@@ -87,7 +92,7 @@ def run_before(layer: Any, inputs: tuple, keywords: dict[str, Any]) -> tuple[tup
     return inputs, keywords
 
 
-def run_after(layer: Any, inputs: tuple, keywords: dict[str, Any], outputs: Any) -> Any:
+def run_after(layer: Any, inputs: tuple[Any, ...], keywords: dict[str, Any], outputs: Any) -> Any:
     """Outputs as the hooks after forward leave them."""
     with_kwargs = layer._forward_post_hooks_with_kwargs_flag
     for key, hook in layer._forward_post_hooks.items():
@@ -98,7 +103,7 @@ def run_after(layer: Any, inputs: tuple, keywords: dict[str, Any], outputs: Any)
     return outputs
 
 
-def run_after_error(layer: Any, inputs: tuple, keywords: dict[str, Any]) -> None:
+def run_after_error(layer: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """The hooks that are called after a forward that raised."""
     with_kwargs = layer._forward_post_hooks_with_kwargs_flag
     for key in layer._forward_post_hooks_always_called:

@@ -29,7 +29,7 @@ class _Making(threading.local):
         self.lazily = False
 
 
-making = _Making()
+making: _Making = _Making()
 
 
 class Unmade(Symbol):
@@ -37,6 +37,8 @@ class Unmade(Symbol):
 
     number: its place among all that were made, which is the order in which values would have been drawn.
     """
+
+    number: int
 
     __slots__ = ("initializer", "number")
     initializer: Any
@@ -75,6 +77,11 @@ class Parameter(Tensor):
     it; for what a Layer adjusts once a step, however many microbatches that has.
     """
 
+    stop_gradient: bool
+
+    dims: tuple[str | None, ...] | tuple[None, ...]
+    optimize_attr: dict[str, float]
+
     is_statistic: bool = False
     has_sparse_rows: bool = False
     state_tier: Any = None
@@ -111,7 +118,7 @@ class Parameter(Tensor):
         """What is placed and updated: itself, or the parameter that it is an entry of (nn.parameter_entry)."""
         return self
 
-    def __deepcopy__(self, memo: dict) -> Parameter:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Parameter:
         copied: Any = super().__deepcopy__(memo)
         if self.after_update is not None:
             # a method of the Layer that is copied with it, not of this one

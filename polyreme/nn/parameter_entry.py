@@ -159,7 +159,7 @@ class ParameterEntry(Parameter):
         """Refused: gradients are the whole's."""
         return self._refuse("register_hook")
 
-    def __deepcopy__(self, memo: dict) -> ParameterEntry:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> ParameterEntry:
         whole = memo.get(id(self._whole))
         if whole is None:
             whole = self._whole.__deepcopy__(memo)

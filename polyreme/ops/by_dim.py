@@ -194,7 +194,7 @@ def sort(
 
 
 @_spell
-def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple:
+def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
     """Parts along dim, as a tuple: of that many elements, the last one shorter if need be, or of the sizes listed."""
     if not isinstance(split_size_or_sections, int):
         return tuple(manipulation.split(tensor, list(split_size_or_sections), dim))

@@ -84,7 +84,7 @@ def _read(get: Callable[..., Array], x: Array, *indices: Array) -> Array:
     return _half_read(get, x, *indices) if _is_half(x) else get(x, *indices)
 
 
-def read(x: Array, at: tuple, mode: str = "fill", fill_value: Any = None) -> Array:
+def read(x: Array, at: tuple[Any, ...], mode: str = "fill", fill_value: Any = None) -> Array:
     """x[at]; at: arrays, slices, None and Ellipsis. mode and fill_value are those of jax's `.at[].get`.
 
     By default NaN, the lowest signed or the highest unsigned integer, or True where an index is out of range. In
@@ -106,12 +106,12 @@ def read_along(x: Array, index: Array, dim: int) -> Array:
     return _read(lambda x, index: jnp.take_along_axis(x, index, dim), x, _bounded_read(index, x.shape[dim]))
 
 
-def write(x: Array, at: tuple, value: Array) -> Array:
+def write(x: Array, at: tuple[Any, ...], value: Array) -> Array:
     """x with x[at] = value; what is out of range is dropped."""
     return x.at[_bounded_entries(at, x.shape, bounded)].set(value)
 
 
-def add(x: Array, at: tuple, value: Array) -> Array:
+def add(x: Array, at: tuple[Any, ...], value: Array) -> Array:
     """x with value added at x[at], as often as a place is named; what is out of range is dropped."""
     at = _bounded_entries(at, x.shape, bounded)
     if not _is_half(x):

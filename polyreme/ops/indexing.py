@@ -63,7 +63,7 @@ def _getitem_rule(call: OpCall) -> ShardingRule | None:
 
 
 @op(method=False, rule=_getitem_rule)
-def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
+def getitem(x: Array, arrays: list[Array], spec: tuple[Any, ...]) -> Array:
     """x[index]; spec and arrays as the module describes them. Out of range: NaN, or the lowest integer; see ops.ids."""
     # plain ints were checked where they were written, and need no mask
     index = _index(arrays, spec)
@@ -72,7 +72,7 @@ def getitem(x: Array, arrays: list[Array], spec: tuple) -> Array:
 
 
 @op(method=False, rule=like_first())
-def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple) -> Array:
+def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple[Any, ...]) -> Array:
     """A copy of x with x[index] = value, value broadcast and cast to x's dtype."""
     index = _index(arrays, spec)
     value = _keep(value, x)

@@ -467,7 +467,7 @@ def lp_pool2d(
 
 
 @op(method=False)
-def scatter_to_image(x: Array, indices: Array, sizes: tuple, data_format: str) -> Array:
+def scatter_to_image(x: Array, indices: Array, sizes: tuple[Any, ...], data_format: str) -> Array:
     """Zeros of spatial sizes with x's entries at flat indices, [N, C, ...] -> [N, C, *sizes]: max_unpool's op."""
     last = data_format.endswith("C")
     if x.shape != indices.shape:

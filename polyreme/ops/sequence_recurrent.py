@@ -146,7 +146,7 @@ def sequence_lstm(
 
 
 def gru_step(
-    x: Array, h: Array, weight: Array, gate: Callable, candidate: Callable, origin_mode: bool
+    x: Array, h: Array, weight: Array, gate: Callable[..., Any], candidate: Callable[..., Any], origin_mode: bool
 ) -> tuple[Array, Array, Array]:
     """One step of a GRU: x [n, 3 d] with its bias, h [n, d] -> (gates [n, 3 d], reset * h, new h).
 

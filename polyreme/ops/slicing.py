@@ -24,7 +24,7 @@ from polyreme.ops.manipulation import resolve_shape
 from polyreme.ops.sharding import keeps_equal_dims, regroups
 
 
-def slice_index(shape: Sequence[int], axes: Any, starts: Any, ends: Any, strides: Any, what: str) -> tuple:
+def slice_index(shape: Sequence[int], axes: Any, starts: Any, ends: Any, strides: Any, what: str) -> tuple[Any, ...]:
     """The index x[...] of a slice along each of axes; bounds past the ends are cut as Python's are."""
     dims = dims_of(axes, len(shape), what)
     limits = [ints(starts), ints(ends), ints(strides) if strides is not None else (1,) * len(dims)]

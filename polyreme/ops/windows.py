@@ -74,7 +74,13 @@ def explicit_pads(padding: Any, n: int, last: bool, what: str) -> Pads:
 
 
 def resolve_pads(
-    padding: Any, sizes: tuple[int, ...], kernel: tuple, stride: tuple, dilation: tuple, last: bool, what: str
+    padding: Any,
+    sizes: tuple[int, ...],
+    kernel: tuple[Any, ...],
+    stride: tuple[Any, ...],
+    dilation: tuple[Any, ...],
+    last: bool,
+    what: str,
 ) -> Pads:
     """Padding as (before, after) pairs; "SAME" makes ceil(size / stride) windows, the odd one out goes after.
 

@@ -60,6 +60,10 @@ class LRScheduler:
     0.2
     """
 
+    base_lr: float
+    last_epoch: int
+    keys: list[str]
+
     # References are weak, and the tuple is replaced and never changed, so copies of a scheduler share no observers.
     _observers: tuple[weakref.ref[Any], ...] = ()
 
@@ -169,6 +173,9 @@ class NoamDecay(LRScheduler):
     Source: arXiv:1706.03762, section 5.3.
     """
 
+    d_model: int
+    warmup_steps: int
+
     def __init__(
         self,
         d_model: int,
@@ -190,6 +197,9 @@ class NoamDecay(LRScheduler):
 class PiecewiseDecay(LRScheduler):
     """values[i] before boundaries[i], and values[-1] from the last boundary on."""
 
+    boundaries: list[float]
+    values: list[Any]
+
     def __init__(
         self, boundaries: Sequence[float], values: Sequence[float], last_epoch: int = -1, verbose: bool = False
     ) -> None:
@@ -209,6 +219,8 @@ class PiecewiseDecay(LRScheduler):
 class NaturalExpDecay(LRScheduler):
     """lr * exp(-gamma * epoch); gamma > 0."""
 
+    gamma: float
+
     def __init__(self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False) -> None:
         self.gamma = _number(self, "gamma", gamma, above=0.0)
         super().__init__(learning_rate, last_epoch, verbose)
@@ -219,6 +231,8 @@ class NaturalExpDecay(LRScheduler):
 
 class InverseTimeDecay(LRScheduler):
     """lr / (1 + gamma * epoch); gamma >= 0."""
+
+    gamma: float
 
     def __init__(self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False) -> None:
         self.gamma = _number(self, "gamma", gamma, low=0.0)
@@ -233,6 +247,10 @@ class PolynomialDecay(LRScheduler):
 
     With cycle, end_lr is not held: the span grows to the next multiple of decay_steps and the decay goes on over it.
     """
+
+    decay_steps: int
+    end_lr: float
+    power: float
 
     def __init__(
         self,
@@ -262,6 +280,10 @@ class LinearWarmup(LRScheduler):
 
     A scheduler starts at its own epoch 0 when the warmup ends, and is stepped by this one; its state is saved with it.
     """
+
+    warmup_steps: int
+    start_lr: float
+    end_lr: float
 
     def __init__(
         self,
@@ -314,6 +336,8 @@ class LinearWarmup(LRScheduler):
 class ExponentialDecay(LRScheduler):
     """lr * gamma^epoch; 0 < gamma < 1."""
 
+    gamma: float
+
     def __init__(self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False) -> None:
         self.gamma = _number(self, "gamma", gamma, above=0.0, below=1.0)
         super().__init__(learning_rate, last_epoch, verbose)
@@ -324,6 +348,9 @@ class ExponentialDecay(LRScheduler):
 
 class MultiStepDecay(LRScheduler):
     """lr * gamma^(number of milestones reached); 0 <= gamma < 1."""
+
+    milestones: list[float]
+    gamma: float
 
     def __init__(
         self,
@@ -344,6 +371,9 @@ class MultiStepDecay(LRScheduler):
 class StepDecay(LRScheduler):
     """lr * gamma^floor(epoch / step_size); 0 <= gamma < 1."""
 
+    step_size: int
+    gamma: float
+
     def __init__(
         self, learning_rate: float, step_size: int, gamma: float = 0.1, last_epoch: int = -1, verbose: bool = False
     ) -> None:
@@ -358,6 +388,8 @@ class StepDecay(LRScheduler):
 class LambdaDecay(LRScheduler):
     """lr * lr_lambda(epoch)."""
 
+    lr_lambda: Callable[..., float]
+
     def __init__(
         self, learning_rate: float, lr_lambda: Callable[[int], float], last_epoch: int = -1, verbose: bool = False
     ) -> None:
@@ -370,6 +402,8 @@ class LambdaDecay(LRScheduler):
 
 class MultiplicativeDecay(LRScheduler):
     """lr * lr_lambda(1) * ... * lr_lambda(epoch); lr_lambda must always give the same factor for an epoch."""
+
+    lr_lambda: Callable[..., float]
 
     def __init__(
         self, learning_rate: float, lr_lambda: Callable[[int], float], last_epoch: int = -1, verbose: bool = False
@@ -392,6 +426,9 @@ class CosineAnnealingDecay(LRScheduler):
     Source: arXiv:1608.03983, equation 5.
     """
 
+    T_max: int
+    eta_min: float
+
     def __init__(
         self, learning_rate: float, T_max: int, eta_min: float = 0, last_epoch: int = -1, verbose: bool = False
     ) -> None:
@@ -409,6 +446,10 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     `step` also takes a fraction, such as epoch + batch / num_batches; `last_epoch` is then its whole part.
     Source: arXiv:1608.03983, section 3.
     """
+
+    T_mult: int
+    eta_min: float
+    epoch_fraction: float
 
     def __init__(
         self,
@@ -461,6 +502,8 @@ class OneCycleLR(LRScheduler):
     batch, and a step further raises ConfigError. Source: arXiv:1708.07120.
     """
 
+    total_steps: int
+
     def __init__(
         self,
         max_learning_rate: float,
@@ -506,6 +549,14 @@ class CyclicLR(LRScheduler):
     exp_gamma^epoch, where cycle counts from 1. scale_fn replaces mode: it is given the cycle, or the epoch when
     scale_mode is "iterations". Source: arXiv:1506.01186.
     """
+
+    max_lr: float
+    step_size_up: int
+    step_size_down: int
+    exp_gamma: float
+    scale_fn: Callable[[float], float]
+    scale_mode: str
+    mode: str
 
     def __init__(
         self,
@@ -555,6 +606,10 @@ class CyclicLR(LRScheduler):
 class LinearLR(LRScheduler):
     """lr * factor, the factor going straight from start_factor to end_factor over total_steps, then held."""
 
+    total_steps: int
+    start_factor: float
+    end_factor: float
+
     def __init__(
         self,
         learning_rate: float,
@@ -585,6 +640,20 @@ class ReduceOnPlateau(LRScheduler):
     >>> s()
     0.5
     """
+
+    mode: str
+    threshold_mode: str
+    factor: float
+    patience: int
+    threshold: float
+    cooldown: int
+    min_lr: float
+    epsilon: float
+    base_lr: float
+    cooldown_counter: int
+    num_bad_epochs: int
+    last_epoch: int
+    keys: list[str]
 
     def __init__(
         self,
@@ -684,7 +753,7 @@ def _number(
     above: float | None = None,
     high: float | None = None,
     below: float | None = None,
-) -> Any:
+) -> float:
     """The value itself if it is a finite number in range; else ConfigError with the range."""
     value = _scalar(value)
     bounds = {"at least": low, "above": above, "at most": high, "below": below}

@@ -61,6 +61,9 @@ class StoredArray(Elsewhere):
     """Stands for a jax array whose bytes lie in a bucket's file: one part of the file for each box of it that devices
     of this process hold, by where the box starts. keeper: what deletes the file once nothing stands in it."""
 
+    file: BucketFile
+    places: dict[Start, int]
+
     keeper: Any = None
 
     def __init__(self, like: Any, file: BucketFile, places: Mapping[Start, int]) -> None:
@@ -196,7 +199,7 @@ class StoredTensor(Tensor):
             )
         self.stored.fill(value)
 
-    def __deepcopy__(self, memo: dict) -> Tensor:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Tensor:
         memo[id(self)] = copied = Tensor(self.stored.read())
         return copied
 
@@ -242,6 +245,10 @@ class UpdateFile:
 
     written: of those arrays, how many of the first are written back.
     """
+
+    file: BucketFile
+    others: Sequence[StoredArray]
+    written: int
 
     def __init__(self, file: BucketFile, others: Sequence[StoredArray], written: int) -> None:
         self.file, self.others, self.written = file, others, written
@@ -295,6 +302,10 @@ class StateFiles:
     cannot be written or that has no room.
     """
 
+    tier: DiskTier
+    what: str
+    stream: BucketStream
+
     def __init__(self, tier: DiskTier, what: str = STATE) -> None:
         self.tier, self.what = tier, what
         self.stream = BucketStream(tier.buffers)
@@ -304,7 +315,7 @@ class StateFiles:
         self._folder: Path | None = None
         self._home: dict[int, Bucket] = {}
 
-    def __deepcopy__(self, memo: dict) -> StateFiles:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> StateFiles:
         return StateFiles(self.tier, self.what)  # copies of Tensors in its files lie in memory
 
     def has(self, p: Any) -> bool:

@@ -59,7 +59,7 @@ class Optimizer(OptimizerState):
     takes_complex: ClassVar[bool] = False
     _settings: Mapping[str, Any] = {}
 
-    _made_with: tuple[tuple, dict[str, Any]] = ((), {})
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     _bound: Any = ()
     parameters_given: Sequence[Any] | None = None
     rate_variable: Any = None

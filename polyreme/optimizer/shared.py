@@ -62,6 +62,10 @@ class Shared:
     Only the places of parameters that these devices hold count. where: how a copy lies, None before it matters.
     """
 
+    rate: Tensor
+    scalars: dict[str, Tensor]
+    where: Any
+
     __slots__ = ("rate", "scalars", "where")
 
     def __init__(self, rate: Tensor, scalars: dict[str, Tensor], where: Any = None) -> None:
@@ -69,7 +73,7 @@ class Shared:
         self.scalars = scalars
         self.where = where
 
-    def __deepcopy__(self, memo: dict) -> Shared:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Shared:
         return Shared(copy.deepcopy(self.rate, memo), copy.deepcopy(self.scalars, memo), self.where)
 
     @property

@@ -154,7 +154,7 @@ def _send_home(x: jax.Array, leaf: Leaf) -> jax.Array:
     return x if leaf.home is None else jax.device_put(x, leaf.home)
 
 
-def compile_gradient(leaves: Sequence[Leaf], prepare: Callable[..., jax.Array]) -> Callable:
+def compile_gradient(leaves: Sequence[Leaf], prepare: Callable[..., jax.Array]) -> Callable[..., Any]:
     """(params, grads) -> the gradients as a rule takes them, clipped and with penalties, in a row."""
 
     def gradient(params: Sequence[jax.Array], grads: Sequence[jax.Array]) -> jax.Array:
@@ -164,7 +164,7 @@ def compile_gradient(leaves: Sequence[Leaf], prepare: Callable[..., jax.Array]) 
     return jax.jit(gradient)
 
 
-def compile_squares(leaves: Sequence[Leaf], count: int, dtype: np.dtype) -> Callable:
+def compile_squares(leaves: Sequence[Leaf], count: int, dtype: np.dtype) -> Callable[..., Any]:
     """gradients -> the sum of squares of each at its place among `count` zeros; one jitted call."""
     positions = np.asarray([leaf.position for leaf in leaves])
 

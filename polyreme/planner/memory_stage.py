@@ -58,6 +58,15 @@ class Loss(NamedTuple):
 class Stage:
     """What one stage's devices hold; chunks: the parts of the model it has, in the order that data flows."""
 
+    graph: ModelGraph
+    plan: Plan
+    training: Training
+    chunks: tuple[Piece, ...]
+    samples: float
+    itemsize: int
+    blocks: list[tuple[BlockCost, int]]
+    weights: list[tuple[Value, int]]
+
     def __init__(
         self, graph: ModelGraph, plan: Plan, batch: int, training: Training, chunks: tuple[Piece, ...]
     ) -> None:

@@ -27,6 +27,10 @@ class Cuts:
     kind: "act", "use" (a parameter while an op reads it), "param", "grad" or "state".
     """
 
+    degrees: dict[str, int]
+    batch: frozenset[str]
+    batch_ways: int
+
     def __init__(self, strategy: Strategy, mesh: MeshShape) -> None:
         self.degrees = {axis: degree for axis, degree in mesh.degrees.items() if degree > 1}
         self._found: dict[tuple[str, Dims, tuple[int, ...]], frozenset[str]] = {}

@@ -161,7 +161,7 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(small + [number // d for d in reversed(small) if d * d != number])
 
 
-def simplicity(plan: Plan) -> tuple:
+def simplicity(plan: Plan) -> tuple[Any, ...]:
     """A key by which the plainer of two plans is the smaller: fewer things cut, then fewer other features.
 
     dp and sharding cut the same thing, the batch: a sharded state is no less plain than one that every device holds.

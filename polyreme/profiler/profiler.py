@@ -42,6 +42,9 @@ class RecordEvent:
     ...     pass
     """
 
+    name: str
+    event_type: Any
+
     def __init__(self, name: str, event_type: Any = "PythonUserDefined") -> None:
         self.name, self.event_type = name, event_type
         self._open: Any = None
@@ -98,6 +101,13 @@ class Profiler:
     >>> profiler.step_info(unit="rows").endswith("rows/s")
     True
     """
+
+    targets: tuple[ProfilerTarget, ...]
+    scheduler: Scheduler
+    profile_memory: bool
+    timer_only: bool
+    step_num: int
+    current_state: ProfilerState
 
     def __init__(
         self,

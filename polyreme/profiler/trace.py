@@ -192,6 +192,9 @@ def read_chrome(path: Path) -> list[TraceEvent]:
 class TraceResult:
     """What a Profiler recorded. events: all of them, in the order in which they began."""
 
+    events: list[TraceEvent]
+    facts: dict[str, Any]
+
     def __init__(
         self, events: Sequence[TraceEvent], source: bytes | None = None, facts: dict[str, Any] | None = None
     ) -> None:

@@ -92,7 +92,7 @@ class BucketRun:
         padded: Shapes,
         names: Sequence[str],
         bucketed: Shapes,
-        on_place: Callable[[], AbstractContextManager],
+        on_place: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._program, self._scope, self._names, self._padded = program, scope, list(names), padded
         self._known: OrderedDict[tuple, list[tuple[int, ...]]] = OrderedDict()

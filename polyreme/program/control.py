@@ -170,7 +170,11 @@ def _describe(value: Any) -> str:
 
 
 def while_loop(
-    recorder: ProgramRecorder, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None
+    recorder: ProgramRecorder,
+    test: Callable[..., Any],
+    body: Callable[..., Any],
+    init: Sequence[Any],
+    maximum: int | None,
 ) -> list[Any]:
     """Record a loop; returns what its variables end as, numbers as Tensors. Variables may be nested."""
     leaves: list[Any] = []
@@ -231,7 +235,9 @@ def loop_of(
     return made[: len(start)]
 
 
-def recompute(recorder: ProgramRecorder, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def recompute(
+    recorder: ProgramRecorder, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Record a call of which backward keeps the inputs only."""
     leaves: list[Any] = []
     spec = flatten((args, kwargs), leaves)
@@ -254,7 +260,12 @@ def recompute(recorder: ProgramRecorder, function: Callable[..., Any], args: tup
 
 
 def derive(
-    recorder: ProgramRecorder, rule: str, function: Callable[..., Any], xs: Any, args: tuple, kwargs: dict[str, Any]
+    recorder: ProgramRecorder,
+    rule: str,
+    function: Callable[..., Any],
+    xs: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Record derivatives of a function, which is recorded as a block; returns them as the rule does."""
     side = _record(recorder, function, [_wanting(x) for x in _list(xs)])

@@ -28,7 +28,7 @@ class _Defaults(threading.local):
         return self.main.current_block()
 
 
-defaults = _Defaults()
+defaults: _Defaults = _Defaults()
 
 
 def default_main_program() -> Program:

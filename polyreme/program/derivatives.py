@@ -22,7 +22,7 @@ class Derive(Operation):
     rule: str
     block: OperationBlock
     xs: Any
-    args: tuple = ()
+    args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -153,18 +153,18 @@ class Executor:
 
     # what a Runnable calls
 
-    def compiled(self, key: tuple, given: Any) -> Any:
+    def compiled(self, key: tuple[Any, ...], given: Any) -> Any:
         """What was kept under this key, if it still serves."""
         run = self._compiled.get(key)
         return run if run is not None and run.serves(given) else None
 
-    def keep(self, key: tuple, run: Any) -> None:
+    def keep(self, key: tuple[Any, ...], run: Any) -> None:
         """Keep what was compiled under this key; the oldest of too many goes."""
         self._compiled[key] = run
         while len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
 
-    def on_place(self) -> AbstractContextManager:
+    def on_place(self) -> AbstractContextManager[Any]:
         """Makes the place's device the default one, if it is not already."""
         if self.place is None:
             return _HERE

@@ -20,7 +20,7 @@ _log = logging.getLogger("polyreme.program")
 _ARRAYS = (np.ndarray, jax.Array)
 
 
-def fetch_key(fetch_list: Any) -> tuple | None:
+def fetch_key(fetch_list: Any) -> tuple[Any, ...] | None:
     """What tells fetch lists apart, without looking into the Program; None for a list that has to be looked up."""
     if fetch_list is None:
         return ()
@@ -64,7 +64,7 @@ def without_unused(program: Program, feed: Any) -> Any:
     return {name: value for name, value in feed.items() if name in known}
 
 
-def shapes_in(given: Mapping[str, Any]) -> tuple:
+def shapes_in(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a program is compiled for: names, shapes and dtypes."""
     return tuple([(n, a.shape, a.dtype) for n, a in given.items()])
 

@@ -133,7 +133,7 @@ class Call(Operation):
     """
 
     name: str
-    args: tuple
+    args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
     policy: amp_policy.Policy | None = None

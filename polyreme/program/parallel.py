@@ -39,7 +39,7 @@ SUM: Reduce = jax.lax.psum
 
 
 @functools.lru_cache(maxsize=16)
-def mesh_of(devices: tuple) -> Mesh:
+def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """The mesh of these devices."""
     return Mesh(np.asarray(devices), (AXIS,))
 
@@ -57,7 +57,7 @@ class ParallelRun:
         scope: Scope,
         feeds: Feeds,
         names: Sequence[str],
-        devices: tuple,
+        devices: tuple[Any, ...],
         reduce: Reduce,
         sync_batch_norm: bool,
     ) -> None:

@@ -61,6 +61,8 @@ class LayerParameters:
     built.
     """
 
+    name: str
+
     def __init__(self, kind: str, name: str | None = None) -> None:
         check_recording(kind)
         self.kind = kind

@@ -36,7 +36,7 @@ class Feeds:
         return len(self.shapes) == 1
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         """What a program is compiled for."""
         return (shapes_in(self.arrays), self.shapes)
 

@@ -51,6 +51,8 @@ class Recorder:
     `call`, every write of a Tensor to `write`.
     """
 
+    made: _Everything
+
     stages: ClassVar[bool] = True
     records: ClassVar[Literal[True]] = True
 
@@ -163,7 +165,7 @@ class Recorder:
         sizes = self.call("shape", (TensorState(size.symbol),), {})
         return self.call("Tensor.__getitem__", (sizes, size.dim), {})
 
-    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call; returns what it will give, with Variables for Tensors."""
         kwargs = {k: v for k, v in kwargs.items() if k != "name"}
         out = kwargs.pop("out", None)
@@ -279,15 +281,19 @@ class Recorder:
         """Record both branches; returns their result."""
         return control.cond(self, pred, true_fn, false_fn)
 
-    def while_loop(self, test: Callable, body: Callable, init: Sequence[Any], maximum: int | None) -> list[Any]:
+    def while_loop(
+        self, test: Callable[..., Any], body: Callable[..., Any], init: Sequence[Any], maximum: int | None
+    ) -> list[Any]:
         """Record a loop; returns what it ends with."""
         return control.while_loop(self, test, body, init, maximum)
 
-    def recompute(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    def recompute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call that backward runs again."""
         return control.recompute(self, function, args, kwargs)
 
-    def derive(self, rule: str, function: Callable[..., Any], xs: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def derive(
+        self, rule: str, function: Callable[..., Any], xs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Record derivatives of a function at xs."""
         return control.derive(self, rule, function, xs, args, kwargs)
 

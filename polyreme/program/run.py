@@ -79,7 +79,7 @@ def make_run(
     scope: Scope,
     feed: Mapping[str, Any],
     names: Sequence[str],
-    on_place: Callable[[], AbstractContextManager],
+    on_place: Callable[[], AbstractContextManager[Any]],
 ) -> Any:
     """What runs a Program on such feeds."""
     with on_place():

@@ -14,6 +14,9 @@ from polyreme.quantization.quanter import BaseQuanter
 class QuanterFactory:
     """Settings of a quanter; _get_class says of which."""
 
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args, self.kwargs = args, kwargs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from polyreme.core import state
 from polyreme.eager.mode import no_grad
@@ -122,7 +122,11 @@ class _Quanted(ConvertibleQuantedLayer):
 class QuantedLinear(_Quanted):
     """A Linear whose input and weight quanters round."""
 
-    taken = ("in_features", "out_features", "name")
+    taken: tuple[Literal["in_features"], Literal["out_features"], Literal["name"]] = (
+        "in_features",
+        "out_features",
+        "name",
+    )
 
     def _compute(self, x: Any, weight: Any) -> Any:
         return F.linear(x, weight, self.bias)
@@ -131,7 +135,14 @@ class QuantedLinear(_Quanted):
 class QuantedConv2D(_Quanted):
     """A Conv2D whose input and weight quanters round."""
 
-    taken = ("_stride", "_padding", "_padding_mode", "_dilation", "_groups", "_data_format")
+    taken: tuple[
+        Literal["_stride"],
+        Literal["_padding"],
+        Literal["_padding_mode"],
+        Literal["_dilation"],
+        Literal["_groups"],
+        Literal["_data_format"],
+    ] = ("_stride", "_padding", "_padding_mode", "_dilation", "_groups", "_data_format")
 
     def __init__(self, layer: Layer, q_config: Any) -> None:
         super().__init__(layer, q_config)

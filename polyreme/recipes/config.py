@@ -6,7 +6,7 @@ Files and command-line overrides are read in config_file.py.
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import xxhash
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -107,7 +107,7 @@ def name_in(registry: Registry[Any]) -> AfterValidator:
 class Section(BaseModel):
     """Base of every section: strict types, unknown keys refused, values fixed once read."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, validate_default=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", frozen=True, validate_default=True)
 
 
 DEFAULT_EXPERTS = 8

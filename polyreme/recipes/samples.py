@@ -27,7 +27,7 @@ are read in; digest, which a resumed run compares;
 summary, how much it is; shown(number, marks), a training sample as text, with marks around what counts of it where not
 all does; tokenizer, or None."""
 
-Drawer = Callable[..., tuple]
+Drawer = Callable[..., tuple[Any, ...]]
 """(RunConfig, steps) -> for each step the arrays of a whole batch, made up."""
 
 Checker = Callable[..., None]

@@ -6,9 +6,9 @@ the entries of the next one, the innermost's count rows. Source: PaddlePaddle 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class LoDTensor:
     ([[0, 2, 5]], [5, 1])
     """
 
-    __hash__ = object.__hash__
+    __hash__: ClassVar[Callable[[Any], int]] = object.__hash__
 
     def __init__(self) -> None:
         self._array: np.ndarray | None = None

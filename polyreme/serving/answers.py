@@ -22,6 +22,10 @@ _LEAST_LOGPROB = -9999.0
 class TokenCounts:
     """Tokens of a request: of its prompts, of them those whose keys and values were there, and of its texts."""
 
+    prompt: int
+    cached: int
+    written: int
+
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self.prompt, self.cached, self.written = sum(map(len, prompts)), 0, 0
         self._cached: dict[int, int] = {}

@@ -12,6 +12,12 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 class HttpRefusal(Exception):
     """A request that is not served. status: of HTTP; param: the field of the body that is to blame; code: in a word."""
 
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+    headers: dict[str, str]
+
     def __init__(
         self,
         status: int,

@@ -171,6 +171,8 @@ class GuardedServer(uvicorn.Server):
 class Server(GuardedServer):
     """The server of a service."""
 
+    endpoints: Endpoints
+
     def __init__(self, service: TextService, options: ServerOptions) -> None:
         self.endpoints = Endpoints(service)
         super().__init__(self.endpoints.app(), options.access, options.limits, options.drain_seconds)

@@ -103,6 +103,13 @@ class TextService:
     Raises ConfigError for a name that comes twice.
     """
 
+    names: tuple[str, ...]
+    limits: ServiceLimits
+    created: int
+    adapters: tuple[str, ...]
+    num_texts: int
+    metrics: ServerMetrics
+
     def __init__(self, names: Sequence[str], limits: ServiceLimits | None = None, adapters: Sequence[str] = ()) -> None:
         self.names, self.limits, self.created = tuple(names), limits or ServiceLimits(), int(time.time())
         self.adapters = tuple(adapters)

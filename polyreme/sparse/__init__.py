@@ -1,5 +1,8 @@
 """polyreme.sparse: Tensors of mostly zeros, by coordinates (COO) or by rows (CSR). See docs/sparse.md."""
 
+from collections.abc import Callable
+from typing import Any
+
 from polyreme.eager.sparse import SparseCooTensor, SparseCsrTensor
 from polyreme.eager.sparse.elementwise import UNARY, add, cast, divide, multiply, pow, subtract
 from polyreme.eager.sparse.products import addmm, masked_matmul, matmul, mv
@@ -9,23 +12,23 @@ from polyreme.sparse import nn
 from polyreme.sparse.creation import sparse_coo_tensor, sparse_csr_tensor
 from polyreme.sparse.pca import pca_lowrank
 
-abs = UNARY["abs"]
-asin = UNARY["asin"]
-asinh = UNARY["asinh"]
-atan = UNARY["atan"]
-atanh = UNARY["atanh"]
-deg2rad = UNARY["deg2rad"]
-expm1 = UNARY["expm1"]
-isnan = UNARY["isnan"]
-log1p = UNARY["log1p"]
-neg = UNARY["neg"]
-rad2deg = UNARY["rad2deg"]
-sin = UNARY["sin"]
-sinh = UNARY["sinh"]
-sqrt = UNARY["sqrt"]
-square = UNARY["square"]
-tan = UNARY["tan"]
-tanh = UNARY["tanh"]
+abs: Callable[..., Any] = UNARY["abs"]
+asin: Callable[..., Any] = UNARY["asin"]
+asinh: Callable[..., Any] = UNARY["asinh"]
+atan: Callable[..., Any] = UNARY["atan"]
+atanh: Callable[..., Any] = UNARY["atanh"]
+deg2rad: Callable[..., Any] = UNARY["deg2rad"]
+expm1: Callable[..., Any] = UNARY["expm1"]
+isnan: Callable[..., Any] = UNARY["isnan"]
+log1p: Callable[..., Any] = UNARY["log1p"]
+neg: Callable[..., Any] = UNARY["neg"]
+rad2deg: Callable[..., Any] = UNARY["rad2deg"]
+sin: Callable[..., Any] = UNARY["sin"]
+sinh: Callable[..., Any] = UNARY["sinh"]
+sqrt: Callable[..., Any] = UNARY["sqrt"]
+square: Callable[..., Any] = UNARY["square"]
+tan: Callable[..., Any] = UNARY["tan"]
+tanh: Callable[..., Any] = UNARY["tanh"]
 
 __all__ = [
     "SparseCooTensor",

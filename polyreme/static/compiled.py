@@ -124,7 +124,7 @@ class CompiledProgram:
         """The Program it was made of."""
         return self._program
 
-    def devices(self, place: Any = None) -> tuple:
+    def devices(self, place: Any = None) -> tuple[Any, ...]:
         """The jax devices that batches are split over, chosen once: those of places, else of an Executor's place."""
         if self._parallel is None:
             raise ProgramError("a CompiledProgram without with_data_parallel runs where its Executor does")

@@ -61,7 +61,14 @@ def Print(
 
 @recorded(acts=True)
 def printed(
-    x: Any, offsets: Sequence[Any], phase: str, key: str, first_n: int, message: str | None, summarize: int, shown: dict
+    x: Any,
+    offsets: Sequence[Any],
+    phase: str,
+    key: str,
+    first_n: int,
+    message: str | None,
+    summarize: int,
+    shown: dict[Any, Any],
 ) -> Any:
     """x, printed when its value and when its gradient is known; key counts apart for each Print."""
 
@@ -162,7 +169,13 @@ def _size(out: Variable, at: int, xs: Sequence[Any]) -> int:
 
 
 @recorded(acts=True)
-def called(func: Callable, backward: Callable | None, skipped: Sequence[int], metas: Sequence, xs: Sequence) -> list:
+def called(
+    func: Callable[..., Any],
+    backward: Callable[..., Any] | None,
+    skipped: Sequence[int],
+    metas: Sequence[Any],
+    xs: Sequence[Any],
+) -> list[Any]:
     """What func(*xs) returns, as Tensors of these shapes and dtypes."""
     wanted = [jax.ShapeDtypeStruct(tuple(int(s) for s in sizes), dtypes.as_dtype(name)) for sizes, name in metas]
     if backward is None or not wanted:
@@ -232,7 +245,10 @@ def _fit(value: Any, meta: Any, what: str, zeros: bool) -> np.ndarray:
 
 
 def static_pylayer(
-    forward_fn: Callable[..., Any], inputs: Sequence[Any], backward_fn: Callable | None = None, name: str | None = None
+    forward_fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    backward_fn: Callable[..., Any] | None = None,
+    name: str | None = None,
 ) -> Any:
     """forward_fn(*inputs), whose gradient is backward_fn(*gradients of the results) -> gradients of inputs.
 

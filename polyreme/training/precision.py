@@ -34,7 +34,7 @@ class MixedPrecision:
         """True if anything is cast."""
         return self.level != "O0"
 
-    def autocast(self) -> contextlib.AbstractContextManager:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The block that the forward runs in; at level O0 an auto_cast around it stays in force."""
         if not self.is_on:
             return contextlib.nullcontext()

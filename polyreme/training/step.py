@@ -56,6 +56,12 @@ class TrainingStep:
     caller may look at what lies between.
     """
 
+    output: Callable[..., Any]
+
+    optimizer: Any
+    policy: StepPolicy
+    spike_statistic: Tensor | None
+
     def __init__(
         self,
         forward: Callable[[Any, Any], tuple[list[Tensor], Any]],

@@ -65,6 +65,8 @@ class Library:
     function. targets: handler -> the name under which jax knows it. path: the file.
     """
 
+    targets: dict[str, str]
+
     def __init__(self, name: str, path: Path, handlers: dict[str, str]) -> None:
         self.path = path
         try:

@@ -25,6 +25,13 @@ class MultiheadAttention(Layer):
     embed_dim; out_proj. add_bias_kv: a learned key and value at the end of the sequence; add_zero_attn: zeros there.
     """
 
+    embed_dim: int
+    num_heads: int
+    dropout: float
+    batch_first: bool
+    packed: bool
+    out_proj: Linear
+
     def __init__(
         self,
         embed_dim: int,

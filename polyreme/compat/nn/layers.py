@@ -55,6 +55,9 @@ class Linear(Layer):
     paddle.Size([5, 3])
     """
 
+    in_features: int
+    out_features: int
+
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
@@ -90,6 +93,8 @@ class Softmax(Layer):
 
 class Unfold(Layer):
     """Every window of an image as a column: [N, C, H, W] -> [N, C * kh * kw, windows]."""
+
+    windows: dict[str, Any]
 
     def __init__(self, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> None:
         super().__init__()

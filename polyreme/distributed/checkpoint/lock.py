@@ -50,7 +50,12 @@ class FolderLock:
         self.path = path
         timeout = flags.lock_timeout()
         beat = timeout / _BEATS
-        self.owner = {"pid": os.getpid(), "host": socket.gethostname(), "beat": beat, **_birth(os.getpid())}
+        self.owner: dict[str, Any] = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "beat": beat,
+            **_birth(os.getpid()),
+        }
         with _guard(path.parent):
             # written whole, then renamed: a reader of the lock never sees half a pid
             fresh = path.with_name(f"{path.name}.tmp")

@@ -50,7 +50,7 @@ class TensorEntry:
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    spec: list | None
+    spec: list[Any] | None
     mesh: dict[str, int] | None
     chunks: tuple[StoredChunk, ...]
 

@@ -21,6 +21,10 @@ class ShardedWeight:
     Raises ShapeError if local_tensor has another shape, or the box does not lie in the whole.
     """
 
+    local_shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    global_offset: tuple[int, ...]
+
     def __init__(
         self,
         key: str,

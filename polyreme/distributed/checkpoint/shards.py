@@ -66,12 +66,12 @@ class StoredFile:
     def __init__(self, file: BucketFile, owners: dict[int, tuple[str, tuple[int, ...]]], number: int) -> None:
         self.frozen = file.freeze()
         self.owners = owners
-        self.name = f"data-{jax.process_index():05d}-{number:05d}.safetensors"
+        self.name: str = f"data-{jax.process_index():05d}-{number:05d}.safetensors"
         self.is_linked = False
 
     def link(self, folder: Path) -> None:
         """Link to it from a checkpoint's folder, before the file is written again, where one disk has both."""
-        self.is_linked = self.frozen.link(folder / self.name)
+        self.is_linked: bool = self.frozen.link(folder / self.name)
 
     def write(self, folder: Path) -> tuple[FileEntry, list[tuple[str, StoredChunk]]]:
         """Copy it if it is not linked, wait until it is on disk, and digest it."""

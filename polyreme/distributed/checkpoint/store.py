@@ -73,7 +73,7 @@ class CheckpointStore:
         for name, value in (("max_to_keep", max_to_keep), ("keep_period", keep_period)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name}={value!r}: needs a whole number of at least 1, or None")
-        self.path = Path(path)
+        self.path: Path = Path(path)
         if files not in ("bin", "safetensors"):
             raise ConfigError(f"files={files!r}: needs 'bin' or 'safetensors'")
         if read_only:

@@ -103,6 +103,11 @@ class Module:
     ['parameter']
     """
 
+    entry: Computation
+    num_partitions: int
+    num_replicas: int
+    is_scheduled: bool
+
     def __init__(self, text: str) -> None:
         self.computations: dict[str, Computation] = {}
         self.entry = Computation("")

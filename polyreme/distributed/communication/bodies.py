@@ -27,29 +27,29 @@ _JOIN = {
 }
 
 
-def all_reduce(xs: Values, axes: tuple, n: int, op: int) -> Values:
+def all_reduce(xs: Values, axes: tuple[Any, ...], n: int, op: int) -> Values:
     """Each value joined over the members."""
     return [_reduce(x, axes, n, op) for x in xs]
 
 
-def reduce(xs: Values, axes: tuple, n: int, op: int, root: int) -> Values:
+def reduce(xs: Values, axes: tuple[Any, ...], n: int, op: int, root: int) -> Values:
     """all_reduce at the root; the others keep what they have."""
     at_root = lax.axis_index(axes) == root
     return [jnp.where(at_root, _reduce(x, axes, n, op), x) for x in xs]
 
 
-def broadcast(xs: Values, axes: tuple, n: int, root: int) -> Values:
+def broadcast(xs: Values, axes: tuple[Any, ...], n: int, root: int) -> Values:
     """The root's values, bit for bit."""
     return [_from_root(x, axes, root) for x in xs]
 
 
-def all_gather(xs: Values, axes: tuple, n: int) -> Values:
+def all_gather(xs: Values, axes: tuple[Any, ...], n: int) -> Values:
     """Every member's value, in order."""
     every = lax.all_gather(xs[0], axes)
     return [every[i] for i in range(n)]
 
 
-def reduce_scatter(xs: Values, axes: tuple, n: int, op: int) -> Values:
+def reduce_scatter(xs: Values, axes: tuple[Any, ...], n: int, op: int) -> Values:
     """Of n values, the one at this member's position, joined over the members."""
     stacked = jnp.stack(xs)
     if op in (ReduceOp.SUM, ReduceOp.AVG) and stacked.dtype != jnp.bool_:
@@ -58,13 +58,13 @@ def reduce_scatter(xs: Values, axes: tuple, n: int, op: int) -> Values:
     return [_join(lax.all_to_all(stacked, axes, 0, 0), op)]
 
 
-def alltoall(xs: Values, axes: tuple, n: int) -> Values:
+def alltoall(xs: Values, axes: tuple[Any, ...], n: int) -> Values:
     """Of n values, the i-th goes to member i."""
     received = lax.all_to_all(jnp.stack(xs), axes, 0, 0)
     return [received[i] for i in range(n)]
 
 
-def scatter(xs: Values, axes: tuple, n: int, root: int) -> Values:
+def scatter(xs: Values, axes: tuple[Any, ...], n: int, root: int) -> Values:
     """Of the root's n values, the one at this member's position."""
     return [lax.all_to_all(jnp.stack(xs), axes, 0, 0)[root]]
 
@@ -80,7 +80,9 @@ BODIES: dict[str, Callable[..., Values]] = {
 }
 
 
-def run(kind: str, xs: Values, axes: tuple, n: int, split: bool, join: bool, static: dict[str, int]) -> Values:
+def run(
+    kind: str, xs: Values, axes: tuple[Any, ...], n: int, split: bool, join: bool, static: dict[str, int]
+) -> Values:
     """A collective on local values. split: the one value is n pieces along dim 0; join: so is the one coming out."""
     pieces = jnp.split(xs[0], n) if split else xs
     out = BODIES[kind](pieces, axes, n, **static)

@@ -106,7 +106,7 @@ class _Groups:
         return group
 
 
-groups = _Groups()
+groups: _Groups = _Groups()
 
 
 def this_rank() -> int:

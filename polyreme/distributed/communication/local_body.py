@@ -46,7 +46,7 @@ class _Running(threading.local):
         self.body: LocalBody | None = None
 
 
-running = _Running()
+running: _Running = _Running()
 
 
 @contextmanager

@@ -140,7 +140,7 @@ class _Wires:
         return group.id << 48 | receiver << 32 | count
 
 
-wires = _Wires()
+wires: _Wires = _Wires()
 
 
 def own_address() -> str:

@@ -1,5 +1,8 @@
 """fleet: hybrid parallelism as the public API spells it."""
 
+from collections.abc import Callable
+from typing import Any
+
 from polyreme.distributed import auto_parallel as auto
 from polyreme.distributed.fleet import meta_parallel, recompute, utils
 from polyreme.distributed.fleet.base.distributed_strategy import DistributedStrategy
@@ -30,11 +33,11 @@ server_endpoints = fleet.server_endpoints
 barrier_worker = fleet.barrier_worker
 init_worker = fleet.init_worker
 stop_worker = fleet.stop_worker
-init_server = fleet.init_server
-run_server = fleet.run_server
-shrink = fleet.shrink
-save_inference_model = fleet.save_inference_model
-save_persistables = fleet.save_persistables
+init_server: Callable[..., Any] = fleet.init_server
+run_server: Callable[..., Any] = fleet.run_server
+shrink: Callable[..., Any] = fleet.shrink
+save_inference_model: Callable[..., Any] = fleet.save_inference_model
+save_persistables: Callable[..., Any] = fleet.save_persistables
 
 
 def __getattr__(name: str) -> object:

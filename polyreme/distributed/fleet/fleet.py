@@ -204,12 +204,12 @@ class Fleet:
         """None there."""
         return "" if to_string else []
 
-    init_server = _refuse("init_server", _NO_SERVER)
-    run_server = _refuse("run_server", _NO_SERVER)
-    init_coordinator = _refuse("init_coordinator", _NO_SERVER)
-    shrink = _refuse("shrink", _NO_SERVER)
-    save_inference_model = _refuse("save_inference_model", _NO_PROGRAM)
-    save_persistables = _refuse("save_persistables", _NO_PROGRAM)
+    init_server: Callable[..., Any] = _refuse("init_server", _NO_SERVER)
+    run_server: Callable[..., Any] = _refuse("run_server", _NO_SERVER)
+    init_coordinator: Callable[..., Any] = _refuse("init_coordinator", _NO_SERVER)
+    shrink: Callable[..., Any] = _refuse("shrink", _NO_SERVER)
+    save_inference_model: Callable[..., Any] = _refuse("save_inference_model", _NO_PROGRAM)
+    save_persistables: Callable[..., Any] = _refuse("save_persistables", _NO_PROGRAM)
 
 
 def _set_log_level(level: Any) -> None:
@@ -254,4 +254,4 @@ def _strategy_of(plan: Plan) -> DistributedStrategy:
     return strategy
 
 
-fleet = Fleet()
+fleet: Fleet = Fleet()

@@ -264,7 +264,7 @@ class HostedMonitor:
             self._failure = error
             self._ready.set()
             return
-        self.address = Address(self._host, server.sockets[0].getsockname()[1])
+        self.address: Address = Address(self._host, server.sockets[0].getsockname()[1])
         self._ready.set()
         await server.serve_forever()
 

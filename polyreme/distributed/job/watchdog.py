@@ -99,7 +99,7 @@ def phase(
     ranks: tuple[int, ...] | None = None,
     detail: object = None,
     timeout: float | None = None,
-) -> AbstractContextManager:
+) -> AbstractContextManager[Any]:
     """Context: this thread does what name says; longer than timeout seconds without an end or a phase inside is a hang.
 
     For a collective give the group's name: entries are counted per group, which tells who did not reach one. ranks are
@@ -112,12 +112,12 @@ def phase(
     return _nothing if watch is None else Phase(watch.progress, name, group, ranks, detail, timeout)
 
 
-def collective(name: str, detail: object = None) -> AbstractContextManager:
+def collective(name: str, detail: object = None) -> AbstractContextManager[Any]:
     """Context: phase for a collective of all ranks."""
     return phase(name, group=WORLD, detail=detail)
 
 
-def stage(index: int, task: object, timeout: float | None = None) -> AbstractContextManager:
+def stage(index: int, task: object, timeout: float | None = None) -> AbstractContextManager[Any]:
     """Context: phase for a task of a pipeline's stage, such as "F microbatch 3"."""
     return phase(f"stage {index}", detail=task, timeout=timeout)
 

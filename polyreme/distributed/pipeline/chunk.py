@@ -35,6 +35,8 @@ class Chunk:
     here: trained parameters once a step, other Tensors whenever they changed.
     """
 
+    draws: bool
+
     def __init__(self, run: Callable[[Any], Any], stage: Layout, *, cut: bool) -> None:
         self.run = run
         self.stage = stage

@@ -39,6 +39,8 @@ class DryRun:
     that sends it. Raises what compiling the programs for the stages' devices raises.
     """
 
+    sent: list[tuple[int, Any]]
+
     def __init__(self, step: PipelineStep, batch: Sequence[Microbatch]) -> None:
         self.programs: list[StageProgram] = []
         self._pipeline = step.pipeline

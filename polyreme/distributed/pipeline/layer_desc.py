@@ -42,6 +42,8 @@ class SharedLayerDesc(LayerDesc):
     call.
     """
 
+    shared_weight_attr: list[str]
+
     def __init__(
         self,
         key: str,

@@ -46,6 +46,8 @@ class PipelineChunk(Layer):
     together in backward, 0 for none; keep: how their inputs are kept until then.
     """
 
+    items: list[Item]
+
     def __init__(self, items: Mapping[int, Item], recompute_interval: int = 0, keep: Keep = AS_IT_IS) -> None:
         super().__init__()
         self.items = list(items.values())
@@ -85,6 +87,8 @@ class PipelineLayer(Layer):
     >>> net.segment_parts, list(net.state_dict())
     ([0, 1, 3], ['0.weight', '0.bias', '2.weight', '2.bias'])
     """
+
+    stage_of_chunk: tuple[int, ...]
 
     def __init__(
         self,

@@ -23,6 +23,11 @@ from polyreme.training.microbatches import Microbatch
 class Run:
     """One batch on its way through the chunks."""
 
+    chunks: Sequence[Chunk]
+    batch: Sequence[Microbatch]
+    backward: bool
+    keys: list[Any]
+
     def __init__(
         self,
         chunks: Sequence[Chunk],
@@ -177,4 +182,4 @@ def at_home(p: Any, array: jax.Array) -> jax.Array:
     return move([array], [home])[0]
 
 
-sum_arrays = Called(operator.add)
+sum_arrays: Called = Called(operator.add)

@@ -32,6 +32,9 @@ class Agreed:
     that one is named by its place.
     """
 
+    homes: list[Layout]
+    place: dict[int, int]
+
     def __init__(self, chunks: Sequence[tuple[Layer, Layout]]) -> None:
         homes: dict[TensorState, Layout] = {
             t: stage for chunk, stage in reversed(chunks) for t in (*chunk.parameters(), *chunk.buffers())
@@ -44,7 +47,7 @@ class Agreed:
         self.facts: dict[Any, Any] = {}
         self._layers = [layer for chunk, _ in chunks for layer in chunk.sublayers(include_self=True)]
 
-    def mode(self) -> tuple:
+    def mode(self) -> tuple[Any, ...]:
         """What, besides the shapes of a microbatch, changes what chunks give: alike in every process, since all run the
         same script."""
         return (
@@ -63,6 +66,8 @@ class Agreed:
 
 class RunAcross(Run):
     """A Run of which every process does its part."""
+
+    keys: Any
 
     def __init__(
         self,

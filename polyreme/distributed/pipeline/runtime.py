@@ -41,6 +41,8 @@ class Pipeline:
     schedule says what runs when; a batch may have any number of microbatches.
     """
 
+    stage_of_chunk: tuple[int, ...]
+
     def __init__(
         self,
         chunks: Sequence[Callable[[Any], Any]],

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from polyreme.amp import GradScaler
+from polyreme.core.layout import Layout
 from polyreme.distributed.data_parallel import split_batch
 from polyreme.distributed.gradient_merge import MergingOptimizer
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
@@ -34,6 +35,10 @@ class StagedModel(Layer):
     must have; None takes what there is. A plan of one stage runs the microbatches one after another on all devices of
     its mesh, and the model may be called as a PlannedModel is.
     """
+
+    layout: Layout
+
+    plan: Plan
 
     def __init__(
         self,

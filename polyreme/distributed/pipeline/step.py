@@ -30,6 +30,11 @@ class PipelineStep:
     plain one. A call may also bring a scaler in place of the policy's.
     """
 
+    pipeline: Pipeline
+    policy: StepPolicy
+    optimizer: Any
+    scaler: GradScaler | None
+
     def __init__(self, pipeline: Pipeline, policy: StepPolicy, optimizer: Any = None) -> None:
         self.pipeline, self.policy, self.optimizer = pipeline, policy, optimizer
         self.scaler = policy.precision.make_scaler()

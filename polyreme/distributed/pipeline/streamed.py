@@ -41,6 +41,9 @@ Values = list[tuple[TensorState, jax.Array]]
 class Waiting:
     """How long a step took so far and how much of that it waited for weights and gradients to move, in seconds."""
 
+    seconds: float
+    waited: float
+
     def __init__(self) -> None:
         self.seconds, self.waited = 0.0, 0.0
 
@@ -56,6 +59,8 @@ class Waiting:
 class Gradients:
     """Gradients of parameters, each where its parameter lies: on a disk the update of a bucket reads them beside its
     state."""
+
+    files: StateFiles
 
     def __init__(self, tier: DiskTier, parameters: Sequence[Any]) -> None:
         self.files = StateFiles(tier, "gradients")
@@ -96,6 +101,9 @@ class StreamedPipeline(Pipeline):
 
     parameters: of the model. Chunks of one Layer each that are alike share their programs.
     """
+
+    waiting: Waiting
+    gradients: Gradients
 
     def __init__(
         self,

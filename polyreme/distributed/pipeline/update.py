@@ -155,7 +155,7 @@ class StagedUpdate:
                 p._grad = self._gradients[id(p)] = Tensor(p._grad._array)
 
 
-def frozen_settings(optimizer: Optimizer) -> tuple:
+def frozen_settings(optimizer: Optimizer) -> tuple[Any, ...]:
     """What of the parameters a StagedUpdate is made for: another one is needed once any of it changes."""
     return tuple(
         (

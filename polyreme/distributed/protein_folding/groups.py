@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -22,8 +23,8 @@ class SingletonCommunicationGroup:
 
     def init_process_group(
         self,
-        parallel_degree: Sequence[tuple] | None = (("dp", None),),
-        custom_parallel_degree: Sequence[tuple] | None = None,
+        parallel_degree: Sequence[tuple[Any, ...]] | None = (("dp", None),),
+        custom_parallel_degree: Sequence[tuple[Any, ...]] | None = None,
     ) -> None:
         """Put a plan in force: [("dp", None), ("dap", 2), ("bp", 2)], outermost first.
 
@@ -68,4 +69,4 @@ def _axis_of(names: Sequence[str]) -> str:
     return axes.pop()
 
 
-scg = SingletonCommunicationGroup()
+scg: SingletonCommunicationGroup = SingletonCommunicationGroup()

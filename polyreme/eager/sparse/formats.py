@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,11 +32,18 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "is_same_shape": shaping.is_same_shape,
 }
 
-SparseMethods: Any = type(
-    "SparseMethods",
-    (),
-    {"__doc__": "The functions of polyreme.sparse that are methods too.", "__slots__": (), **_METHODS},
-)
+if TYPE_CHECKING:
+
+    class SparseMethods:
+        """The functions of polyreme.sparse that are methods too."""
+
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    SparseMethods = type(
+        "SparseMethods",
+        (),
+        {"__doc__": "The functions of polyreme.sparse that are methods too.", "__slots__": (), **_METHODS},
+    )
 
 
 class SparseTensor(SparseMethods):

@@ -6,7 +6,7 @@ output=, cond=) have the loop's or branch's values afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,10 +28,10 @@ from polyreme.program.current import defaults, inside
 from polyreme.program.operation import Call, Operation
 from polyreme.program.values import Ref, SizeOf
 
-cond = layer(functional.cond)
-case = layer(functional.case)
-switch_case = layer(functional.switch_case)
-while_loop = layer(functional.while_loop)
+cond: Callable[..., Any] = layer(functional.cond)
+case: Callable[..., Any] = layer(functional.case)
+switch_case: Callable[..., Any] = layer(functional.switch_case)
+while_loop: Callable[..., Any] = layer(functional.while_loop)
 
 
 @layer

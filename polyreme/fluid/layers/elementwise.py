@@ -46,15 +46,15 @@ def _elementwise(name: str, fn: Callable[[Any, Any], Any], formula: str) -> Call
     return layer(run)
 
 
-elementwise_add = _elementwise("elementwise_add", ar.add, "x + y")
-elementwise_sub = _elementwise("elementwise_sub", ar.subtract, "x - y")
-elementwise_mul = _elementwise("elementwise_mul", ar.multiply, "x * y")
-elementwise_div = _elementwise("elementwise_div", ar.divide, "x / y")
-elementwise_max = _elementwise("elementwise_max", mt.maximum, "max(x, y)")
-elementwise_min = _elementwise("elementwise_min", mt.minimum, "min(x, y)")
-elementwise_pow = _elementwise("elementwise_pow", ar.pow, "x ** y")
-elementwise_mod = _elementwise("elementwise_mod", ar.remainder, "x mod y")
-elementwise_floordiv = _elementwise("elementwise_floordiv", ar.floor_divide, "floor(x / y)")
+elementwise_add: Callable[..., Any] = _elementwise("elementwise_add", ar.add, "x + y")
+elementwise_sub: Callable[..., Any] = _elementwise("elementwise_sub", ar.subtract, "x - y")
+elementwise_mul: Callable[..., Any] = _elementwise("elementwise_mul", ar.multiply, "x * y")
+elementwise_div: Callable[..., Any] = _elementwise("elementwise_div", ar.divide, "x / y")
+elementwise_max: Callable[..., Any] = _elementwise("elementwise_max", mt.maximum, "max(x, y)")
+elementwise_min: Callable[..., Any] = _elementwise("elementwise_min", mt.minimum, "min(x, y)")
+elementwise_pow: Callable[..., Any] = _elementwise("elementwise_pow", ar.pow, "x ** y")
+elementwise_mod: Callable[..., Any] = _elementwise("elementwise_mod", ar.remainder, "x mod y")
+elementwise_floordiv: Callable[..., Any] = _elementwise("elementwise_floordiv", ar.floor_divide, "floor(x / y)")
 
 
 def _compare(fn: Callable[[Any, Any], Any], x: Any, y: Any, cond: Any, what: str) -> Any:
@@ -77,11 +77,11 @@ def _comparison(name: str, fn: Callable[[Any, Any], Any], formula: str) -> Calla
     return layer(run)
 
 
-less_equal = _comparison("less_equal", ar.less_equal, "x <= y")
-greater_than = _comparison("greater_than", ar.greater_than, "x > y")
-greater_equal = _comparison("greater_equal", ar.greater_equal, "x >= y")
-equal = _comparison("equal", ar.equal, "x == y")
-not_equal = _comparison("not_equal", ar.not_equal, "x != y")
+less_equal: Callable[..., Any] = _comparison("less_equal", ar.less_equal, "x <= y")
+greater_than: Callable[..., Any] = _comparison("greater_than", ar.greater_than, "x > y")
+greater_equal: Callable[..., Any] = _comparison("greater_equal", ar.greater_equal, "x >= y")
+equal: Callable[..., Any] = _comparison("equal", ar.equal, "x == y")
+not_equal: Callable[..., Any] = _comparison("not_equal", ar.not_equal, "x != y")
 
 
 def _logical(name: str, fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -93,9 +93,9 @@ def _logical(name: str, fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return layer(run)
 
 
-logical_and = _logical("logical_and", ar.logical_and)
-logical_or = _logical("logical_or", ar.logical_or)
-logical_xor = _logical("logical_xor", ar.logical_xor)
+logical_and: Callable[..., Any] = _logical("logical_and", ar.logical_and)
+logical_or: Callable[..., Any] = _logical("logical_or", ar.logical_or)
+logical_xor: Callable[..., Any] = _logical("logical_xor", ar.logical_xor)
 
 
 @layer

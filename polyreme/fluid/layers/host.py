@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.fluid.layer import layer
 from polyreme.static import host
 from polyreme.static import nn as static_nn
 
-py_func = layer(host.py_func)
-nce = layer(static_nn.nce)
-spectral_norm = layer(static_nn.spectral_norm)
+py_func: Callable[..., Any] = layer(host.py_func)
+nce: Callable[..., Any] = layer(static_nn.nce)
+spectral_norm: Callable[..., Any] = layer(static_nn.spectral_norm)
 
 
 @layer

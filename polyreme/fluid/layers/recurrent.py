@@ -244,6 +244,10 @@ class TrainingHelper(DecodeHelper):
 class GreedyEmbeddingHelper(DecodeHelper):
     """Inputs are embedding_fn of the likeliest token of the step before; the first are of start_tokens [batch]."""
 
+    embedding_fn: Callable[..., Any]
+    start_tokens: Any
+    end_token: int
+
     def __init__(self, embedding_fn: Callable[..., Any], start_tokens: Any, end_token: int) -> None:
         self.embedding_fn, self.start_tokens, self.end_token = embedding_fn, start_tokens, int(end_token)
 
@@ -266,6 +270,8 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
 
     Raises ConfigError for a temperature that is not above 0, and for a seed.
     """
+
+    softmax_temperature: float
 
     def __init__(
         self, embedding_fn: Callable[..., Any], start_tokens: Any, end_token: int,
@@ -295,6 +301,9 @@ class BasicOutput(NamedTuple):
 class BasicDecoder(Decoder):
     """A cell with a helper, and output_fn from the cell's outputs to logits; for dynamic_decode."""
 
+    cell: Any
+    helper: DecodeHelper
+
     OutputWrapper = BasicOutput
 
     def __init__(self, cell: Any, helper: DecodeHelper, output_fn: Callable[..., Any] | None = None) -> None:
@@ -314,7 +323,7 @@ class BasicDecoder(Decoder):
         return BasicOutput(outputs, sample_ids), states, inputs, finished
 
 
-dynamic_decode = layer(decoding.dynamic_decode)
+dynamic_decode: Callable[..., Any] = layer(decoding.dynamic_decode)
 
 __all__ = [
     "BasicDecoder",

@@ -18,13 +18,13 @@ def _reduction(name: str, fn: Callable[..., Any], what: str) -> Callable[..., An
     return layer(run)
 
 
-reduce_sum = _reduction("reduce_sum", rd.sum, "Sum")
-reduce_mean = _reduction("reduce_mean", rd.mean, "Mean")
-reduce_max = _reduction("reduce_max", rd.max, "Largest element")
-reduce_min = _reduction("reduce_min", rd.min, "Smallest element")
-reduce_prod = _reduction("reduce_prod", rd.prod, "Product")
-reduce_all = _reduction("reduce_all", rd.all, "Whether all are true")
-reduce_any = _reduction("reduce_any", rd.any, "Whether any is true")
+reduce_sum: Callable[..., Any] = _reduction("reduce_sum", rd.sum, "Sum")
+reduce_mean: Callable[..., Any] = _reduction("reduce_mean", rd.mean, "Mean")
+reduce_max: Callable[..., Any] = _reduction("reduce_max", rd.max, "Largest element")
+reduce_min: Callable[..., Any] = _reduction("reduce_min", rd.min, "Smallest element")
+reduce_prod: Callable[..., Any] = _reduction("reduce_prod", rd.prod, "Product")
+reduce_all: Callable[..., Any] = _reduction("reduce_all", rd.all, "Whether all are true")
+reduce_any: Callable[..., Any] = _reduction("reduce_any", rd.any, "Whether any is true")
 
 
 @layer

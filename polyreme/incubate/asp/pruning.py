@@ -47,6 +47,9 @@ _registry = _Registry()
 class Mask:
     """A parameter's mask, put on it again after each update."""
 
+    parameter: Parameter
+    mask: Tensor
+
     def __init__(self, parameter: Parameter, mask: Tensor) -> None:
         self.parameter, self.mask = parameter, mask
 

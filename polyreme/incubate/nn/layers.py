@@ -38,6 +38,9 @@ class FusedLinear(Layer):
 class FusedDropoutAdd(Layer):
     """dropout(x) + y."""
 
+    p: float
+    mode: str
+
     def __init__(self, p: float = 0.5, mode: str = "upscale_in_train", name: str | None = None) -> None:
         super().__init__(name)
         self.p, self.mode = p, mode
@@ -60,6 +63,10 @@ class _Normed(Layer):
 
 class FusedBiasDropoutResidualLayerNorm(_Normed):
     """layer_norm(residual + dropout(x + linear_bias)): [*, embed_dim] twice -> the same. weight_attr: of the scale."""
+
+    embed_dim: int
+    dropout_rate: float
+    epsilon: float
 
     def __init__(
         self,
@@ -89,6 +96,11 @@ class FusedFeedForward(_Normed):
 
     act_dropout_rate is dropout_rate if None. Raises ConfigError for nranks and ring_id: a plan splits the weights here.
     """
+
+    normalize_before: bool
+    activation: str
+    epsilon: float
+    act_dropout_rate: float
 
     def __init__(
         self,
@@ -150,6 +162,15 @@ class FusedMultiHeadAttention(_Normed):
     Self-attention alone: kdim and vdim must be embed_dim, and need_weights False. transpose_qkv_wb keeps qkv_weight as
     [embed, 3 embed] rather than [3, heads, head_dim, embed]. Raises ConfigError for these, nranks and ring_id.
     """
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    dropout_rate: float
+    attn_dropout_rate: float
+    epsilon: float
+    normalize_before: bool
+    transpose_qkv_wb: bool
 
     def __init__(
         self,
@@ -225,6 +246,9 @@ class FusedTransformerEncoderLayer(Layer):
     weight_attr, bias_attr: one for all, or [attention, feed-forward]. attn_dropout_rate and act_dropout_rate are
     dropout_rate if None.
     """
+
+    fused_attn: FusedMultiHeadAttention
+    ffn: FusedFeedForward
 
     def __init__(
         self,

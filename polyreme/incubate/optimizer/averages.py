@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -135,8 +135,12 @@ class ModelAverage(_Average):
     [3.0]
     """
 
-    arrays = ("sum_1", "sum_2", "sum_3")
-    numbers = ("num_updates", "num_accumulates", "old_num_accumulates")
+    arrays: tuple[Literal["sum_1"], Literal["sum_2"], Literal["sum_3"]] = ("sum_1", "sum_2", "sum_3")
+    numbers: tuple[Literal["num_updates"], Literal["num_accumulates"], Literal["old_num_accumulates"]] = (
+        "num_updates",
+        "num_accumulates",
+        "old_num_accumulates",
+    )
 
     def __init__(
         self,
@@ -153,7 +157,9 @@ class ModelAverage(_Average):
         self._least, self._most = min_average_window, max_average_window
         super().__init__(parameters)
 
-    def updated(self, values: list[Any], slots: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
+    def updated(
+        self, values: list[Any], slots: dict[str, list[Any]], numbers: dict[str, Any]
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
         updates, count = numbers["num_updates"] + 1, numbers["num_accumulates"] + 1
         window = jnp.minimum(self._most, jnp.floor(updates * self._rate).astype(updates.dtype))
         cut, full = (count >= self._least) & (count >= window), updates % _MOST_ADDED == 0
@@ -205,8 +211,8 @@ class ExponentialMovingAverage(_Average):
     [3.0]
     """
 
-    arrays = ("ema",)
-    numbers = ("num_updates",)
+    arrays: tuple[Literal["ema"]] = ("ema",)
+    numbers: tuple[Literal["num_updates"]] = ("num_updates",)
 
     def __init__(
         self,
@@ -219,7 +225,9 @@ class ExponentialMovingAverage(_Average):
         self._warm_up = bool(warm_up)
         super().__init__(parameters)
 
-    def updated(self, values: list[Any], slots: dict[str, list[Any]], numbers: dict[str, Any]) -> tuple[dict, dict]:
+    def updated(
+        self, values: list[Any], slots: dict[str, list[Any]], numbers: dict[str, Any]
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
         before = numbers["num_updates"]
         decay = jnp.asarray(self._decay)
         if self._warm_up:

@@ -38,6 +38,8 @@ class LookAhead:
     [0.75]
     """
 
+    alpha: float
+
     def __init__(self, inner_optimizer: Any, alpha: float = 0.5, k: int = 5, name: str | None = None) -> None:
         if not isinstance(inner_optimizer, Optimizer) or isinstance(inner_optimizer, LBFGS):
             raise ConfigError(

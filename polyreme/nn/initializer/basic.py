@@ -38,6 +38,11 @@ class Normal(Initializer):
 class TruncatedNormal(Initializer):
     """Gaussian with this mean and standard deviation, drawn again until it lies in [a, b]."""
 
+    mean: float
+    std: float
+    a: float
+    b: float
+
     def __init__(
         self, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, name: str | None = None
     ) -> None:
@@ -67,6 +72,10 @@ class Uniform(Initializer):
 
 class XavierUniform(Initializer):
     """Uniform in +-gain * sqrt(6 / (fan_in + fan_out)). Source: Glorot and Bengio, 2010, equation 16."""
+
+    fan_in: float | None
+    fan_out: float | None
+    gain: float
 
     def __init__(
         self, fan_in: float | None = None, fan_out: float | None = None, gain: float = 1.0, name: str | None = None

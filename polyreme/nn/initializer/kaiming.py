@@ -53,6 +53,9 @@ class KaimingNormal(Initializer):
     mode: "fan_in" or "fan_out". fan_in: the number to use instead of the parameter's own.
     """
 
+    fan_in: float | int | None
+    gain: float
+
     def __init__(
         self,
         fan_in: float | None = None,

@@ -19,6 +19,8 @@ from polyreme.nn.initializer.base import Initializer, array_of
 class Assign(Initializer):
     """The values given: an array, list or Tensor of the parameter's shape."""
 
+    value: np.ndarray
+
     def __init__(self, value: Any, name: str | None = None) -> None:
         self.value = state.host(value, "Assign(value)") if isinstance(value, TensorState) else np.asarray(value)
 

@@ -45,6 +45,18 @@ class MultiHeadAttention(Layer):
     ['q_proj.weight', 'k_proj.weight', 'v_proj.weight', 'out_proj.weight']
     """
 
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    kdim: int
+    vdim: int
+    dropout: float
+    need_weights: bool
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    out_proj: Linear
+
     Cache: ClassVar[type] = Cache
     StaticCache: ClassVar[type] = StaticCache
 

@@ -8,7 +8,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttrLike
+from polyreme.nn.parameter import ParamAttrLike, Parameter
 from polyreme.ops.class_loss import adaptive_log_softmax
 from polyreme.ops.search import argmax
 
@@ -19,6 +19,9 @@ class HSigmoidLoss(Layer):
     weight [num_classes - 1, feature_size] and bias [num_classes - 1, 1] are those of the inner nodes of a complete
     binary tree; with is_custom they have num_classes rows, and every call gives path_table and path_code.
     """
+
+    weight: Parameter
+    bias: Parameter
 
     def __init__(
         self,
@@ -57,6 +60,17 @@ class AdaptiveLogSoftmaxWithLoss(Layer):
     cutoffs: the first class of each cluster, rising and below n_classes. Cluster i has weights [in_features, d] and [d,
     its size], d = in_features // div_value^(i + 1). Calling it gives (log p(label) [N], loss []).
     """
+
+    is_head_bias: bool
+    in_features: int
+    n_classes: int
+    div_value: float
+    cutoffs: list[int]
+    shortlist_size: int
+    n_clusters: int
+    head_size: int
+    head_weight: Parameter
+    head_bias: Parameter | None
 
     def __init__(
         self,

@@ -49,6 +49,13 @@ class BeamSearchDecoder:
     else the cell reads, such as an encoder's outputs, is given once a beam by tile_beam_merge_with_batch.
     """
 
+    embedding_fn: Callable[..., Any] | None
+    output_fn: Callable[..., Any] | None
+
+    start_token: int
+    end_token: int
+    beam_size: int
+
     OutputWrapper = BeamOutput
     StateWrapper = BeamState
     tracks_own_finished = True

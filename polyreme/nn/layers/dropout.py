@@ -30,6 +30,9 @@ class Dropout(_Dropping):
     ones as they are and multiplies by 1 - p in eval mode. inplace: write the result into the input.
     """
 
+    inplace: bool
+    axis: int | list[int] | None
+
     def __init__(
         self,
         p: float = 0.5,

@@ -19,7 +19,7 @@ from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.container import LayerDict
 from polyreme.nn.layers.linear import Linear, map_each
-from polyreme.nn.parameter import ParamAttr, ParamAttrLike
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
 from polyreme.ops import creation
 from polyreme.ops.experts import check_choice, check_counts, chosen_experts
 from polyreme.ops.ids import check_range
@@ -63,6 +63,16 @@ class Router(Layer):
     >>> Router(8, num_experts=4, balance_loss=0.01).weight.shape
     paddle.Size([8, 4])
     """
+
+    num_experts: int
+    top_k: int
+    bias_rate: float
+    balances_step: bool
+    keeps_load: bool
+    choice: dict[str, Any]
+    capacity_factor: float | None
+    weight: Parameter
+    selection_bias: None
 
     def __init__(
         self,
@@ -266,6 +276,14 @@ class ExpertChoiceRouter(Layer):
     (paddle.Size([2, 12, 4]), [6, 6, 6, 6])
     """
 
+    num_experts: int
+    top_k: int
+    capacity_factor: float
+    score: str
+    scale: float
+    z_loss: float
+    weight: Parameter
+
     def __init__(
         self,
         d_model: int,
@@ -320,6 +338,12 @@ class HashRouter(Layer):
     paddle.Size([1, 3, 2])
     """
 
+    num_experts: int
+    top_k: int
+    capacity_factor: float | None
+    factor: int
+    offset: int
+
     def __init__(
         self, num_experts: int, top_k: int = 1, *, capacity_factor: float | None = None, seed: int = 0
     ) -> None:
@@ -370,6 +394,18 @@ class MoE(Layer):
     >>> y.shape, loss.item()
     (paddle.Size([2, 3, 8]), 0.0)
     """
+
+    d_model: int
+    d_hidden: int
+    num_experts: int
+    activation: str
+    gate: Any | None
+    up: Any
+    down: Any
+    up_bias: Any | None
+    down_bias: Any | None
+    changes: LayerDict
+    shared: SharedExpert
 
     def __init__(
         self,
@@ -467,6 +503,11 @@ class MoE(Layer):
 
 class SharedExpert(Layer):
     """The expert of an MoE that every token goes through: [..., d_model] -> the same."""
+
+    gate: Linear | None
+    up: Linear
+    down: Linear
+    token_gate: Linear | None
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Assign, Initializer, XavierUniform, chosen_initializer
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttr, ParamAttrLike
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
 from polyreme.ops import ring_linear
 
 
@@ -28,6 +28,10 @@ class Linear(Layer):
     >>> Linear(3, 5).weight.shape
     paddle.Size([3, 5])
     """
+
+    name: str | None
+    weight: Parameter
+    bias: Parameter
 
     in_features: Alias[int] = Alias("_in_features")
     out_features: Alias[int] = Alias("_out_features")
@@ -93,6 +97,8 @@ class Embedding(Layer):
     _weight: the table to start from. _freeze: do not train it.
     dims: logical dims of the table. Initial values: XavierUniform.
     """
+
+    weight: Parameter
 
     num_embeddings: Alias[int] = Alias("_num_embeddings")
     embedding_dim: Alias[int] = Alias("_embedding_dim")
@@ -171,6 +177,9 @@ class _ZeroRow(Initializer):
 
 class Bilinear(Layer):
     """y_o = x1 W_o x2^T + b_o: [..., in1] and [..., in2] -> [..., out]. W is [out, in1, in2], b [1, out]."""
+
+    weight: Parameter
+    bias: Parameter
 
     in1_features: Alias[int] = Alias("_in1_features")
     in2_features: Alias[int] = Alias("_in2_features")

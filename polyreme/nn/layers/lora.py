@@ -80,6 +80,9 @@ class LoRALinear(Layer):
     {'lora_a': paddle.Size([6, 2]), 'lora_b': paddle.Size([2, 4])}
     """
 
+    base: Linear | QuantizedLinear
+    lora: LoRA
+
     def __init__(self, base: Linear | QuantizedLinear, lora: LoRA = LoRA()) -> None:
         super().__init__(dtype=base._dtype)
         self.base, self.lora = base, lora

@@ -21,6 +21,8 @@ class AdapterRows:
     names: of the adapters, whose numbers are 1, 2, ...; 0 is none. Raises ConfigError for a name that comes twice.
     """
 
+    numbers: dict[str, int]
+
     def __init__(self, names: Sequence[str]) -> None:
         self.numbers = {name: number for number, name in enumerate(names, 1)}
         if len(self.numbers) < len(names):
@@ -53,6 +55,9 @@ class RowwiseLoRALinear(Layer):
     any. The first of each is that of rows without an adapter: zeros and ones. Adapters of a smaller rank have zeros
     beside them, so that one program serves any rows. Source: S-LoRA, arXiv:2311.03285, section 5.
     """
+
+    base: Linear | QuantizedLinear
+    rows: AdapterRows
 
     def __init__(
         self,

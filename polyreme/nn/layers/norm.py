@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttrLike
+from polyreme.nn.parameter import ParamAttrLike, Parameter
 
 
 class LayerNorm(Layer):
@@ -26,6 +26,9 @@ class LayerNorm(Layer):
     >>> LayerNorm([3, 4]).weight.shape
     paddle.Size([12])
     """
+
+    weight: Parameter
+    bias: Parameter
 
     normalized_shape: Alias[list[int]] = Alias("_normalized_shape")
     epsilon: Alias[float] = Alias("_epsilon")
@@ -74,6 +77,8 @@ class RMSNorm(Layer):
     ('embed',)
     """
 
+    weight: Parameter
+
     normalized_shape: Alias[list[int]] = Alias("_normalized_shape")
     epsilon: Alias[float] = Alias("_epsilon")
 
@@ -99,6 +104,9 @@ class RMSNorm(Layer):
 
 class GroupNorm(Layer):
     """Normalization over each of num_groups groups of channels, weight and bias a channel: arXiv:1803.08494."""
+
+    weight: Parameter
+    bias: Parameter
 
     num_groups: Alias[int] = Alias("_num_groups")
     num_channels: Alias[int] = Alias("_num_channels")
@@ -192,7 +200,7 @@ class _InstanceNorm(Layer):
 class InstanceNorm1D(_InstanceNorm):
     """InstanceNorm of [batch, channel, length]."""
 
-    ndims = (2, 3)
+    ndims: tuple[Literal[2], Literal[3]] = (2, 3)
 
     def __init__(
         self,
@@ -210,13 +218,13 @@ class InstanceNorm1D(_InstanceNorm):
 class InstanceNorm2D(_InstanceNorm):
     """InstanceNorm of [batch, channel, height, width]."""
 
-    ndims = (4,)
+    ndims: tuple[Literal[4]] = (4,)
 
 
 class InstanceNorm3D(_InstanceNorm):
     """InstanceNorm of [batch, channel, depth, height, width]."""
 
-    ndims = (5,)
+    ndims: tuple[Literal[5]] = (5,)
 
     def __init__(
         self,
@@ -236,6 +244,13 @@ class LocalResponseNorm(Layer):
 
     Source: Krizhevsky et al., 2012, section 3.3.
     """
+
+    name: str | None
+    size: int
+    alpha: float
+    beta: float
+    k: float
+    data_format: str
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
-from polyreme.nn.parameter import ParamAttr, ParamAttrLike
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
 from polyreme.ops.quantization import fake_quantize, low_bit_product, weight_only_linear, weight_quantize
 
 _BITS = {"int8": 8, "int4": 4}
@@ -33,6 +33,15 @@ class QuantizedLinear(Layer):
     >>> layer.weight.shape, layer.weight_scale.shape
     (paddle.Size([16, 64]), paddle.Size([4, 32]))
     """
+
+    in_features: int
+    out_features: int
+    weight_dtype: str
+    group_size: int
+    low_bit_input: bool
+    weight: Parameter
+    weight_scale: Parameter
+    bias: Parameter
 
     def __init__(
         self,
@@ -115,6 +124,13 @@ class RoundedLinear(Linear):
 
     It takes a Linear's place with the Linear's own parameters, so that nothing else of a model changes.
     """
+
+    name: str | None
+    weight: Parameter
+    bias: Parameter
+    training: bool
+    weight_dtype: str
+    group_size: int
 
     def __init__(self, linear: Linear, weight_dtype: str, group_size: int = -1) -> None:
         Layer.__init__(self)

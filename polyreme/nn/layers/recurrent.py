@@ -156,6 +156,9 @@ class RNN(Layer):
 class BiRNN(Layer):
     """One cell from the first step to the last and one back: outputs side by side in the last dim, a pair of states."""
 
+    cell_fw: RNNCellBase
+    cell_bw: RNNCellBase
+
     def __init__(self, cell_fw: RNNCellBase, cell_bw: RNNCellBase, time_major: bool = False) -> None:
         super().__init__()
         sizes = [getattr(cell, "input_size", None) for cell in (cell_fw, cell_bw)]

@@ -71,6 +71,11 @@ def _is_shape(value: Any) -> bool:
 class BuiltInCell(RNNCellBase):
     """A cell whose loop is one op. mode: its key in kernels.recurrent.CELLS; gates: rows of weights a unit."""
 
+    input_size: int
+    hidden_size: int
+    proj_size: int
+    weight_ho: Any
+
     mode = ""
     gates = 1
 

@@ -40,6 +40,8 @@ class Stacked(Layer):
     (paddle.Size([5, 3, 3]), paddle.Size([2, 3]))
     """
 
+    layer: Layer
+
     def __init__(self, make: Callable[[], Layer], count: int) -> None:
         super().__init__()
         if state.recording():

@@ -68,6 +68,8 @@ class TransformerEncoderLayer(_TransformerLayer):
     weight_attr, bias_attr: one for all, or [attention, feed-forward]. attn_dropout, act_dropout: dropout if None.
     """
 
+    self_attn: MultiHeadAttention
+
     def __init__(
         self,
         d_model: int,
@@ -114,6 +116,8 @@ class TransformerEncoderLayer(_TransformerLayer):
 class TransformerEncoder(Layer):
     """num_layers layers like encoder_layer, which is the first; the others have initial values of their own."""
 
+    layers: LayerList
+
     def __init__(self, encoder_layer: Layer, num_layers: int, norm: Layer | None = None) -> None:
         super().__init__()
         self.layers = _stack(encoder_layer, num_layers)
@@ -142,6 +146,9 @@ class TransformerDecoderLayer(_TransformerLayer):
 
     weight_attr, bias_attr: one for all, or [self-attention, attention to memory, feed-forward].
     """
+
+    self_attn: MultiHeadAttention
+    cross_attn: MultiHeadAttention
 
     def __init__(
         self,
@@ -194,6 +201,8 @@ class TransformerDecoderLayer(_TransformerLayer):
 class TransformerDecoder(Layer):
     """num_layers layers like decoder_layer, which is the first; the others have initial values of their own."""
 
+    layers: LayerList
+
     def __init__(self, decoder_layer: Layer, num_layers: int, norm: Layer | None = None) -> None:
         super().__init__()
         self.layers = _stack(decoder_layer, num_layers)
@@ -224,6 +233,11 @@ class Transformer(Layer):
     weight_attr, bias_attr: one for all, [attention, feed-forward], or [self-attention, attention to memory,
     feed-forward].
     """
+
+    d_model: int
+    nhead: int
+    encoder: TransformerEncoder | Layer
+    decoder: TransformerDecoder | Layer
 
     def __init__(
         self,

@@ -60,6 +60,10 @@ class ProgramFacts:
     an operation of an unknown kind reads them, or the caller keeps them.
     """
 
+    kept: set[str]
+    pinned: set[str]
+    likes: dict[str, Tensor]
+
     def __init__(self, program: Program, keep: Iterable[str] = ()) -> None:
         self.program = program
         self.kept = set(keep)

@@ -50,6 +50,12 @@ class AlignmentDataset:
     masked, -100 elsewhere; classes of distances `[residues, residues]`.
     """
 
+    seed: int
+    first: int
+    count: int
+    num_sequences: int
+    num_residues: int
+
     def __init__(self, seed: int, first: int, count: int, num_sequences: int, num_residues: int) -> None:
         self.seed, self.first, self.count = seed, first, count
         self.num_sequences, self.num_residues = num_sequences, num_residues
@@ -73,6 +79,11 @@ class AlignmentDataset:
 
 class Alignments:
     """The data of a run: both splits, the digest a resumed run compares, and what it says of itself."""
+
+    train: AlignmentDataset
+    validation: AlignmentDataset
+    digest: str
+    summary: str
 
     tokenizer = None
     sampler = RandomSampler

@@ -16,6 +16,7 @@ from jax.experimental import topologies
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
 from polyreme.core.abstract import Abstract, abstractly
+from polyreme.core.layout import Layout
 from polyreme.distributed.pipeline.dry_run import DryRun
 from polyreme.distributed.planned_step import PlannedStep, loss_of
 from polyreme.eager.tensor import Tensor
@@ -68,6 +69,14 @@ def job_of(config: RunConfig) -> TrainingJob:
 
 class AbstractJob:
     """A TrainingJob's training step laid out over devices by a plan, all of it without memory."""
+
+    layout: Layout
+
+    job: TrainingJob
+    plan: Plan
+    model: Layer
+    planned: PlannedStep
+    optimizer: Optimizer
 
     def __init__(self, job: TrainingJob, plan: Plan, devices: Sequence[Any]) -> None:
         self.job, self.plan = job, plan

@@ -76,6 +76,12 @@ class Rollouts:
     with.
     """
 
+    config: FinetuneConfig
+    trainer: Any
+    writer: Any
+    reference: Any | None
+    engine: TextEngine
+
     def __init__(self, config: FinetuneConfig, trainer: Any, data: Any) -> None:
         self.config, self.trainer, self.writer = config, trainer, data.writer
         self.reward = load_reward(config.reward)

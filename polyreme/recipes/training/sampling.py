@@ -89,6 +89,10 @@ class Chooser:
     1
     """
 
+    temperature: float
+    top_k: int
+    num_known: int | None
+
     def __init__(self, temperature: float = 1.0, top_k: int = 0, seed: int = 0, num_known: int | None = None) -> None:
         if not (math.isfinite(temperature) and temperature >= 0) or top_k < 0:
             raise ConfigError(f"temperature={temperature}, top_k={top_k}: need finite numbers of at least 0")

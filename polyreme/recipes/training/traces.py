@@ -27,6 +27,8 @@ class StepRecorder:
     Where several processes train, each does so, and result() brings what they recorded to rank 0.
     """
 
+    note: str
+
     def __init__(self, steps: int) -> None:
         # of several processes the recording begins with one step more, in which they wait for each other's to begin
         self._is_alone = jax.process_count() == 1

@@ -11,6 +11,7 @@ import numpy as np
 
 from polyreme.core import rng, state
 from polyreme.core.backend import Device
+from polyreme.core.layout import Layout
 from polyreme.data.packing import NO_LABEL
 from polyreme.distributed.communication import replicas
 from polyreme.distributed.planned_step import PlannedStep, check_offload
@@ -42,6 +43,13 @@ class Trainer:
     gradients are not finite on, no step changes a parameter or the optimizer, so that what went wrong can be looked at.
     devices: those of the plan's mesh, all by default.
     """
+
+    layout: Layout
+
+    model: Any
+    routers: dict[str, Router]
+    schedule: LRScheduler
+    planned: PlannedStep
 
     def __init__(self, config: RunConfig, devices: Sequence[Device] | None = None) -> None:
         check_supported(config)

@@ -295,6 +295,12 @@ class SubmConv2D(_SubmConv):
 class MaxPool3D(Layer):
     """The largest stored element of each window that holds one. return_mask has no counterpart: ConfigError."""
 
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    ceil_mode: bool
+    data_format: str
+
     def __init__(
         self,
         kernel_size: Any,

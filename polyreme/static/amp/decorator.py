@@ -32,6 +32,9 @@ class CustomOpLists:
     Raises ConfigError for custom_black_varnames: a call is cast as a whole.
     """
 
+    white: frozenset[str]
+    black: frozenset[str]
+
     def __init__(
         self,
         custom_white_list: Iterable[str] | None = None,

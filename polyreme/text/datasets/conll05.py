@@ -36,6 +36,12 @@ class Conll05st(Dataset):
     missing, torn or other than published; download=True cannot fetch it.
     """
 
+    data_file: str
+    word_dict: dict[str, int]
+    predicate_dict: dict[str, int]
+    label_dict: dict[str, int]
+    samples: list[tuple[list[str], str, list[str]]]
+
     FILES: ClassVar[tuple[Published, ...]] = (
         Published(
             "conll05st",

@@ -31,6 +31,12 @@ class Imdb(Dataset):
     file is missing, torn or other than published; download=True cannot fetch it.
     """
 
+    mode: str
+    data_file: str
+    word_idx: dict[str | bytes, int]
+    docs: list[list[int]]
+    labels: list[int]
+
     FILE: ClassVar[Published] = Published(
         "imdb",
         "aclImdb_v1.tar.gz",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,13 @@ class Imikolov(Dataset):
     min_word_freq times in training and validation text, as bytes, and the marks, as str, to numbers; "<unk>" to the
     last. Raises DataError where the file is missing, torn or other than published; download=True cannot fetch it.
     """
+
+    data_type: str
+    window_size: int
+    mode: str
+    data_file: str
+    word_idx: dict[str | bytes, int]
+    data: list[tuple[Any, ...]]
 
     FILE: ClassVar[Published] = Published(
         "imikolov",

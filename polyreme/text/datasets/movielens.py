@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +51,16 @@ class Movielens(Dataset):
     order of their first appearance: categories_dict, movie_title_dict; movie_info and user_info say what is known of
     each. Raises DataError where the file is missing, torn or other than published; download=True cannot fetch it.
     """
+
+    mode: str
+    test_ratio: float
+    rand_seed: int
+    data_file: str
+    movie_info: dict[int, MovieInfo]
+    user_info: dict[int, UserInfo]
+    categories_dict: dict[str, int]
+    movie_title_dict: dict[str, int]
+    data: list[tuple[list[Any], ...]]
 
     FILE: ClassVar[Published] = Published(
         "movielens",

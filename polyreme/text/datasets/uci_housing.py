@@ -27,6 +27,9 @@ class UCIHousing(Dataset):
     is missing, torn or other than published; download=True cannot fetch it.
     """
 
+    mode: str
+    data_file: str
+
     FILE: ClassVar[Published] = Published(
         "uci_housing",
         "housing.data",

@@ -7,7 +7,7 @@ sentences, a tab between them.
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,12 @@ class WMT14(Dataset):
     given. Pairs with more than 80 words in a sentence (the source's marks counted) are left out, as are lines that are
     no pair. Raises DataError where the file is missing, torn or other than published; download=True cannot fetch it.
     """
+
+    mode: str
+    dict_size: int
+    data_file: str
+    src_dict: dict[str, int]
+    trg_dict: dict[str, int]
 
     FILE: ClassVar[Published] = Published(
         "wmt14",
@@ -73,7 +79,7 @@ class WMT14(Dataset):
     def __len__(self) -> int:
         return len(self.src_ids)
 
-    def get_dict(self, reverse: bool = False) -> tuple[dict, dict]:
+    def get_dict(self, reverse: bool = False) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """The dictionaries of source and target: words to numbers, or with reverse=True numbers to words."""
         if reverse:
             return reversed_dictionary(self.src_dict), reversed_dictionary(self.trg_dict)

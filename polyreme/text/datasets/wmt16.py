@@ -7,7 +7,7 @@ between them.
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,16 @@ class WMT16(Dataset):
     PaddlePaddle 3.3.1 keeps them as files, and fills the target's with words of the source. lang: the source, "en" or
     "de". Raises DataError where the file is missing, torn or other than published; download=True cannot fetch it.
     """
+
+    mode: str
+    src_dict_size: int
+    trg_dict_size: int
+    data_file: str
+    src_dict: dict[str, int]
+    trg_dict: dict[str, int]
+    src_ids: list[list[int]]
+    trg_ids: list[list[int]]
+    trg_ids_next: list[list[int]]
 
     FILE: ClassVar[Published] = Published(
         "wmt16",
@@ -82,7 +92,7 @@ class WMT16(Dataset):
     def __len__(self) -> int:
         return len(self.src_ids)
 
-    def get_dict(self, lang: str, reverse: bool = False) -> dict:
+    def get_dict(self, lang: str, reverse: bool = False) -> dict[Any, Any]:
         """The dictionary of a language, "en" or "de": words to numbers, or with reverse=True numbers to words."""
         if lang not in _LANGUAGES:
             raise ConfigError(f"WMT16.get_dict: lang={lang!r}; give 'en' or 'de'")

@@ -26,6 +26,14 @@ class Cifar10(Dataset):
     DataError where the file is missing, torn or other than published; download=True cannot fetch it.
     """
 
+    transform: Callable[..., Any] | None
+    images: np.ndarray
+    labels: np.ndarray
+
+    mode: str
+    backend: str
+    data_file: str
+
     FILE: ClassVar[Published] = Published(
         "cifar",
         "cifar-10-python.tar.gz",

@@ -32,6 +32,13 @@ class Flowers(Dataset):
     missing or torn; download=True cannot fetch it.
     """
 
+    transform: Callable[..., Any] | None
+    indexes: np.ndarray
+    labels: np.ndarray
+
+    mode: str
+    backend: str
+
     FILES: ClassVar[tuple[Published, ...]] = (
         Published("flowers", "102flowers.tgz", "52808999861908f626f3c1f4e79d11fa", f"{_URL}102flowers.tgz"),
         Published(

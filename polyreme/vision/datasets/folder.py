@@ -22,6 +22,16 @@ class DatasetFolder(Dataset):
     or with image backend "cv2" an ndarray, blue first. Raises DataError where there is no folder or no sample.
     """
 
+    loader: Callable[..., Any]
+    transform: Callable[..., Any] | None
+
+    root: str
+    extensions: tuple[str, ...] | None
+    classes: list[Any]
+    class_to_idx: dict[Any, int]
+    samples: list[tuple[str, int]]
+    targets: list[int]
+
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -54,6 +64,13 @@ class DatasetFolder(Dataset):
 
 class ImageFolder(Dataset):
     """[sample] for every file under root, in folders of any depth; arguments and order as DatasetFolder's."""
+
+    loader: Callable[..., Any]
+    transform: Callable[..., Any] | None
+
+    root: str
+    extensions: tuple[str, ...] | None
+    samples: list[str]
 
     def __init__(
         self,

@@ -35,6 +35,15 @@ class MNIST(Dataset):
     are missing, torn or other than their known digest; download=True cannot fetch them.
     """
 
+    transform: Callable[..., Any] | None
+
+    mode: str
+    backend: str
+    image_path: str
+    label_path: str
+    images: np.ndarray
+    labels: np.ndarray
+
     NAME: ClassVar[str] = "mnist"
     # md5 of the gzipped files as published
     DIGESTS: ClassVar[dict[str, tuple[str, ...]]] = {

@@ -32,6 +32,12 @@ class VOC2012(Dataset):
     compressed or other than published; download=True cannot fetch it.
     """
 
+    transform: Callable[..., Any] | None
+
+    mode: str
+    backend: str
+    data_file: str
+
     FILE: ClassVar[Published] = Published(
         "voc2012",
         "VOCtrainval_11-May-2012.tar",

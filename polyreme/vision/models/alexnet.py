@@ -7,6 +7,7 @@ have the names and shapes of Paddle's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.nn import Conv2D, Dropout, Layer, Linear, MaxPool2D
@@ -61,4 +62,4 @@ class AlexNet(Layer):
         return self._fc8(F.relu(self._fc7(self._drop2(x))))
 
 
-alexnet = maker("alexnet", AlexNet, "AlexNet")
+alexnet: Callable[..., AlexNet] = maker("alexnet", AlexNet, "AlexNet")

@@ -6,6 +6,7 @@ Source: Huang et al., 2016, arXiv:1608.06993, table 1. Parameters have the names
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.errors import ConfigError
@@ -82,6 +83,15 @@ class DenseNet(Layer):
     num_classes=0 leaves the last linear layer out, with_pool=False the pooling before it.
     """
 
+    num_classes: int
+    with_pool: bool
+    conv1_func: _NormConv
+    pool2d_max: MaxPool2D
+    blocks: list[Any]
+    batch_norm: BatchNorm2D
+    pool2d_avg: AdaptiveAvgPool2D
+    out: Linear
+
     def __init__(
         self,
         layers: int = 121,
@@ -125,8 +135,8 @@ class DenseNet(Layer):
         return self.out(x.flatten(1)) if self.num_classes > 0 else x
 
 
-densenet121 = maker("densenet121", DenseNet, "DenseNet with 121 layers", layers=121)
-densenet161 = maker("densenet161", DenseNet, "DenseNet with 161 layers", layers=161)
-densenet169 = maker("densenet169", DenseNet, "DenseNet with 169 layers", layers=169)
-densenet201 = maker("densenet201", DenseNet, "DenseNet with 201 layers", layers=201)
-densenet264 = maker("densenet264", DenseNet, "DenseNet with 264 layers", layers=264)
+densenet121: Callable[..., DenseNet] = maker("densenet121", DenseNet, "DenseNet with 121 layers", layers=121)
+densenet161: Callable[..., DenseNet] = maker("densenet161", DenseNet, "DenseNet with 161 layers", layers=161)
+densenet169: Callable[..., DenseNet] = maker("densenet169", DenseNet, "DenseNet with 169 layers", layers=169)
+densenet201: Callable[..., DenseNet] = maker("densenet201", DenseNet, "DenseNet with 201 layers", layers=201)
+densenet264: Callable[..., DenseNet] = maker("densenet264", DenseNet, "DenseNet with 264 layers", layers=264)

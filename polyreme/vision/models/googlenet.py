@@ -7,6 +7,7 @@ after each inception module only, as in Paddle's. Parameters have the names and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.nn import AdaptiveAvgPool2D, AvgPool2D, Conv2D, Dropout, Layer, Linear, MaxPool2D
@@ -65,6 +66,9 @@ class GoogLeNet(Layer):
     which they need.
     """
 
+    num_classes: int
+    with_pool: bool
+
     def __init__(self, num_classes: int = 1000, with_pool: bool = True) -> None:
         super().__init__()
         self.num_classes, self.with_pool = num_classes, with_pool
@@ -111,4 +115,4 @@ def _linear(inputs: int, outputs: int, fan: int) -> Linear:
     return Linear(inputs, outputs, weight_attr=spread)
 
 
-googlenet = maker("googlenet", GoogLeNet, "GoogLeNet")
+googlenet: Callable[..., GoogLeNet] = maker("googlenet", GoogLeNet, "GoogLeNet")

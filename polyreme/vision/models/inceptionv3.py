@@ -7,6 +7,7 @@ each a chain of convolutions; parameters have the names and shapes of Paddle's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.nn import AdaptiveAvgPool2D, AvgPool2D, Dropout, Layer, LayerList, Linear, MaxPool2D
@@ -129,6 +130,14 @@ class InceptionV3(Layer):
     num_classes=0 leaves the linear layer out, with_pool=False the pooling before it.
     """
 
+    num_classes: int
+    with_pool: bool
+    inception_stem: _Stem
+    inception_block_list: LayerList
+    avg_pool: AdaptiveAvgPool2D
+    dropout: Dropout
+    fc: Linear
+
     def __init__(self, num_classes: int = 1000, with_pool: bool = True) -> None:
         super().__init__()
         self.num_classes, self.with_pool = num_classes, with_pool
@@ -149,4 +158,4 @@ class InceptionV3(Layer):
         return self.fc(self.dropout(x.reshape([-1, 2048]))) if self.num_classes > 0 else x
 
 
-inception_v3 = maker("inception_v3", InceptionV3, "Inception v3")
+inception_v3: Callable[..., InceptionV3] = maker("inception_v3", InceptionV3, "Inception v3")

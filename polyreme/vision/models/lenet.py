@@ -15,6 +15,9 @@ from polyreme.nn import Conv2D, Layer, Linear, MaxPool2D, ReLU, Sequential
 class LeNet(Layer):
     """Images [batch, 1, 28, 28] -> scores [batch, num_classes]; with num_classes=0, features [batch, 16, 5, 5]."""
 
+    features: Sequential
+    fc: Sequential
+
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.num_classes = num_classes

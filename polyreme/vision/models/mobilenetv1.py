@@ -34,6 +34,13 @@ class MobileNetV1(Layer):
     scale: of all widths. num_classes=0 leaves the linear layer out, with_pool=False the pooling before it.
     """
 
+    scale: float
+    num_classes: int
+    with_pool: bool
+    conv1: ConvNorm
+    pool2d_avg: AdaptiveAvgPool2D
+    fc: Linear
+
     def __init__(self, scale: float = 1.0, num_classes: int = 1000, with_pool: bool = True) -> None:
         super().__init__()
         self.scale, self.num_classes, self.with_pool = scale, num_classes, with_pool

@@ -41,6 +41,12 @@ class MobileNetV2(Layer):
     pooling before it.
     """
 
+    num_classes: int
+    with_pool: bool
+    features: Sequential
+    pool2d_avg: AdaptiveAvgPool2D
+    classifier: Sequential
+
     def __init__(self, scale: float = 1.0, num_classes: int = 1000, with_pool: bool = True) -> None:
         super().__init__()
         self.num_classes, self.with_pool = num_classes, with_pool

@@ -73,7 +73,7 @@ class _ExcitedResidual(Layer):
 
 
 class _MobileNetV3(Layer):
-    BLOCKS: ClassVar[tuple]
+    BLOCKS: ClassVar[tuple[Any, ...]]
     LAST: ClassVar[int]
     """Channels between the two linear layers."""
 
@@ -111,13 +111,15 @@ class MobileNetV3Small(_MobileNetV3):
     pooling before them.
     """
 
-    BLOCKS, LAST = _SMALL, 1024
+    BLOCKS: ClassVar[tuple[Any, ...]] = _SMALL
+    LAST: ClassVar[int] = 1024
 
 
 class MobileNetV3Large(_MobileNetV3):
     """The larger one; see MobileNetV3Small."""
 
-    BLOCKS, LAST = _LARGE, 1280
+    BLOCKS: ClassVar[tuple[Any, ...]] = _LARGE
+    LAST: ClassVar[int] = 1280
 
 
 def mobilenet_v3_small(pretrained: bool = False, scale: float = 1.0, **kwargs: Any) -> MobileNetV3Small:

@@ -25,6 +25,12 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1
 class BasicBlock(Layer):
     """Two 3 x 3 convolutions and the identity (or downsample) added: [n, inplanes, h, w] -> [n, planes, h/s, w/s]."""
 
+    conv1: Conv2D
+    bn1: BatchNorm2D | Layer
+    relu: ReLU
+    conv2: Conv2D
+    bn2: BatchNorm2D | Layer
+
     expansion: ClassVar[int] = 1
 
     def __init__(
@@ -50,7 +56,7 @@ class BasicBlock(Layer):
         self.bn2 = norm(planes)
         self.downsample = downsample
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Callable[..., ResNet]:
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return self.relu(out + (x if self.downsample is None else self.downsample(x)))
@@ -58,6 +64,14 @@ class BasicBlock(Layer):
 
 class BottleneckBlock(Layer):
     """1 x 1, 3 x 3 and 1 x 1 convolutions and the identity (or downsample) added: -> [n, 4 planes, h/s, w/s]."""
+
+    conv1: Conv2D
+    bn1: BatchNorm2D | Layer
+    conv2: Conv2D
+    bn2: BatchNorm2D | Layer
+    conv3: Conv2D
+    bn3: BatchNorm2D | Layer
+    relu: ReLU
 
     expansion: ClassVar[int] = 4
 
@@ -83,7 +97,7 @@ class BottleneckBlock(Layer):
         self.relu = ReLU()
         self.downsample = downsample
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Callable[..., ResNet]:
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
@@ -99,6 +113,18 @@ class ResNet(Layer):
     >>> ResNet(BasicBlock, 18, num_classes=0, with_pool=False).training
     True
     """
+
+    num_classes: int
+    with_pool: bool
+    groups: int
+    base_width: int
+    inplanes: Any
+    conv1: Conv2D
+    bn1: BatchNorm2D
+    relu: ReLU
+    maxpool: MaxPool2D
+    avgpool: AdaptiveAvgPool2D
+    fc: Linear
 
     def __init__(
         self,
@@ -135,7 +161,7 @@ class ResNet(Layer):
         rest = [block(outputs, planes, 1, None, self.groups, self.base_width) for _ in range(blocks - 1)]
         return Sequential(first, *rest)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Callable[..., ResNet]:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         if self.with_pool:
@@ -143,20 +169,20 @@ class ResNet(Layer):
         return self.fc(x.flatten(1)) if self.num_classes > 0 else x
 
 
-def _make(name: str, block: Any, depth: int, **fixed: Any) -> Any:
+def _make(name: str, block: Any, depth: int, **fixed: Any) -> Callable[..., ResNet]:
     return maker(name, ResNet, f"The network called {name}", block=block, depth=depth, **fixed)
 
 
-resnet18 = _make("resnet18", BasicBlock, 18)
-resnet34 = _make("resnet34", BasicBlock, 34)
-resnet50 = _make("resnet50", BottleneckBlock, 50)
-resnet101 = _make("resnet101", BottleneckBlock, 101)
-resnet152 = _make("resnet152", BottleneckBlock, 152)
-wide_resnet50_2 = _make("wide_resnet50_2", BottleneckBlock, 50, width=128)
-wide_resnet101_2 = _make("wide_resnet101_2", BottleneckBlock, 101, width=128)
-resnext50_32x4d = _make("resnext50_32x4d", BottleneckBlock, 50, width=4, groups=32)
-resnext50_64x4d = _make("resnext50_64x4d", BottleneckBlock, 50, width=4, groups=64)
-resnext101_32x4d = _make("resnext101_32x4d", BottleneckBlock, 101, width=4, groups=32)
-resnext101_64x4d = _make("resnext101_64x4d", BottleneckBlock, 101, width=4, groups=64)
-resnext152_32x4d = _make("resnext152_32x4d", BottleneckBlock, 152, width=4, groups=32)
-resnext152_64x4d = _make("resnext152_64x4d", BottleneckBlock, 152, width=4, groups=64)
+resnet18: Callable[..., ResNet] = _make("resnet18", BasicBlock, 18)
+resnet34: Callable[..., ResNet] = _make("resnet34", BasicBlock, 34)
+resnet50: Callable[..., ResNet] = _make("resnet50", BottleneckBlock, 50)
+resnet101: Callable[..., ResNet] = _make("resnet101", BottleneckBlock, 101)
+resnet152: Callable[..., ResNet] = _make("resnet152", BottleneckBlock, 152)
+wide_resnet50_2: Callable[..., ResNet] = _make("wide_resnet50_2", BottleneckBlock, 50, width=128)
+wide_resnet101_2: Callable[..., ResNet] = _make("wide_resnet101_2", BottleneckBlock, 101, width=128)
+resnext50_32x4d: Callable[..., ResNet] = _make("resnext50_32x4d", BottleneckBlock, 50, width=4, groups=32)
+resnext50_64x4d: Callable[..., ResNet] = _make("resnext50_64x4d", BottleneckBlock, 50, width=4, groups=64)
+resnext101_32x4d: Callable[..., ResNet] = _make("resnext101_32x4d", BottleneckBlock, 101, width=4, groups=32)
+resnext101_64x4d: Callable[..., ResNet] = _make("resnext101_64x4d", BottleneckBlock, 101, width=4, groups=64)
+resnext152_32x4d: Callable[..., ResNet] = _make("resnext152_32x4d", BottleneckBlock, 152, width=4, groups=32)
+resnext152_64x4d: Callable[..., ResNet] = _make("resnext152_64x4d", BottleneckBlock, 152, width=4, groups=64)

@@ -5,6 +5,7 @@ Source: Ma et al., 2018, arXiv:1807.11164, table 5. Parameters have the names an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.errors import ConfigError
@@ -66,6 +67,11 @@ class ShuffleNetV2(Layer):
     with_pool=False the pooling before it.
     """
 
+    scale: float
+    num_classes: int
+    with_pool: bool
+    blocks: list[Any]
+
     def __init__(
         self, scale: float = 1.0, act: str | None = "relu", num_classes: int = 1000, with_pool: bool = True
     ) -> None:
@@ -103,10 +109,24 @@ class ShuffleNetV2(Layer):
 
 
 _ABOUT = "ShuffleNet V2"
-shufflenet_v2_x0_25 = maker("shufflenet_v2_x0_25", ShuffleNetV2, f"{_ABOUT} of width 0.25", scale=0.25)
-shufflenet_v2_x0_33 = maker("shufflenet_v2_x0_33", ShuffleNetV2, f"{_ABOUT} of width 0.33", scale=0.33)
-shufflenet_v2_x0_5 = maker("shufflenet_v2_x0_5", ShuffleNetV2, f"{_ABOUT} of width 0.5", scale=0.5)
-shufflenet_v2_x1_0 = maker("shufflenet_v2_x1_0", ShuffleNetV2, f"{_ABOUT} of width 1", scale=1.0)
-shufflenet_v2_x1_5 = maker("shufflenet_v2_x1_5", ShuffleNetV2, f"{_ABOUT} of width 1.5", scale=1.5)
-shufflenet_v2_x2_0 = maker("shufflenet_v2_x2_0", ShuffleNetV2, f"{_ABOUT} of width 2", scale=2.0)
-shufflenet_v2_swish = maker("shufflenet_v2_swish", ShuffleNetV2, f"{_ABOUT} with swish", scale=1.0, act="swish")
+shufflenet_v2_x0_25: Callable[..., ShuffleNetV2] = maker(
+    "shufflenet_v2_x0_25", ShuffleNetV2, f"{_ABOUT} of width 0.25", scale=0.25
+)
+shufflenet_v2_x0_33: Callable[..., ShuffleNetV2] = maker(
+    "shufflenet_v2_x0_33", ShuffleNetV2, f"{_ABOUT} of width 0.33", scale=0.33
+)
+shufflenet_v2_x0_5: Callable[..., ShuffleNetV2] = maker(
+    "shufflenet_v2_x0_5", ShuffleNetV2, f"{_ABOUT} of width 0.5", scale=0.5
+)
+shufflenet_v2_x1_0: Callable[..., ShuffleNetV2] = maker(
+    "shufflenet_v2_x1_0", ShuffleNetV2, f"{_ABOUT} of width 1", scale=1.0
+)
+shufflenet_v2_x1_5: Callable[..., ShuffleNetV2] = maker(
+    "shufflenet_v2_x1_5", ShuffleNetV2, f"{_ABOUT} of width 1.5", scale=1.5
+)
+shufflenet_v2_x2_0: Callable[..., ShuffleNetV2] = maker(
+    "shufflenet_v2_x2_0", ShuffleNetV2, f"{_ABOUT} of width 2", scale=2.0
+)
+shufflenet_v2_swish: Callable[..., ShuffleNetV2] = maker(
+    "shufflenet_v2_swish", ShuffleNetV2, f"{_ABOUT} with swish", scale=1.0, act="swish"
+)

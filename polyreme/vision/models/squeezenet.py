@@ -6,6 +6,7 @@ Parameters have the names and shapes of Paddle's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.errors import ConfigError
@@ -47,6 +48,10 @@ class SqueezeNet(Layer):
     version: "1.0" or "1.1". num_classes=0 leaves the last convolution out, with_pool=False the pooling after it.
     """
 
+    version: str
+    num_classes: int
+    with_pool: bool
+
     def __init__(self, version: str, num_classes: int = 1000, with_pool: bool = True) -> None:
         super().__init__()
         if version not in _VERSIONS:
@@ -77,5 +82,5 @@ class SqueezeNet(Layer):
         return x
 
 
-squeezenet1_0 = maker("squeezenet1_0", SqueezeNet, "SqueezeNet 1.0", version="1.0")
-squeezenet1_1 = maker("squeezenet1_1", SqueezeNet, "SqueezeNet 1.1", version="1.1")
+squeezenet1_0: Callable[..., SqueezeNet] = maker("squeezenet1_0", SqueezeNet, "SqueezeNet 1.0", version="1.0")
+squeezenet1_1: Callable[..., SqueezeNet] = maker("squeezenet1_1", SqueezeNet, "SqueezeNet 1.1", version="1.1")

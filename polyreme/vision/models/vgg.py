@@ -39,6 +39,12 @@ class VGG(Layer):
     with_pool=False the pooling to 7 x 7 before them.
     """
 
+    features: Layer
+    num_classes: int
+    with_pool: bool
+    avgpool: AdaptiveAvgPool2D
+    classifier: Sequential
+
     def __init__(self, features: Layer, num_classes: int = 1000, with_pool: bool = True) -> None:
         super().__init__()
         self.features, self.num_classes, self.with_pool = features, num_classes, with_pool

@@ -5,12 +5,14 @@ Source: Dosovitskiy et al., 2020, arXiv:2010.11929, figure 1 and table 1. A weig
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import GELU, Conv2D, Dropout, Layer, LayerNorm, Linear, Sequential
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant, TruncatedNormal
+from polyreme.nn.parameter import Parameter
 from polyreme.ops.manipulation import concat
 from polyreme.vision.models.weights import maker
 
@@ -65,6 +67,16 @@ class VisionTransformer(Layer):
     head out: -> [batch, embed_dim].
     """
 
+    img_size: int
+    num_classes: int
+    patch_embed: Sequential
+    cls_token: Parameter
+    pos_embed: Parameter
+    pos_drop: Dropout
+    blocks: Sequential
+    norm: LayerNorm
+    head: Linear
+
     def __init__(
         self,
         img_size: int = 224,
@@ -116,7 +128,11 @@ class VisionTransformer(Layer):
 
 
 _LARGE = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
-vit_b_16 = maker("vit_b_16", VisionTransformer, "ViT-Base, patches of 16")
-vit_b_32 = maker("vit_b_32", VisionTransformer, "ViT-Base, patches of 32", patch_size=32)
-vit_l_16 = maker("vit_l_16", VisionTransformer, "ViT-Large, patches of 16", **_LARGE)
-vit_l_32 = maker("vit_l_32", VisionTransformer, "ViT-Large, patches of 32", patch_size=32, **_LARGE)
+vit_b_16: Callable[..., VisionTransformer] = maker("vit_b_16", VisionTransformer, "ViT-Base, patches of 16")
+vit_b_32: Callable[..., VisionTransformer] = maker(
+    "vit_b_32", VisionTransformer, "ViT-Base, patches of 32", patch_size=32
+)
+vit_l_16: Callable[..., VisionTransformer] = maker("vit_l_16", VisionTransformer, "ViT-Large, patches of 16", **_LARGE)
+vit_l_32: Callable[..., VisionTransformer] = maker(
+    "vit_l_32", VisionTransformer, "ViT-Large, patches of 32", patch_size=32, **_LARGE
+)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polyreme.errors import ConfigError, DataError
 from polyreme.io.serialization import load
 from polyreme.nn import Layer
+
+L = TypeVar("L", bound=Layer)
 
 _SUFFIXES = (".pdparams", ".safetensors")
 
@@ -47,13 +49,13 @@ def load_weights(network: Layer, path: Path) -> Layer:
     return network
 
 
-def maker(name: str, build: Callable[..., Layer], about: str, **fixed: Any) -> Any:
+def maker(name: str, build: Callable[..., L], about: str, **fixed: Any) -> Callable[..., L]:
     """The function called name: build(**fixed, **kwargs), and weights if its first argument, pretrained, is True.
 
     fixed: keyword arguments of build; those that are kwargs of the call too are replaced.
     """
 
-    def make(pretrained: bool = False, **kwargs: Any) -> Layer:
+    def make(pretrained: bool = False, **kwargs: Any) -> L:
         if not isinstance(pretrained, bool):
             raise ConfigError(f"{name}: pretrained={pretrained!r}; give True or False")
         # looked for first: a large network takes seconds to make

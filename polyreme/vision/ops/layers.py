@@ -21,6 +21,12 @@ class DeformConv2D(Layer):
     out.
     """
 
+    stride: int | Sequence[int]
+    padding: int | Sequence[int]
+    dilation: int | Sequence[int]
+    deformable_groups: int
+    groups: int
+
     def __init__(
         self,
         in_channels: int,

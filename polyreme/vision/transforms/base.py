@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from polyreme.errors import ConfigError
 
@@ -16,6 +16,8 @@ class BaseTransform:
     keys: what the inputs are, ("image",) by default; of a tuple of inputs, those named "image" are transformed, others
     need a _apply_NAME, or pass unchanged if there are more inputs than keys.
     """
+
+    keys: tuple[Literal["image"]] | tuple[str, ...]
 
     def __init__(self, keys: Sequence[str] | None = None) -> None:
         self.keys = ("image",) if keys is None else tuple(keys)
@@ -51,6 +53,8 @@ class Compose:
     >>> Compose([lambda x: x + 1, lambda x: x * 2])(3)
     8
     """
+
+    transforms: list[Any]
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         self.transforms = list(transforms)

@@ -33,6 +33,11 @@ class ToTensor(BaseTransform):
 class Normalize(BaseTransform):
     """See normalize; a number for mean or std holds for all channels."""
 
+    mean: Any
+    std: Any
+    data_format: str
+    to_rgb: bool
+
     def __init__(
         self,
         mean: Any = 0.0,
@@ -51,6 +56,8 @@ class Normalize(BaseTransform):
 class Transpose(BaseTransform):
     """The dims of [height, width, channels] in another order, as an ndarray."""
 
+    order: tuple[int, ...]
+
     def __init__(self, order: Sequence[int] = (2, 0, 1), keys: Sequence[str] | None = None) -> None:
         super().__init__(keys)
         if sorted(order) != [0, 1, 2]:
@@ -64,6 +71,9 @@ class Transpose(BaseTransform):
 class Resize(BaseTransform):
     """See resize."""
 
+    size: int | Sequence[int]
+    interpolation: str
+
     def __init__(
         self, size: int | Sequence[int], interpolation: str = "bilinear", keys: Sequence[str] | None = None
     ) -> None:
@@ -76,6 +86,9 @@ class Resize(BaseTransform):
 
 class ResizeNormalize(BaseTransform):
     """Resize, ToTensor and Normalize in one, with their bits; see resize_normalize. It gives an ndarray."""
+
+    size: int | Sequence[int]
+    options: tuple[Any, Any, str, str, bool]
 
     def __init__(
         self,
@@ -107,6 +120,10 @@ class CenterCrop(BaseTransform):
 
 class Pad(BaseTransform):
     """See pad."""
+
+    padding: int | Sequence[int]
+    fill: Any
+    padding_mode: str
 
     def __init__(
         self,
@@ -165,6 +182,12 @@ class RandomCrop(BaseTransform):
     raises ShapeError.
     """
 
+    size: tuple[int, int]
+    padding: int | Sequence[int] | None
+    pad_if_needed: bool
+    fill: Any
+    padding_mode: str
+
     def __init__(
         self,
         size: int | Sequence[int],
@@ -206,6 +229,11 @@ class RandomResizedCrop(BaseTransform):
 
     Ten draws are tried; if none fits, the middle part of the nearest allowed ratio is taken (Szegedy et al., 2014).
     """
+
+    size: tuple[int, int]
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    interpolation: str
 
     def __init__(
         self,

@@ -64,8 +64,8 @@ class HueTransform(_Jitter):
     """adjust_hue by a factor from -value .. value (at most 0.5), or (low, high) itself."""
 
     adjust = staticmethod(color.adjust_hue)
-    still = 0.0
-    bounds = (-0.5, 0.5)
+    still: float = 0.0
+    bounds: Range = (-0.5, 0.5)
 
 
 class ColorJitter(BaseTransform):
@@ -73,6 +73,11 @@ class ColorJitter(BaseTransform):
 
     brightness, contrast, saturation, hue: the value of each.
     """
+
+    brightness: float | Sequence[float]
+    contrast: float | Sequence[float]
+    saturation: float | Sequence[float]
+    hue: float | Sequence[float]
 
     def __init__(
         self,

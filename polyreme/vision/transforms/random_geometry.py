@@ -28,6 +28,12 @@ def _range(who: str, name: str, value: Any) -> tuple[float, float]:
 class RandomRotation(BaseTransform):
     """rotate by an angle drawn evenly from -degrees .. degrees, or from (low, high); the rest as for rotate."""
 
+    degrees: tuple[float, float]
+    interpolation: str
+    expand: bool
+    center: Sequence[float] | None
+    fill: Any
+
     def __init__(
         self,
         degrees: float | Sequence[float],
@@ -55,6 +61,14 @@ class RandomAffine(BaseTransform):
     most, to whole pixels. scale: (low, high). shear: degrees along x, -shear .. shear or (low, high), or (low, high of
     x, low, high of y).
     """
+
+    degrees: tuple[float, float]
+    shear: list[tuple[float, float]]
+    translate: Sequence[float] | None
+    scale: Sequence[float] | None
+    interpolation: str
+    fill: Any
+    center: Sequence[float] | None
 
     def __init__(
         self,
@@ -93,6 +107,11 @@ class RandomAffine(BaseTransform):
 
 class RandomPerspective(BaseTransform):
     """perspective with probability prob, each corner moved inwards by up to distortion_scale of half the sides."""
+
+    prob: float
+    distortion_scale: float
+    interpolation: str
+    fill: Any
 
     def __init__(
         self,
@@ -136,6 +155,11 @@ class RandomErasing(BaseTransform):
     from the normal distribution. Ten rectangles are tried; if none fits, nothing is erased. inplace changes the image
     itself. Source: Zhong et al., 2017, arXiv:1708.04896.
     """
+
+    prob: float
+    scale: Sequence[float]
+    ratio: Sequence[float]
+    inplace: bool
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 class Factor:
     """A dim, or a part of one that a reshape shows: of `size`, or once it was split the product of its parts."""
 
+    size: int
+
     __slots__ = ("parent", "parts", "size")
 
     def __init__(self, size: int) -> None:

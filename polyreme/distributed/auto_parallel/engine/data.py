@@ -21,6 +21,11 @@ class EngineLoader:
     sample_split: how many of a batch's items are inputs.
     """
 
+    loader: Any
+    epochs: int
+    steps_per_epoch: int | None
+    sample_split: int | None
+
     def __init__(
         self, loader: Any, epochs: int = 1, steps_per_epoch: int | None = None, sample_split: int | None = None
     ) -> None:
@@ -44,7 +49,7 @@ class EngineLoader:
         return self.epochs * (whole if self.steps_per_epoch is None else min(whole, self.steps_per_epoch))
 
 
-def as_loader(call: str, data: Any, batch_size: int | None, collate_fn: Callable | None) -> Any:
+def as_loader(call: str, data: Any, batch_size: int | None, collate_fn: Callable[..., Any] | None) -> Any:
     """A loader over a Dataset in its order, all samples; one that was made already is taken as it is.
 
     Raises ConfigError for anything that has neither items nor an iterator.

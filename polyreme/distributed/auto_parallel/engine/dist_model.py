@@ -55,6 +55,10 @@ class DistModel:
     True
     """
 
+    loss: Callable[..., Any] | None
+
+    network: Layer
+
     def __init__(
         self,
         layer: Layer,
@@ -188,7 +192,7 @@ class DistModel:
             return outputs if len(outputs) > 1 else outputs[0]
         return losses if len(losses) > 1 else losses[0]
 
-    def split(self, values: Sequence[Any], sample_split: int | None = None) -> tuple[list, list]:
+    def split(self, values: Sequence[Any], sample_split: int | None = None) -> tuple[list[Any], list[Any]]:
         """(inputs, labels) of a batch: the first sample_split values are inputs; by default as many as the input_spec
         has, else as forward needs."""
         values = as_list(values)

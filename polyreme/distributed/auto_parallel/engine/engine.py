@@ -66,6 +66,8 @@ class Engine:
     True
     """
 
+    stop_training: bool
+
     def __init__(
         self,
         model: Any = None,
@@ -218,7 +220,7 @@ class Engine:
         valid_sample_split: int | None = None,
         valid_freq: int = 1,
         valid_steps: int | None = None,
-        collate_fn: Callable | None = None,
+        collate_fn: Callable[..., Any] | None = None,
         callbacks: Any = None,
         verbose: int = 2,
         nvprof_range: Sequence[int] = (-1, -1),
@@ -275,7 +277,7 @@ class Engine:
         batch_size: int = 1,
         steps: int | None = None,
         log_freq: int = 10,
-        collate_fn: Callable | None = None,
+        collate_fn: Callable[..., Any] | None = None,
         callbacks: Any = None,
         verbose: int = 2,
     ) -> Logs:
@@ -295,7 +297,7 @@ class Engine:
         test_sample_split: int | None = None,
         batch_size: int = 1,
         steps: int | None = None,
-        collate_fn: Callable | None = None,
+        collate_fn: Callable[..., Any] | None = None,
         callbacks: Any = None,
         verbose: int = 2,
     ) -> list[list[Any]]:
@@ -397,12 +399,12 @@ class Engine:
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = True,
-        collate_fn: Callable | None = None,
+        collate_fn: Callable[..., Any] | None = None,
         num_workers: int = 0,
         use_buffer_reader: bool = True,
         use_shared_memory: bool = True,
         timeout: int = 0,
-        worker_init_fn: Callable | None = None,
+        worker_init_fn: Callable[..., Any] | None = None,
         epochs: int = 1,
         steps_per_epoch: int | None = None,
         sample_split: int = 1,
@@ -434,7 +436,7 @@ class Engine:
         batch_size: int = 1,
         epochs: int = 1,
         steps_per_epoch: int | None = None,
-        collate_fn: Callable | None = None,
+        collate_fn: Callable[..., Any] | None = None,
         sample_split: int = 1,
         mode: str | None = None,
     ) -> EngineLoader:
@@ -489,7 +491,9 @@ class Engine:
             )
         save_for_inference(self._network, path, self.inputs)
 
-    def load(self, path: str | os.PathLike[str], strict: bool = True, load_optimizer: bool = True) -> tuple[dict, dict]:
+    def load(
+        self, path: str | os.PathLike[str], strict: bool = True, load_optimizer: bool = True
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Go on from what save(path) wrote, on whatever mesh; -> (the model's, the optimizer's) Tensors by name.
 
         Raises CheckpointError, changing nothing, for shapes that differ, and if strict for names that only one side

@@ -32,7 +32,7 @@ def save_training(model: DistModel, path: str | os.PathLike[str]) -> None:
 
 def load_training(
     model: DistModel, path: str | os.PathLike[str], strict: bool, load_optimizer: bool
-) -> tuple[dict, dict]:
+) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """Go on from the folder PATH.train, each array laid out as it is here; -> (model's, optimizer's) Tensors by name.
 
     Raises CheckpointError, changing nothing, for shapes that do not fit and, if strict, for names that only one side

@@ -50,11 +50,16 @@ def bring_key(layout: Layout) -> None:
 class BatchSteps(ABC):
     """What both kinds of steps do: cut a batch, run it on the layout's devices, and put together what it gives."""
 
+    layout: Layout
+    loss: Any
+
     def __init__(self, layout: Layout, loss: Any, settled: Settled) -> None:
         self.layout, self.loss = layout, loss
         self._stages = settled.stages
 
-    def run(self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
+    def run(
+        self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool
+    ) -> tuple[Any, ...]:
         """kind: "train", "eval" or "predict". -> outputs (none unless wanted), losses (none without a loss), the mean
         over the batch of each."""
         batch = self._cut(inputs, labels)
@@ -98,7 +103,9 @@ class WholeSteps(BatchSteps):
         """The loss scaler, None where the loss is not scaled."""
         return self._steps.scaler
 
-    def run(self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool) -> tuple:
+    def run(
+        self, kind: str, inputs: Sequence[Tensor], labels: Sequence[Tensor], wants_outputs: bool
+    ) -> tuple[Any, ...]:
         """As BatchSteps.run."""
         self._seen[kind] = tuple(tuple((tuple(t.shape), t.dtype) for t in group) for group in (inputs, labels))
         outputs, losses = super().run(kind, inputs, labels, wants_outputs)

@@ -9,7 +9,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from polyreme.distributed.auto_parallel.engine.strategy_fields import FIELDS
 from polyreme.distributed.settings import REFUSED, Field, Settings
@@ -94,7 +94,7 @@ class Strategy:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *FIELDS})
 
-    def __deepcopy__(self, memo: dict) -> Strategy:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Strategy:
         copied = Strategy()
         object.__setattr__(copied, "_settings", copy.deepcopy(self._settings, memo))
         return copied
@@ -102,7 +102,7 @@ class Strategy:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Strategy) and self._settings == other._settings
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it changes
 
     def __repr__(self) -> str:
         return f"Strategy({self.changed()})"

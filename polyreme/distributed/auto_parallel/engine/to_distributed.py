@@ -39,6 +39,9 @@ class ToDistributedConfig:
 class SpreadLoader:
     """Batches of a DataLoader, laid out over the devices of a plan by their dim 0."""
 
+    dataloader: DataLoader
+    layout: Layout
+
     def __init__(self, dataloader: DataLoader, layout: Layout) -> None:
         self.dataloader, self.layout = dataloader, layout
 

@@ -75,6 +75,10 @@ class DistAttr:
     ([0, -1], [Shard(dim=0), Replicate()])
     """
 
+    process_mesh: ProcessMesh
+    sharding_specs: list[str | None]
+    placements: list[Placement]
+
     def __init__(self, mesh: ProcessMesh, sharding_specs: Sequence[str | None]) -> None:
         if not isinstance(mesh, ProcessMesh):
             raise ConfigError(f"DistAttr: mesh is a {type(mesh).__name__}; give a ProcessMesh")
@@ -182,7 +186,7 @@ class Fetched:
         return found
 
 
-fetched = Fetched()
+fetched: Fetched = Fetched()
 
 
 def fetch(tensor: Tensor, name: str | None = None, logging: bool = False) -> None:

@@ -33,6 +33,9 @@ class Meshes:
     shared: names of the layers that every stage has.
     """
 
+    layers: dict[str, Layer]
+    of: dict[str, ProcessMesh]
+
     def __init__(self, model: Layer, whole: ProcessMesh, config: Mapping[str, Any] | None) -> None:
         self.whole = whole
         self.layers = dict(model.named_sublayers(include_self=True))

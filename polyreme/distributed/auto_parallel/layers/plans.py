@@ -93,6 +93,8 @@ class RowWiseParallel(LayerPlan):
 class PrepareLayerInput(LayerPlan):
     """Registers the forward pre-hook that fn(process_mesh) returns: hook(layer, inputs) -> inputs."""
 
+    fn: Any
+
     def __init__(self, fn: Callable[[ProcessMesh], Callable[..., Any]] | None = None) -> None:
         self.fn = _check_fn(self, fn)
 
@@ -102,6 +104,8 @@ class PrepareLayerInput(LayerPlan):
 
 class PrepareLayerOutput(LayerPlan):
     """Registers the forward post-hook that fn(process_mesh) returns: hook(layer, inputs, outputs) -> outputs."""
+
+    fn: Any
 
     def __init__(self, fn: Callable[[ProcessMesh], Callable[..., Any]] | None = None) -> None:
         self.fn = _check_fn(self, fn)

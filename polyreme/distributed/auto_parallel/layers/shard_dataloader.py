@@ -18,6 +18,8 @@ from polyreme.io.dataloader import DataLoader
 class ShardDataloader:
     """What shard_dataloader gives: iterates over the same batches, spread over meshes. Its length is the loader's."""
 
+    input_keys: list[str] | None
+
     def __init__(
         self,
         dataloader: DataLoader,

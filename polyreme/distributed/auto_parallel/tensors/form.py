@@ -69,7 +69,7 @@ class Form:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Form, (self.mesh, self.placements, self.shape)  # without the devices that properties keep
 
     @functools.cached_property

@@ -49,7 +49,7 @@ class _Started:
             call()
 
 
-started = _Started()
+started: _Started = _Started()
 
 
 class _InForm:

@@ -32,6 +32,14 @@ class DistKernel:
     are read off the results. many: the sequence class of several results, None for one.
     """
 
+    base: Kernel
+    rule: ShardingRule | None
+    call: OpCall
+    forms: tuple[Form | None, ...]
+    mesh: ProcessMesh
+    flow: CallPlacement | None
+    forward: Callable[..., Any]
+
     def __init__(
         self, base: Kernel, rule: ShardingRule | None, call: OpCall, forms: Sequence[Form | None], mesh: ProcessMesh
     ) -> None:
@@ -46,7 +54,7 @@ class DistKernel:
     def of(
         cls,
         base: Kernel,
-        stored_fn: Callable[..., tuple],
+        stored_fn: Callable[..., tuple[Any, ...]],
         call: OpCall,
         forms: Sequence[Form | None],
         mesh: ProcessMesh,

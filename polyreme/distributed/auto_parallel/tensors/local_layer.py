@@ -27,6 +27,9 @@ class LocalLayer(Layer):
     device, and get the gradient of the whole. Raises ConfigError for results on several meshes.
     """
 
+    out_dist_attrs: Sequence[Attr | None]
+    grad_dist_attrs: Sequence[Attr | None] | None
+
     def __init__(
         self, out_dist_attrs: Sequence[Attr | None], grad_dist_attrs: Sequence[Attr | None] | None = None
     ) -> None:

@@ -127,13 +127,15 @@ class _Parts(tape.UnsavedNode):
 class FromParts(_Parts):
     """A whole made of parts: each part's gradient is its part of the whole's."""
 
+    ids: list[int]
+
     __slots__ = ("ids",)
 
     def __init__(self, form: Form, parts: dict[int, Tensor]) -> None:
         super().__init__("dtensor_from_local", form.joined(), tuple(tape.edge_of(p) for p in parts.values()))
         self.ids = list(parts)
 
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
+    def gradients(self, cotangents: list[Any], create_graph: bool) -> list[Any]:
         """On the default device, as the parts are."""
         with tape.GradEnabled(False):
             whole = brought(cotangents[0], self.form)
@@ -149,7 +151,7 @@ class ToPart(_Parts):
         edge = whole if whole._node is None else (whole._node, whole._index)
         super().__init__("dtensor_to_local", form.joined(), (edge,))
 
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
+    def gradients(self, cotangents: list[Any], create_graph: bool) -> list[Any]:
         """Kept as the whole is."""
         form, gradient = self.form, state.host(cotangents[0], "dtensor_to_local")
         dims = range(len(form.shape))

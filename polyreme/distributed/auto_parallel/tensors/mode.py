@@ -49,7 +49,7 @@ class DistMode:
         self.derived: dict[Any, ShardingRule | None] = {}
         self.logged: set[str] = set()
 
-    def run(self, op: Op, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the op."""
         watching = state.watch.active
         recording = watching is not None and watching.records
@@ -209,7 +209,11 @@ class BoundCall:
     values: take values, not what is kept.
     """
 
-    def __init__(self, op: Op, args: tuple, kwargs: dict[str, Any], values: bool = False) -> None:
+    drawn: bool
+    lacks_key: bool
+    template: tuple[Any, ...]
+
+    def __init__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], values: bool = False) -> None:
         kwargs.pop("name", None)
         self.op = op
         self.tensors: list[Any] = []
@@ -336,16 +340,23 @@ def _tape(kernel: DistKernel, arrays: tuple, edges: tuple, results: Sequence[Any
 class DistNode(tape.Node):
     """A taped call on Tensors that lie on a mesh; its gradients lie as its inputs do."""
 
+    cots: list[Form]
+    kernel: DistKernel
+    lies: list[Any]
+    num_outputs: int
+
     __slots__ = ("arrays", "cots", "kernel", "lies", "num_outputs")
     known_to_jax: ClassVar[bool] = False
 
-    def __init__(self, kernel: DistKernel, arrays: tuple, edges: tuple, cots: list[Form], lies: list[Any]) -> None:
+    def __init__(
+        self, kernel: DistKernel, arrays: tuple[Any, ...], edges: tuple[Any, ...], cots: list[Form], lies: list[Any]
+    ) -> None:
         super().__init__(kernel.base.name, edges)
         self.kernel, self.cots, self.lies = kernel, cots, lies
         self.arrays: Any = arrays if tape.saved_hooks.pair is None else tape.Packed(arrays)
         self.num_outputs = len(cots)
 
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
+    def gradients(self, cotangents: list[Any], create_graph: bool) -> list[Any]:
         """Gradients for the inputs that want one, Partial where they are sums that no device has yet."""
         if self.arrays is None:
             raise tape.freed_error(self.name)

@@ -102,7 +102,7 @@ class Shard(Placement):
     def _value(self) -> tuple:
         return (Shard, self._dim, self._split_factor, self._order)
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _shard, (self._dim, self._split_factor, self._order)
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ class Partial(Placement):
     def _value(self) -> tuple:
         return (Partial, self._reduce_type)
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Partial, (self._reduce_type,)
 
     def __repr__(self) -> str:

@@ -97,13 +97,16 @@ def linked(tensor: Tensor, result: Tensor, node: tape.Node) -> Tensor:
 class Moved(tape.UnsavedNode):
     """A Tensor put elsewhere: its gradient goes back to where it came from."""
 
+    back: Form | None
+    there: Form | None
+
     __slots__ = ("back", "there")
 
     def __init__(self, tensor: Tensor, back: Form | None, there: Form | None) -> None:
         super().__init__("reshard", (leaf_or_edge(tensor),))
         self.back, self.there = back, there
 
-    def gradients(self, cotangents: list, create_graph: bool) -> list:
+    def gradients(self, cotangents: list[Any], create_graph: bool) -> list[Any]:
         cotangent = cotangents[0]
         if cotangent is None:
             return [None]

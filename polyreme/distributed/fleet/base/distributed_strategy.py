@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polyreme.distributed.fleet.base import prototxt
 from polyreme.distributed.fleet.base.strategy_fields import FIELDS, GATES
@@ -63,7 +63,7 @@ class DistributedStrategy:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DistributedStrategy) and self._settings == other._settings
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it changes
 
     @property
     def hybrid_parallel_order(self) -> list[str]:

@@ -26,6 +26,8 @@ class Role:
 class RoleMakerBase:
     """Answers about this process. is_collective: workers talk to each other, not to servers."""
 
+    is_collective: bool
+
     def __init__(self, is_collective: bool = False) -> None:
         self.is_collective = bool(is_collective)
 

@@ -66,9 +66,9 @@ class CommunicateTopology:
             raise PlacementError(f"degrees {list(dims)} of a topology; give whole numbers of at least 1")
         self._names = tuple(hybrid_group_names)
         self._grid = np.arange(int(np.prod(dims))).reshape([int(d) for d in dims])
-        self.coordinate = collections.namedtuple("Coordinate", self._names)  # its fields are the axes
+        self.coordinate: type[Any] = collections.namedtuple("Coordinate", self._names)  # its fields are the axes
 
-    def __deepcopy__(self, memo: dict) -> CommunicateTopology:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> CommunicateTopology:
         return self  # it never changes
 
     def get_hybrid_group_names(self) -> list[str]:

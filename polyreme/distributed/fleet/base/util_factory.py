@@ -21,6 +21,8 @@ _JOIN: dict[str, Callable[..., Any]] = {"sum": np.sum, "min": np.min, "max": np.
 class UtilBase:
     """`fleet.util`. comm_world is "worker" or "all", which is the same here: there are no servers."""
 
+    role_maker: RoleMakerBase | PaddleCloudRoleMaker
+
     def __init__(self, role_maker: RoleMakerBase | None = None) -> None:
         self.role_maker = role_maker or PaddleCloudRoleMaker(is_collective=True)
 

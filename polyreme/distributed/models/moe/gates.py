@@ -24,6 +24,10 @@ from polyreme.ops.random import rand
 class BaseGate(Layer):
     """What gates share: the number of experts, tot_expert = num_expert * world_size, and the last batch's loss."""
 
+    world_size: int
+    num_expert: int
+    tot_expert: int
+
     def __init__(self, num_expert: int, world_size: int) -> None:
         super().__init__()
         self.world_size, self.num_expert = world_size, num_expert
@@ -56,6 +60,8 @@ class NaiveGate(BaseGate):
     [paddle.Size([3, 2]), paddle.Size([3, 2])]
     """
 
+    gate: Linear
+
     def __init__(self, d_model: int, num_expert: int, world_size: int, topk: int = 2) -> None:
         super().__init__(num_expert, world_size)
         self.gate = Linear(d_model, self.tot_expert)
@@ -76,6 +82,10 @@ class GShardGate(NaiveGate):
     a random number in [0, 1), in evaluation too. loss: tot_expert^2 * mean(choices of an expert / tokens * its mean
     softmax). Experts that are left out are -1. Raises ConfigError for a topk other than 2. Source: arXiv:2006.16668.
     """
+
+    capacity: tuple[float, ...]
+    random_routing: bool
+    group: Any
 
     def __init__(
         self,
@@ -109,6 +119,10 @@ class SwitchGate(NaiveGate):
     of the tokens that an expert got * its share of all, by the number of tokens that are not dropped). Raises
     ConfigError for a topk other than 1. Source: arXiv:2101.03961.
     """
+
+    switch_eps: float
+    capacity: tuple[float, ...]
+    group: Any
 
     def __init__(
         self,

@@ -48,6 +48,15 @@ class MoELayer(Layer):
     paddle.Size([2, 3, 8])
     """
 
+    d_model: int
+    num_expert: int
+    group: Group | None
+    mp_group: Group | None
+    recompute_interval: int
+    recompute_ctx: Mapping[str, Any] | None
+    gate: NaiveGate
+    top_k: int
+
     def __init__(
         self,
         d_model: int,
@@ -108,6 +117,8 @@ class ClipGradForMOEByGlobalNorm(ClipGradByGlobalNorm):
     is_expert_param_func and moe_group tell experts from other parameters where each process has experts of its own;
     here they change nothing. Raises ConfigError for a group of several processes.
     """
+
+    moe_group: Group | None
 
     def __init__(
         self,
