@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -22,7 +22,7 @@ from polyreme.units import bytes_text
 PARTS = ("parameters", "gradients", "optimizer state", "activations")
 """In the order that an array of several is counted by; what is in none of them is "other"."""
 Find = Callable[[Any], Iterable[Any]]
-_finders: dict[str, tuple[type, Find]] = {}
+_finders: dict[str, dict[type, Find]] = {}
 _ASKED = re.compile(r"(?:allocating|allocate) (\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]?B)?")
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "b": 1}
 
@@ -37,7 +37,7 @@ class _LatestProgram:
         self.program: Callable[[], Any] = lambda: None
 
 
-running = _LatestProgram()
+running: _LatestProgram = _LatestProgram()
 
 
 class Saving(NamedTuple):
@@ -48,11 +48,12 @@ class Saving(NamedTuple):
 
 
 def part(name: str, kind: type) -> Callable[[Find], Find]:
-    """Declare that objects of a class keep arrays of one of PARTS: those that the function gives of one."""
+    """Declare that objects of a class keep arrays of one of PARTS: those that the function gives of one. What is
+    declared of a subclass goes before."""
     assert name in PARTS
 
     def declare(find: Find) -> Find:
-        _finders[name] = kind, find
+        _finders.setdefault(name, {})[kind] = find
         return find
 
     return declare
@@ -66,7 +67,7 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
     objects = gc.get_objects()
     owner: dict[int, str] = {}
     for name in PARTS:
-        for array in _kept_by(objects, *_finders[name]) if name in _finders else ():
+        for array in _kept_by(objects, _finders.get(name, {})):
             owner.setdefault(id(array), name)
     # by device and part; the arrays themselves are what jax knows to be alive
     sizes: dict[Any, dict[str, int]] = {}
@@ -82,10 +83,11 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
     return device, {name: nbytes for name, nbytes in sizes[device].items() if nbytes}
 
 
-def _kept_by(objects: Sequence[Any], kind: type, find: Find) -> Iterator[Any]:
+def _kept_by(objects: Sequence[Any], finders: Mapping[type, Find]) -> Iterator[Any]:
     for one in objects:
         # by type(): a proxy asked for its __class__ may raise, a weak one whose object is gone, say
-        if issubclass(type(one), kind):
+        find = next((finders[kind] for kind in type(one).__mro__ if kind in finders), None)
+        if find is not None:
             with contextlib.suppress(AttributeError):  # it is being made
                 yield from find(one)
 
