@@ -48,8 +48,9 @@ WHOLE = {
     "polyreme.models": ("polyreme.models.auto",),
 }
 """Modules all of whose names a package has."""
-EVERY_OP = ("name: str | None = None", "out: Tensor | None = None")
-"""What the call of any op takes besides its own parameters."""
+NAME = "name: str | None = None"
+EVERY_OP = (NAME, "out: Tensor | None = None")
+"""What the call of any op takes besides its own parameters; the name by place too, behind them."""
 
 
 def is_op(value: Any) -> bool:
@@ -85,6 +86,8 @@ def parameters(value: Callable[..., Any], skip: int = 0) -> Iterator[str]:
             yield from _of_every_op(value, names, starred) if op else ()
             op = False
         if p.kind is p.KEYWORD_ONLY and not starred:
+            yield from [NAME] if op and names.isdisjoint({"name"}) else []
+            names.add("name")
             yield "*"
         starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
         annotation = of_caller(p.annotation, "TensorLike" if op else "", "TensorLike" if op else "Tensor")
@@ -93,6 +96,9 @@ def parameters(value: Callable[..., Any], skip: int = 0) -> Iterator[str]:
         text = f"{star}{p.name}: {'Tensor | None' if drawn else annotation}"
         yield text if p.default is p.empty or star else f"{text} = {'...' if drawn else default(p.default)}"
     if op:
+        if not starred and "name" not in names:
+            yield NAME
+            names.add("name")
         yield from _of_every_op(value, names, starred)
 
 

@@ -3,6 +3,7 @@
 from polyreme.models import adapters as adapters
 from polyreme.models import auto as auto
 from polyreme.models import bert as bert
+from polyreme.models import bitsandbytes_layout as bitsandbytes_layout
 from polyreme.models import cache as cache
 from polyreme.models import clip as clip
 from polyreme.models import decoder as decoder
