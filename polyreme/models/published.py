@@ -155,12 +155,19 @@ _WITHOUT_EFFECT = frozenset(
     keys_to_ignore_at_inference task_specific_params summary_type summary_use_proj summary_activation
     summary_proj_to_labels summary_first_dropout attn_pdrop embd_pdrop resid_pdrop output_router_logits
     router_aux_loss_coef aux_loss_alpha ep_size seq_aux unsloth_version unsloth_fixed _attn_implementation
-    problem_type initializer_factor
+    problem_type initializer_factor gradient_checkpointing is_llama_config
     num_beams num_beam_groups max_length min_length do_sample early_stopping temperature top_k top_p typical_p
     repetition_penalty diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
     num_return_sequences remove_invalid_values return_dict output_hidden_states output_attentions
     chunk_size_feed_forward
     """.split()  # noqa: SIM905  (a list would take forty lines)
+)
+# of config.json: what another model would have, and this has not where it says no
+_NOTHING_IF_FALSE = frozenset(
+    """
+    add_cross_attention is_encoder_decoder output_scores return_dict_in_generate rope_interleaved tf_legacy_loss
+    tie_encoder_decoder torchscript use_bfloat16 use_mrope
+    """.split()  # noqa: SIM905  (as above)
 )
 # of those what is said of one file, and auto_map, which names code
 _OF_A_FILE = frozenset({"architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path"})
@@ -184,7 +191,11 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
                 f"{' or '.join(map(repr, accepted))} can be had here"
             )
     known = {*published.keys, *published.fixed, *published.read_keys, *_WITHOUT_EFFECT}
-    unknown = {key: value for key, value in config.items() if key not in known and value not in (None, False)}
+    unknown = {
+        key: value
+        for key, value in config.items()
+        if key not in known and value is not None and not (value is False and key in _NOTHING_IF_FALSE)
+    }
     if unknown:
         raise ConfigError(
             f"config.json of a {published.model_type} has keys that are not known here: "

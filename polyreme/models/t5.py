@@ -8,7 +8,7 @@ embed, heads (num_heads * head_dim), ffn, vocab.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,7 +41,8 @@ class T5Config:
     num_decoder_layers: num_layers if 0. head_dim: width of a head. activation: one of models.encoder.ACTIVATIONS;
     gated: whether it is of one linear map that a second is multiplied with. num_buckets: distances that have a bias of
     their own, the far ones together, from max_distance on all. dropout: a probability, while training. tie_embeddings:
-    whether the output projection is the embedding, of what is scaled by hidden_size ** -0.5. start: the id before the
+    whether the output projection is the embedding. scale_outputs: whether what it takes is scaled by hidden_size **
+    -0.5; where the embeddings are tied if None. start: the id before the
     decoder's first.
     """
 
@@ -59,9 +60,12 @@ class T5Config:
     dropout: float = 0.1
     rms_norm_epsilon: float = 1e-6
     tie_embeddings: bool = True
+    scale_outputs: bool | None = None
     start: int = field(default=0, metadata={"least": 0})
 
     def __post_init__(self) -> None:
+        if self.scale_outputs is None:
+            object.__setattr__(self, "scale_outputs", self.tie_embeddings)
         if not self.num_decoder_layers:
             object.__setattr__(self, "num_decoder_layers", self.num_layers)
         check_dimensions(self)
@@ -343,8 +347,10 @@ class T5ForConditionalGeneration(Pretrained, Layer):
         return _GENERATE.load()(self, input_ids, attention_mask, **settings)
 
     def _project(self, hidden: Any) -> Any:
+        if self.config.scale_outputs:
+            hidden = hidden * self.config.hidden_size**-0.5
         if self.config.tie_embeddings:
-            return (hidden * self.config.hidden_size**-0.5).matmul(self.tokens.weight, transpose_y=True)
+            return hidden.matmul(self.tokens.weight, transpose_y=True)
         return self.head(hidden)
 
     def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray | None, ...]:
@@ -407,6 +413,13 @@ def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"gated": bool(gate), "activation": _PROJECTIONS.get(name, name) if gate else name}
 
 
+def _fit(fields: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """With a head of its own where the files have one whose input is not scaled: transformers 5 says of every T5 that
+    its embeddings are tied."""
+    is_own = fields.get("scale_outputs") is False and "lm_head.weight" in names
+    return fields | {"tie_embeddings": False} if is_own else fields
+
+
 def _write(config: T5Config) -> dict[str, Any]:
     names = {ours: name for name, ours in _PROJECTIONS.items()} if config.gated else {}
     name = names.get(config.activation, config.activation)
@@ -429,11 +442,13 @@ PUBLISHED_SEQ2SEQ_LM = PublishedFamily(
         "dropout_rate": "dropout",
         "layer_norm_epsilon": "rms_norm_epsilon",
         "tie_word_embeddings": "tie_embeddings",
+        "scale_decoder_outputs": "scale_outputs",
         "decoder_start_token_id": "start",
     },
     weights=_rules,
     fixed={"is_encoder_decoder": (True,)},
     spare=_is_spare,
+    fit=_fit,
     read=_read,
     # said by feed_forward_proj; of other heads; nothing
     read_keys=("feed_forward_proj", "dense_act_fn", "is_gated_act", "classifier_dropout", "n_positions", "output_past"),

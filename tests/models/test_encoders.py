@@ -219,6 +219,20 @@ def test_older_spellings(copied):
         list(published.check_lines(copied))
 
 
+def test_t5_as_transformers_5_says_it(tmp_path):
+    """Of every T5 that its embeddings are tied, and by another key whether what the head takes is scaled."""
+    folder = Path(shutil.copytree(FOLDERS / "t5_gated", tmp_path / "t5"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"tie_word_embeddings": True, "scale_decoder_outputs": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert AutoConfig.from_pretrained(folder) == AutoConfig.from_pretrained(FOLDERS / "t5_gated")
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors")
+    tied = AutoConfig.from_pretrained(folder)
+    assert (tied.tie_embeddings, tied.scale_outputs) == (True, False)
+
+
 def test_a_body_without_its_prefix_takes_a_head(copied):
     folder = FOLDERS / "bert"
     prefixed = {f"bert.{name}": array for name, array in load_file(folder / "model.safetensors").items()}

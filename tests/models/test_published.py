@@ -160,10 +160,11 @@ def test_borders_of_yarn_may_lie_between_pairs():
             "give full",
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"use_rope": False, "use_mrope": False}, "not known here: use_rope=False; if"),
     ],
 )
 def test_a_model_that_is_another_one_is_refused(copied, config, message):
-    named = {"architectures": None} if "model_type" in config else {}
+    named = {"architectures": None, "attention_bias": None, "mlp_bias": None} if "model_type" in config else {}
     change_config(copied, **({"model_type": "other"} if "architectures" in config else named), **config)
     with pytest.raises(ConfigError, match=message):
         AutoModelForCausalLM.from_pretrained(copied)
