@@ -1,5 +1,6 @@
 """Automatic mixed precision."""
 
+from polyreme.amp import debugging
 from polyreme.amp.auto_cast import (
     amp_guard,
     auto_cast,
@@ -20,6 +21,7 @@ __all__ = [
     "amp_decorate",
     "amp_guard",
     "auto_cast",
+    "debugging",
     "decorate",
     "get_autocast_cpu_dtype",
     "get_autocast_dtype",

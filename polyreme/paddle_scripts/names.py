@@ -268,7 +268,7 @@ ABSENT: dict[str, str] = {
     "cost_model incubate.cc incubate.passes": _PASSES,
     "incubate.xpu": "XLA compiles the layers of nn for the device at hand",
     "incubate.nn.layer.io": _PARAMETER_SERVERS,
-    "amp.debugging static.amp.debugging": (
+    "static.amp.debugging amp.debugging.compare_accuracy": (
         "set_flags({'FLAGS_check_nan_inf': True}) names the op, layer and step of the first NaN: docs/numerics.md"
     ),
     "incubate.autotune": "XLA chooses kernels and layouts; a DataLoader takes num_workers",
