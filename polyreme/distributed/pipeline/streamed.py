@@ -157,7 +157,9 @@ class StreamedPipeline(Pipeline):
 
     def bring(self, chunk: Chunk, at: int) -> Future:
         """Read the weights that a chunk will need, -> Values; in a thread if the plan has room for it."""
-        tensors = chunk.known_reads or list(self._parts[at].parameters())
+        # of a block without its experts, where it is not known yet what its programs read
+        whole = (p for p in self._parts[at].parameters() if not isinstance(p._array, StoredEntries))
+        tensors = chunk.known_reads or list(whole)
         # what stands for their values now: while a program is traced Tensors hold tracers
         apart = {id(p) for p in self._experts[at]}
         away = [(t, t._array) for t in tensors if isinstance(t._array, Elsewhere) and id(t) not in apart]
