@@ -614,8 +614,12 @@ def edge_key(edge: Edge) -> Any:
     return edge if isinstance(edge, tuple) else id(edge)
 
 
+class StartsFromOnes:
+    """Base of what may be given to backward() in place of a gradient of ones, as None may."""
+
+
 def _seed_cotangent(root: TensorState, cotangent: TensorState | None, what: str) -> TensorState:
-    if cotangent is not None:
+    if cotangent is not None and not isinstance(cotangent, StartsFromOnes):
         if tuple(cotangent._array.shape) != tuple(root._array.shape):
             raise GradError(
                 f"{what}: the gradient given has shape {list(cotangent._array.shape)}, "

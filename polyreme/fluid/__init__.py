@@ -1,7 +1,8 @@
 """polyreme.fluid: the names and behaviours of PaddlePaddle 1.7's `fluid`, over programs and ops. See docs/fluid.md."""
 
 from polyreme.core import unique_name
-from polyreme.core.place import CPUPlace, CUDAPlace, is_compiled_with_cuda
+from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, is_compiled_with_cuda
+from polyreme.eager.tensor import Tensor as VarBase
 from polyreme.fluid import (
     average,
     backward,
@@ -10,6 +11,7 @@ from polyreme.fluid import (
     core,
     data_feeder,
     dygraph,
+    dygraph_grad_clip,
     executor,
     framework,
     initializer,
@@ -57,6 +59,7 @@ Tensor = LoDTensor
 __all__ = [
     "BuildStrategy",
     "CPUPlace",
+    "CUDAPinnedPlace",
     "CUDAPlace",
     "CompiledProgram",
     "DataFeeder",
@@ -69,6 +72,7 @@ __all__ = [
     "Program",
     "Scope",
     "Tensor",
+    "VarBase",
     "Variable",
     "append_backward",
     "average",
@@ -86,6 +90,7 @@ __all__ = [
     "default_startup_program",
     "disable_dygraph",
     "dygraph",
+    "dygraph_grad_clip",
     "embedding",
     "enable_dygraph",
     "executor",

@@ -12,8 +12,6 @@ _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distribut
 _SEARCH = "use BeamSearchDecoder with dynamic_decode"
 _RNN = "use rnn with a cell, StaticRNN, dynamic_lstm or dynamic_gru"
 _ARRAY = "arrays of Variables have no bound; keep one Variable of all steps and use scatter, or use while_loop"
-_DECAY = "give fluid.optimizer a schedule of polyreme.optimizer.lr, and step it"
-_LAYER = "use the layer of polyreme.nn"
 INSTEAD: dict[str, str] = {
     "IfElse": "use cond for one condition, and elementwise_mul with a mask for one of each row",
     "DynamicRNN": _RNN, "lstm": _RNN,
@@ -35,23 +33,14 @@ INSTEAD: dict[str, str] = {
     "dataset": "use a reader with DataFeeder or DataLoader", "DatasetFactory": "use a reader with DataLoader",
     "cuda_profiler": "use fluid.profiler.profiler",
     "contrib": "use polyreme.amp for mixed precision", "evaluator": "use fluid.metrics",
-    "dygraph_grad_clip": "give the clips of fluid.clip to minimize(grad_clip=)",
     "ErrorClipByValue": "use GradientClipByValue",
     "load_op_library": "declare an op in Python, see docs/adding_an_op.md",
     "ModelAverage": "use ExponentialMovingAverage", "LookaheadOptimizer": "use ExponentialMovingAverage",
     "init_on_cpu": "initial values are made where the startup Program runs",
     "force_init_on_cpu": "initial values are made where the startup Program runs",
-    "VarBase": "use fluid.dygraph.to_variable", "learning_rate_decay": "use the decays of fluid.layers",
-    "CUDAPinnedPlace": "transfers manage their own pinned memory; use CPUPlace",
+    "learning_rate_decay": "use the decays of fluid.layers",
     "cuda_pinned_places": "transfers manage their own pinned memory; use cpu_places",
-    "TracedLayer": "use polyreme.jit.save", "dygraph_to_static_output": "use polyreme.jit.to_static",
-    "save_dygraph": "use polyreme.save", "load_dygraph": "use polyreme.load",
-    "prepare_context": "use polyreme.distributed", "switch": "use unique_name.guard",
-    "NoamDecay": _DECAY, "PiecewiseDecay": _DECAY, "NaturalExpDecay": _DECAY, "ExponentialDecay": _DECAY,
-    "InverseTimeDecay": _DECAY, "PolynomialDecay": _DECAY, "CosineDecay": _DECAY,
-    "Conv3D": _LAYER, "Conv2DTranspose": _LAYER, "Conv3DTranspose": _LAYER, "GroupNorm": _LAYER, "PRelu": _LAYER,
-    "SpectralNorm": _LAYER, "BilinearTensorProduct": _LAYER, "GRUUnit": _LAYER,
-    "NCE": "use fluid.layers.nce in a Program",
+    "switch": "use unique_name.guard",
     "DpsgdOptimizer": "use SGD", "Dpsgd": "use SGD",
     "DGCMomentumOptimizer": "use Momentum", "PipelineOptimizer": "use polyreme.distributed.fleet",
     "RecomputeOptimizer": "use polyreme.distributed.fleet.utils.recompute",

@@ -1,6 +1,7 @@
 """fluid.core: the names of it that scripts use."""
 
-from polyreme.core.place import CPUPlace, CUDAPlace, device_count, is_compiled_with_cuda
+from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, device_count, is_compiled_with_cuda
+from polyreme.eager.tensor import Tensor as VarBase
 from polyreme.program.scope import Scope
 from polyreme.sequences.lod_tensor import LoDTensor, LoDTensorArray
 
@@ -31,6 +32,6 @@ def get_cuda_device_count() -> int:
 
 
 __all__ = [
-    "CPUPlace", "CUDAPlace", "EOFException", "LoDTensor", "LoDTensorArray", "Scope", "VarDesc",
-    "get_cuda_device_count", "is_compiled_with_cuda",
+    "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "EOFException", "LoDTensor", "LoDTensorArray", "Scope", "VarBase",
+    "VarDesc", "get_cuda_device_count", "is_compiled_with_cuda",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from polyreme.errors import ConfigError
 from polyreme.fluid import update_rules
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.clip import clip_recorded
+from polyreme.fluid.dygraph.learning_rate_scheduler import LearningRateDecay
 from polyreme.fluid.mode import begin
 from polyreme.program import gradient
 from polyreme.program.current import defaults, program_guard
@@ -21,8 +22,9 @@ from polyreme.static.average import ExponentialMovingAverage
 class Optimizer:
     """Base of them: minimize(), or backward() and apply_gradients().
 
-    learning_rate: a number, or in a Program a Variable, such as a decay of fluid.layers gives. regularization: a
-    penalty for parameters that have none of their own.
+    learning_rate: a number; in a Program a Variable, such as a decay of fluid.layers gives; in dygraph a decay of
+    fluid.dygraph, which every minimize() moves on. regularization: a penalty for parameters that have none of their
+    own.
     """
 
     optimizer: Any
@@ -39,6 +41,7 @@ class Optimizer:
             )
         self.regularization = regularization
         self._chosen = parameter_list
+        self._decay = learning_rate if isinstance(learning_rate, LearningRateDecay) else None
         extra: dict[str, Any] = {} if regularization is None else {"weight_decay": regularization}
         if not state.recording():
             if parameter_list is None:
@@ -46,6 +49,13 @@ class Optimizer:
                     f"{type(self).__name__}: inside dygraph.guard() give parameter_list=model.parameters()"
                 )
             extra["parameters"] = list(parameter_list)
+        if self._decay is not None:
+            if state.recording():
+                raise ConfigError(
+                    f"{type(self).__name__}: {type(learning_rate).__name__} belongs to dygraph; in a Program give a "
+                    "decay of fluid.layers"
+                )
+            learning_rate = float(self._decay.step())
         self.optimizer = self.of(learning_rate=learning_rate, name=name, **extra, **settings)
 
     @property
@@ -94,6 +104,8 @@ class Optimizer:
             held = [p for p in self.optimizer._parameters if p.grad is not None]
             for p, g in grad_clip([(p, p.grad) for p in held]):
                 p.grad = g
+        if self._decay is not None:
+            self.optimizer.set_lr(float(self._decay()))
         return self.optimizer.minimize(loss, None, parameters, no_grad_set)
 
     def clear_gradients(self) -> None:
@@ -101,16 +113,26 @@ class Optimizer:
         self.optimizer.clear_grad()
 
     def current_step_lr(self) -> float:
-        """The learning rate in force, if it is a number."""
-        return self.optimizer.get_lr()
+        """The learning rate of the next step, if it is a number."""
+        return self.optimizer.get_lr() if self._decay is None else float(self._decay.step())
+
+    def set_lr(self, value: Any) -> None:
+        """Change the learning rate to a number. Raises ConfigError where a decay sets it."""
+        if self._decay is not None:
+            raise ConfigError(f"set_lr: the rate comes from a {type(self._decay).__name__}; change that")
+        self.optimizer.set_lr(float(value))
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state by name."""
-        return self.optimizer.state_dict()
+        """Its state by name; where a decay is, too: as "global_step", or what a class of its own says."""
+        decay = {} if self._decay is None else self._decay.state_dict()
+        return {**self.optimizer.state_dict(), **decay}
 
     def set_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state that state_dict() gave."""
-        self.optimizer.set_state_dict(state_dict)
+        names = () if self._decay is None else self._decay.state_dict()
+        if self._decay is not None:
+            self._decay.set_dict(state_dict)
+        self.optimizer.set_state_dict({n: v for n, v in state_dict.items() if n not in names})
 
 
 def _program_of(loss: Any) -> Program:

@@ -259,7 +259,9 @@ class Layer(LayerHooks, SecondNames):
         for name, layer in self._sub_layers.items():
             if layer is not None:
                 inner = f"{prefix}.{name}" if prefix else name
-                yield from layer.named_sublayers(inner, True, seen, remove_duplicate)
+                yield from layer.named_sublayers(
+                    inner, include_self=True, layers_set=seen, remove_duplicate=remove_duplicate
+                )
 
     def sublayers(self, include_self: bool = False) -> list[Layer]:
         """All sublayers, depth first."""

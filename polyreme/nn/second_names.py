@@ -16,7 +16,7 @@ class SecondNames:
 
     def named_modules(self: Any, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
         """(dotted name, layer) of this layer and all its sublayers."""
-        return self.named_sublayers(prefix, True, memo, remove_duplicate)
+        return self.named_sublayers(prefix, include_self=True, layers_set=memo, remove_duplicate=remove_duplicate)
 
     def add_module(self: Any, name: str, module: Any) -> None:
         """Register a Layer under a name."""

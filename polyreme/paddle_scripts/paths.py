@@ -88,11 +88,7 @@ PATHS: dict[str, str] = {
         "sequence_lod tensor",
         "fluid.layers",
     ),
-    **_below(
-        "fluid.dygraph",
-        "base checkpoint container jit layers learning_rate_scheduler nn parallel tracer",
-        "fluid.dygraph",
-    ),
+    "fluid.dygraph.tracer": "fluid.dygraph",
     **_below("fluid", "compiler parallel_executor unique_name", "fluid"),
     # vision
     **_below("vision.transforms", "transforms", "vision.transforms"),

@@ -1,4 +1,4 @@
-"""Layer with 1.7's parameters, and Tensors from arrays."""
+"""Tensors from arrays, and whether code runs as it is called."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from polyreme import nn
+from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ProgramError
-from polyreme.fluid.mode import in_dygraph_mode
-
-
-class Layer(nn.Layer):
-    """Base class of layers: parameters and sublayers as attributes, and a forward."""
-
-    def __init__(self, name_scope: str | None = None, dtype: Any = "float32") -> None:
-        super().__init__(name_scope, dtype)
+from polyreme.fluid.mode import guard, in_dygraph_mode
 
 
 def enabled() -> bool:
@@ -41,4 +34,4 @@ def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = No
     return made
 
 
-__all__ = ["Layer", "enabled", "to_variable"]
+__all__ = ["enabled", "guard", "no_grad", "to_variable"]

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from polyreme import nn as ours
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.fluid.dygraph.layers import Layer
 from polyreme.fluid.layers.image import pool2d
-from polyreme.nn import BatchNorm
+from polyreme.nn.initializer import Constant
+from polyreme.ops import OPS
+from polyreme.ops.math import maximum, minimum
 from polyreme.program.activations import activate
+from polyreme.static.nn.sampled import class_chances, noise_contrastive_loss
 
 
-class Linear(ours.Linear):
+class Linear(Layer, ours.Linear):
     """act(x W + b): [*b, input_dim] -> [*b, output_dim]."""
 
     def __init__(
@@ -26,8 +34,8 @@ class Linear(ours.Linear):
         return activate(super().forward(input), self._act)
 
 
-class Conv2D(ours.Conv2D):
-    """act(filters * x + bias): [n, c, h, w] -> [n, num_filters, h', w']. use_cudnn: the values are the same."""
+class _Convolution(Layer):
+    """act(a convolution, or its transpose). use_cudnn: the values are the same."""
 
     def __init__(
         self, num_channels: int, num_filters: int, filter_size: Any, stride: Any = 1, padding: Any = 0,
@@ -35,17 +43,57 @@ class Conv2D(ours.Conv2D):
         use_cudnn: bool = True, act: str | None = None, dtype: Any = "float32",
     ) -> None:  # fmt: skip
         super().__init__(
-            num_channels, num_filters, filter_size, stride, padding, dilation, groups or 1, weight_attr=param_attr,
-            bias_attr=bias_attr,
+            num_channels, num_filters, filter_size, stride=stride, padding=padding, dilation=dilation,
+            groups=groups or 1, weight_attr=param_attr, bias_attr=bias_attr,
         )  # fmt: skip
         self._act = act
         self.to(dtype=dtype)
 
-    def forward(self, x: Any) -> Any:
-        return activate(super().forward(x), self._act)
+    def forward(self, input: Any) -> Any:
+        return activate(super().forward(input), self._act)
 
 
-class Pool2D(ours.Layer):
+class Conv2D(_Convolution, ours.Conv2D):
+    """act(filters * x + bias): [n, c, h, w] -> [n, num_filters, h', w']. use_cudnn: the values are the same."""
+
+
+class Conv3D(_Convolution, ours.Conv3D):
+    """act(filters * x + bias): [n, c, d, h, w] -> [n, num_filters, d', h', w']. use_cudnn: the values are the same."""
+
+
+class Conv2DTranspose(_Convolution, ours.Conv2DTranspose):
+    """act(the transpose of a convolution + bias): [n, c, h, w] -> [n, num_filters, h', w'], or of size output_size."""
+
+    def __init__(
+        self, num_channels: int, num_filters: int, filter_size: Any, output_size: Any = None, padding: Any = 0,
+        stride: Any = 1, dilation: Any = 1, groups: int | None = None, param_attr: Any = None, bias_attr: Any = None,
+        use_cudnn: bool = True, act: str | None = None, dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            num_channels, num_filters, filter_size, stride, padding, dilation, groups, param_attr, bias_attr,
+            use_cudnn, act, dtype,
+        )  # fmt: skip
+        self._output_size = [output_size] * 2 if isinstance(output_size, int) else output_size
+
+    def forward(self, input: Any) -> Any:
+        return activate(ours.Conv2DTranspose.forward(self, input, self._output_size), self._act)
+
+
+class Conv3DTranspose(_Convolution, ours.Conv3DTranspose):
+    """act(the transpose of a convolution + bias): [n, c, d, h, w] -> [n, num_filters, d', h', w']."""
+
+    def __init__(
+        self, num_channels: int, num_filters: int, filter_size: Any, padding: Any = 0, stride: Any = 1,
+        dilation: Any = 1, groups: int | None = None, param_attr: Any = None, bias_attr: Any = None,
+        use_cudnn: bool = True, act: str | None = None, dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            num_channels, num_filters, filter_size, stride, padding, dilation, groups, param_attr, bias_attr,
+            use_cudnn, act, dtype,
+        )  # fmt: skip
+
+
+class Pool2D(Layer):
     """The largest ("max") or the mean ("avg") of each window. use_cudnn: the values are the same."""
 
     def __init__(
@@ -62,7 +110,7 @@ class Pool2D(ours.Layer):
         return pool2d(input, **self._settings)
 
 
-class Embedding(ours.Embedding):
+class Embedding(Layer, ours.Embedding):
     """Rows of a table of shape size; is_sparse and the others as in layers.embedding."""
 
     def __init__(
@@ -72,8 +120,15 @@ class Embedding(ours.Embedding):
         super().__init__(size[0], size[1], padding_idx, sparse=bool(is_sparse), weight_attr=param_attr)
         self.to(dtype=dtype)
 
+    def forward(self, input: Any) -> Any:
+        return super().forward(input)
 
-class LayerNorm(ours.LayerNorm):
+
+class BatchNorm(Layer, ours.BatchNorm):
+    """act of each channel to mean 0 and variance 1, scaled and shifted."""
+
+
+class LayerNorm(Layer, ours.LayerNorm):
     """act of the last dims, of this shape, to mean 0 and variance 1, scaled and shifted."""
 
     def __init__(
@@ -91,4 +146,161 @@ class LayerNorm(ours.LayerNorm):
         return activate(super().forward(input), self._act)
 
 
-__all__ = ["BatchNorm", "Conv2D", "Embedding", "LayerNorm", "Linear", "Pool2D"]
+class GroupNorm(Layer, ours.GroupNorm):
+    """act of each group of channels to mean 0 and variance 1, scaled and shifted. Source: arXiv:1803.08494.
+
+    Raises ConfigError for a data_layout other than NCHW.
+    """
+
+    def __init__(
+        self, channels: int, groups: int, epsilon: float = 1e-05, param_attr: Any = None, bias_attr: Any = None,
+        act: str | None = None, data_layout: str = "NCHW", dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        if data_layout != "NCHW":
+            raise ConfigError(f"dygraph.GroupNorm: data_layout={data_layout!r}; it is NCHW, transpose the input")
+        super().__init__(groups, channels, epsilon, weight_attr=param_attr, bias_attr=bias_attr)
+        self._act = act
+        self.to(dtype=dtype)
+
+    def forward(self, input: Any) -> Any:
+        return activate(super().forward(input), self._act)
+
+
+class InstanceNorm(Layer, ours.InstanceNorm2D):
+    """Each channel of each image [n, c, h, w] to mean 0 and variance 1, scaled and shifted (arXiv:1607.08022)."""
+
+    def __init__(
+        self, num_channels: int, epsilon: float = 1e-05, param_attr: Any = None, bias_attr: Any = None,
+        dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        super().__init__(num_channels, epsilon, weight_attr=param_attr, bias_attr=bias_attr)
+        self.to(dtype=dtype)
+
+
+class SpectralNorm(Layer, ours.SpectralNorm):
+    """A weight over its largest singular value. Source: arXiv:1802.05957, algorithm 1."""
+
+    def forward(self, weight: Any) -> Any:
+        return super().forward(weight)
+
+
+class Dropout(Layer, ours.Dropout):
+    """Elements set to 0 with probability p in training; dropout_implementation says where the others are scaled.
+
+    Raises ConfigError for a seed: call polyreme.seed, which fixes every draw.
+    """
+
+    def __init__(
+        self, p: float = 0.5, seed: int | None = None, dropout_implementation: str = "downgrade_in_infer",
+        is_test: bool = False,
+    ) -> None:  # fmt: skip
+        modes = {"downgrade_in_infer": "downscale_in_infer", "upscale_in_train": "upscale_in_train"}
+        if dropout_implementation not in modes:
+            raise ConfigError(
+                f"dygraph.Dropout: dropout_implementation={dropout_implementation!r}; there are {', '.join(modes)}"
+            )
+        if seed is not None:
+            raise ConfigError(f"dygraph.Dropout: seed={seed} cannot be honoured; call polyreme.seed for all draws")
+        super().__init__(p, mode=modes[dropout_implementation])
+        self._is_test = is_test
+
+    def forward(self, input: Any) -> Any:
+        if not self._is_test or not self.training:
+            return super().forward(input)
+        return input if self.mode == "upscale_in_train" else input * (1 - self.p)
+
+
+class PRelu(Layer):
+    """x where x > 0, else a learned slope times x, at first 1; mode: one slope for "all", each "channel" or "element".
+
+    Slopes are [1], [1, channel, 1, 1] or [1, *input_shape[1:]].
+    """
+
+    def __init__(
+        self, mode: str, channel: int | None = None, input_shape: Sequence[int] | None = None, param_attr: Any = None,
+        dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        super().__init__(dtype=dtype)
+        shapes = {"all": [1]}
+        if channel is not None:
+            shapes["channel"] = [1, channel, 1, 1]
+        if input_shape is not None:
+            shapes["element"] = [1, *input_shape[1:]]
+        if mode not in shapes:
+            raise ConfigError(
+                f"dygraph.PRelu: mode={mode!r}; it is 'all', 'channel' with channel=, or 'element' with input_shape="
+            )
+        self.weight = self.create_parameter(shapes[mode], param_attr, dtype=dtype, default_initializer=Constant(1.0))
+
+    def forward(self, input: Any) -> Any:
+        return maximum(input, 0.0) + self.weight * minimum(input, 0.0)
+
+
+class BilinearTensorProduct(Layer, ours.Bilinear):
+    """act(x W_i y + bias) for each i of output_dim: [n, a], [n, b] -> [n, output_dim]."""
+
+    def __init__(
+        self, input1_dim: int, input2_dim: int, output_dim: int, name: str | None = None, act: str | None = None,
+        param_attr: Any = None, bias_attr: Any = None, dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        super().__init__(input1_dim, input2_dim, output_dim, param_attr, bias_attr, name)
+        self._act = act
+        self.to(dtype=dtype)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return activate(super().forward(x, y), self._act)
+
+
+class GRUUnit(Layer):
+    """One step of a GRU: input [n, size] and hidden [n, size / 3] -> (new hidden, reset * hidden, gates [n, size]).
+
+    Source: arXiv:1406.1078; origin_mode: as written there, else with the two shares of the update swapped.
+    """
+
+    def __init__(
+        self, size: int, param_attr: Any = None, bias_attr: Any = None, activation: str = "tanh",
+        gate_activation: str = "sigmoid", origin_mode: bool = False, dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        super().__init__(dtype=dtype)
+        if size % 3:
+            raise ShapeError(f"dygraph.GRUUnit: size={size} is no multiple of 3, for two gates and a candidate")
+        self.weight = self.create_parameter([size // 3, size], param_attr, dtype=dtype)
+        self.bias = self.create_parameter([1, size], bias_attr, dtype=dtype, is_bias=True)
+        self._settings = (activation, gate_activation, origin_mode)
+
+    def forward(self, input: Any, hidden: Any) -> Any:
+        return OPS["gru_unit"](input, hidden, self.weight, self.bias, *self._settings)
+
+
+class NCE(Layer):
+    """layers.nce as a Layer: the loss of each row [n, dim] with labels [n, t] against num_neg_samples drawn classes.
+
+    sample_weight [n, 1]: factors of the rows. Raises ConfigError for a seed: call polyreme.seed for all draws.
+    """
+
+    def __init__(
+        self, num_total_classes: int, dim: int, sample_weight: Any = None, param_attr: Any = None,
+        bias_attr: Any = None, num_neg_samples: int | None = None, sampler: str = "uniform",
+        custom_dist: Sequence[float] | None = None, seed: int = 0, is_sparse: bool = False, dtype: Any = "float32",
+    ) -> None:  # fmt: skip
+        super().__init__(dtype=dtype)
+        if seed:
+            raise ConfigError(f"dygraph.NCE: seed={seed} cannot be honoured; call polyreme.seed for all draws")
+        self._draws = 10 if num_neg_samples is None else num_neg_samples
+        self._sample_weight = sample_weight
+        chances = class_chances(sampler, num_total_classes, custom_dist)
+        self.weight = self.create_parameter([num_total_classes, dim], param_attr, dtype=dtype)
+        self.bias = self.create_parameter([num_total_classes, 1], bias_attr, dtype=dtype, is_bias=True)
+        self.register_buffer("_expected", to_tensor(chances * self._draws, dtype=dtype), persistable=False)
+        self.register_buffer("_upto", to_tensor(np.cumsum(chances), dtype=dtype), persistable=False)
+
+    def forward(self, input: Any, label: Any, sample_weight: Any = None) -> Any:
+        loss = noise_contrastive_loss(input, label, self.weight, self.bias, self._expected, self._upto, self._draws)
+        factors = self._sample_weight if sample_weight is None else sample_weight
+        return loss if factors is None else loss * factors
+
+
+__all__ = [
+    "NCE", "BatchNorm", "BilinearTensorProduct", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dropout",
+    "Embedding", "GRUUnit", "GroupNorm", "InstanceNorm", "LayerNorm", "Linear", "PRelu", "Pool2D", "SpectralNorm",
+]  # fmt: skip

@@ -45,25 +45,34 @@ def nce(
     """
     refuse("nce", seed=(seed, "draws come from the Program's stream; set Program.random_seed"))
     draws = 10 if num_neg_samples is None else num_neg_samples
-    if draws < 1 or input.ndim != 2 or label.ndim != 2:
-        raise ShapeError(
-            f"nce: input {list(input.shape)} and label {list(label.shape)} need 2 dims each, num_neg_samples={draws} "
-            "at least 1"
-        )
-    chances = _chances(sampler, num_total_classes, custom_dist)
+    chances = class_chances(sampler, num_total_classes, custom_dist)
     parameters = LayerParameters("nce", name)
     weight = parameters.parameter(param_attr, [num_total_classes, input.shape[1]], input.dtype)
     bias = parameters.bias(bias_attr, [num_total_classes, 1], input.dtype)
     expected = parameters.statistic(None, [num_total_classes], input.dtype, Assign(chances * draws))
     upto = parameters.statistic(None, [num_total_classes], input.dtype, Assign(np.cumsum(chances)))
-    drawn = searchsorted(upto, rand([input.shape[0], draws], input.dtype), right=True)
-    true, noise = _score(input, label, weight, bias), _score(input, drawn, weight, bias)
-    losses = log1p(_at(expected, label) / true).sum(1) + log1p(noise / _at(expected, drawn)).sum(1)
-    loss = reshape(losses, [-1, 1]) / (draws + 1)
+    loss = noise_contrastive_loss(input, label, weight, bias, expected, upto, draws)
     return loss if sample_weight is None else loss * sample_weight
 
 
-def _chances(sampler: str, classes: int, custom: Sequence[float] | None) -> np.ndarray:
+def noise_contrastive_loss(input: Any, label: Any, weight: Any, bias: Any, expected: Any, upto: Any, draws: int) -> Any:
+    """nce's loss of each row with these parameters: [n, 1].
+
+    expected: how often each class is drawn in draws draws, [classes]. upto: the sum of the chances up to each class.
+    Raises ShapeError unless input and label have 2 dims, and draws is at least 1.
+    """
+    if draws < 1 or input.ndim != 2 or label.ndim != 2:
+        raise ShapeError(
+            f"nce: input {list(input.shape)} and label {list(label.shape)} need 2 dims each, num_neg_samples={draws} "
+            "at least 1"
+        )
+    drawn = searchsorted(upto, rand([input.shape[0], draws], input.dtype), right=True)
+    true, noise = _score(input, label, weight, bias), _score(input, drawn, weight, bias)
+    losses = log1p(_at(expected, label) / true).sum(1) + log1p(noise / _at(expected, drawn)).sum(1)
+    return reshape(losses, [-1, 1]) / (draws + 1)
+
+
+def class_chances(sampler: str, classes: int, custom: Sequence[float] | None) -> np.ndarray:
     """The chance of each class to be drawn."""
     if (sampler == "custom_dist") != (custom is not None):
         raise ConfigError(f"nce: custom_dist goes with sampler='custom_dist', got sampler={sampler!r}")

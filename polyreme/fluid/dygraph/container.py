@@ -1,0 +1,5 @@
+"""fluid.dygraph.container: Layers that hold others."""
+
+from polyreme.fluid.dygraph.layers import LayerList, ParameterList, Sequential
+
+__all__ = ["LayerList", "ParameterList", "Sequential"]
