@@ -181,3 +181,39 @@ def test_stages_on_two_kinds_of_devices_equal_one_device(tmp_path):
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "mesh dp2 has devices of cpu and other in one program; give each stage devices of one kind" in run.stdout
+
+
+UPDATES = """
+import fastatomstruct_xla_cpu as wheel
+import jax
+import polyreme as paddle
+from polyreme.distributed.pipeline.update import StagedUpdate
+from polyreme.optimizer import SGD
+
+paddle.device.register("other", wheel.library_path())
+kinds, traced = [jax.devices("cpu")[0], jax.devices("other")[0]], []
+
+class Traced(SGD):
+    def rule(self, p, *rest):
+        traced.append(jax.config.jax_default_device)
+        return super().rule(p, *rest)
+
+layers = [paddle.nn.Linear(3, 2).to(place) for place in (paddle.CPUPlace(), paddle.CustomPlace("other", 0))]
+for layer in layers:
+    layer(paddle.ones([4, 3]).to(layer.weight.place)).sum().backward()
+update = StagedUpdate(Traced(0.1, parameters=[p for layer in layers for p in layer.parameters()]))
+for (group, programs), kind in zip(update.compiled(update.squares()), kinds, strict=True):
+    assert group.parameters[0]._array.devices() == {kind}
+    for program in programs:
+        assert {d for s in jax.tree.leaves(program.input_shardings) for d in s.device_set} == {kind}
+assert traced == [kind for kind in kinds for _ in ("weight", "bias")], traced
+"""
+
+
+@pytest.mark.process
+def test_updates_over_two_kinds_are_compiled_for_their_own(tmp_path):
+    pytest.importorskip("fastatomstruct_xla_cpu", reason="pip install fastatomstruct-xla-cpu==2026.6.23")
+    script = tmp_path / "script.py"
+    script.write_text(UPDATES)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr[-2000:]
