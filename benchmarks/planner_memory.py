@@ -1,4 +1,4 @@
-"""Predicted against compiled memory per device: `python benchmarks/planner_memory.py [tuned|held-out] [--out FILE]`.
+"""Predicted against compiled memory per device: `python benchmarks/planner_memory.py [WHICH] [--out FILE]`.
 
 Each configuration's training step is compiled for virtual CPU devices and not run (recipes.planning.verify), and its
 bytes on the fullest device are put beside planner.memory's. The rules and constants of planner/memory_cpu.py were read
@@ -22,15 +22,22 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
-from planner_memory_models import SparseDecoder, experts_over_ep, resnet_graph, sparse_graph, vit_graph
 
-from polyreme.mesh import MeshShape, Plan, data_parallel, join, zero
+from polyreme.distributed.auto_parallel.dims.graph import graph_of
+from polyreme.distributed.auto_parallel.dims.infer import infer_dims
+from polyreme.hapi.input_spec import InputSpec
+from polyreme.mesh import Plan
+from polyreme.models.bert import BertConfig, BertForMaskedLM
+from polyreme.models.t5 import T5Config, T5ForConditionalGeneration
 from polyreme.nn import functional as F
+from polyreme.nn.lazy import LazyGuard
 from polyreme.optimizer import AdamW
-from polyreme.planner import ModelGraph, ModelShape, Training
+from polyreme.planner import ModelGraph, Training
 from polyreme.planner.memory import memory
-from polyreme.recipes.config import ModelConfig, PretrainConfig, TrainConfig
+from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.estimate import shape_of
 from polyreme.recipes.planning.job import TrainingJob, job_of
+from polyreme.recipes.planning.plan import fused_training
 from polyreme.recipes.planning.verify import verify
 from polyreme.recipes.samples import Input
 from polyreme.training import MixedPrecision, StepPolicy
@@ -53,59 +60,64 @@ class Case:
     training: Training
 
 
-def training_of(amp: str) -> Training:
-    """What a level of autocast is to the planner."""
-    return Training(dtype="float32" if amp == "O0" else "bfloat16", master=amp == "O2")
-
-
-def decoder(config: PretrainConfig, plan: dict[str, Any], rest: str) -> Case:
-    """A GPT or a LLaMA from its configuration."""
-    model, amp, is_llama = config.model, config.train.amp_level, config.model.family == "llama"
-    shape = ModelShape(
-        hidden=model.hidden_size,
-        layers=model.num_layers,
-        heads=model.num_heads,
-        seq=model.seq_len,
-        vocab=model.vocab_size,
-        ffn=model.ffn_size,
-        kv_heads=model.num_kv_heads,
-        gated=is_llama,
-        biases=not is_llama,
-        learned_positions=not is_llama,
-        tied=model.tie_embeddings,
-        rms_norm=is_llama,
-    )
-    made = Plan.from_degrees(**plan)
-    name = f"{model.family} {model.hidden_size} x {model.num_layers}, {amp}{rest}{_choices(plan)}"
-    batch, family = config.train.global_batch, "GQA" if is_llama else "dense"
-    return Case(name, family, job_of(config), shape.graph(), made, batch, training_of(amp))
+def configured(batch: int, model: dict[str, Any], amp: str, plan: dict[str, Any]) -> Case:
+    """A model that a configuration file describes; plan: the file's section, and train.accumulation as microbatches."""
+    section = dict(plan)
+    train = {"global_batch": batch, "amp_level": amp, "accumulation": section.pop("num_microbatches", 1)}
+    config = PretrainConfig.model_validate({"model": model, "train": train, "plan": section, "device": "cpu"})
+    dims = config.dimensions
+    name = f"{dims.family} {dims.hidden_size} x {dims.num_layers}, {amp}{_choices(plan)}"
+    graph = shape_of(dims).graph()
+    return Case(name, dims.family, job_of(config), graph, config.parallel_plan, batch, fused_training(config))
 
 
 def _choices(plan: dict[str, Any]) -> str:
     """What of a plan its mesh does not tell."""
-    words = {"sharding_stage": "zero", "sequence_parallel": "sp", "num_microbatches": "m", "recompute": ""}
-    told = [f"{words.get(key, key)}{value}" for key, value in plan.items() if key in words and key != "recompute"]
+    words = {
+        "sharding_stage": "zero",
+        "sequence_parallel": "sp",
+        "num_microbatches": "m",
+        "virtual_stages": "v",
+        "recompute_share": "share ",
+    }
+    told = [f"{words.get(key, key)}{value}" for key, value in plan.items() if key in words]
     told += [str(plan[key]) for key in ("recompute", "schedule") if key in plan]
     return "".join(f", {word.replace('spTrue', 'sp')}" for word in told)
 
 
-def _config(batch: int, amp: Any, dims: dict[str, Any]) -> PretrainConfig:
-    return PretrainConfig(model=ModelConfig.model_validate(dims), train=TrainConfig(global_batch=batch, amp_level=amp))
+_DIMS = ("hidden_size", "num_layers", "num_heads", "seq_len", "vocab_size")
 
 
 def gpt(batch: int, sizes: tuple[int, int, int, int, int], amp: str = "O0", **plan: Any) -> Case:
     """sizes: hidden, layers, heads, seq, vocabulary."""
-    keys = ("hidden_size", "num_layers", "num_heads", "seq_len", "vocab_size")
-    return decoder(_config(batch, amp, dict(zip(keys, sizes, strict=True))), plan, "")
+    return configured(batch, dict(zip(_DIMS, sizes, strict=True)), amp, plan)
 
 
 def llama(
-    batch: int, sizes: tuple[int, int, int, int, int, int], amp: str = "O0", tied: bool = False, **plan: Any
+    batch: int,
+    sizes: tuple[int, int, int, int, int, int],
+    amp: str = "O0",
+    tied: bool = False,
+    family: str = "llama",
+    model: dict[str, Any] | None = None,
+    **plan: Any,
 ) -> Case:
-    """sizes: hidden, layers, heads, key-value heads, seq, vocabulary."""
-    keys = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "seq_len", "vocab_size")
-    dims: dict[str, Any] = {"family": "llama", "tie_embeddings": tied, **dict(zip(keys, sizes, strict=True))}
-    return decoder(_config(batch, amp, dims), plan, ", tied" if tied else "")
+    """sizes: hidden, layers, heads, key-value heads, seq, vocabulary. model: other keys of its section."""
+    keys = (*_DIMS[:3], "num_kv_heads", *_DIMS[3:])
+    dims = {"family": family, "tie_embeddings": tied, **dict(zip(keys, sizes, strict=True)), **(model or {})}
+    return configured(batch, dims, amp, plan)
+
+
+def experts(
+    batch: int,
+    sizes: tuple[int, int, int, int, int, int],
+    count: int,
+    amp: str = "O0",
+    family: str = "mixtral",
+    **plan: Any,
+) -> Case:
+    """A decoder whose feed-forwards are experts, two of which work on a token."""
+    return llama(batch, sizes, amp, family=family, model={"num_experts": count}, **plan)
 
 
 def job(model: Any, loss: Any, inputs: tuple[Input, ...], amp: str) -> TrainingJob:
@@ -118,30 +130,48 @@ def job(model: Any, loss: Any, inputs: tuple[Input, ...], amp: str) -> TrainingJ
     return TrainingJob(model, loss, inputs, optimizer, policy)
 
 
-def sparse(batch: int, sizes: tuple[int, int, int, int, int, int, int], amp: str = "O0", **mesh: int) -> Case:
-    """A decoder whose feed-forwards are experts, split over ep; under a sharding axis of stage 1.
-
-    sizes: hidden, layers, heads, seq, vocabulary, experts, width of an expert.
-    """
-    keys = ("hidden", "layers", "heads", "seq", "vocab", "experts", "expert_ffn")
-    dims = dict(zip(keys, sizes, strict=True))
-    shape = ModelShape(**dims, ffn=dims["expert_ffn"], experts_per_token=dims["experts"])
-    sharding = [zero(1)] if mesh.get("sharding", 1) > 1 else []
-    strategy = join(data_parallel(), *sharding, *([experts_over_ep()] if mesh.get("ep", 1) > 1 else []))
-    rows = Input((batch, shape.seq), np.int64)
-    made = job(lambda: SparseDecoder(shape), lambda model, arrays: model(*arrays), (rows, rows), amp)
-    plan = Plan(mesh=MeshShape.parse(mesh), strategy=strategy)
-    name = f"experts {shape.hidden} x {shape.layers} of {shape.experts}, {amp}"
-    return Case(name, "MoE", made, sparse_graph(shape), plan, batch, training_of(amp))
+def traced(name: str, model: Any, inputs: tuple[Input, ...], plan: dict[str, Any], amp: str, loss: Any = None) -> Case:
+    """A model that the planner sees by its own ops, as `Engine(strategy="auto")` does; loss: of (output, labels)."""
+    loss = loss or F.cross_entropy
+    made = job(model, lambda net, arrays: loss(net(arrays[0]), arrays[1]), inputs, amp)
+    first, labels = (InputSpec(list(each.shape), np.dtype(each.dtype).name) for each in inputs)
+    with LazyGuard():
+        graph = graph_of(infer_dims(model(), [first], [labels], loss))
+    training = Training(dtype="float32" if amp == "O0" else "bfloat16", master=amp == "O2", sums="program")
+    named = f"{name}, {amp}{_choices(plan)}"
+    return Case(named, name.split()[0], made, graph, Plan.from_degrees(**plan), inputs[0].shape[0], training)
 
 
-def images(
-    name: str, model: Any, graph: ModelGraph, size: int, batch: int, plan: dict[str, Any], amp: str = "O0"
-) -> Case:
+def images(name: str, model: Any, size: int, batch: int, plan: dict[str, Any], amp: str = "O0") -> Case:
     """A classifier of images."""
     inputs = (Input((batch, 3, size, size), np.float32), Input((batch,), np.int64))
-    made = job(model, lambda model, arrays: F.cross_entropy(model(arrays[0]), arrays[1]), inputs, amp)
-    return Case(name, "vision", made, graph, Plan.from_degrees(**plan), batch, training_of(amp))
+    return traced(f"{name}, {size} px", model, inputs, plan, amp)
+
+
+def texts(name: str, model: Any, batch: int, seq: int, plan: dict[str, Any], amp: str = "O0") -> Case:
+    """A model of token ids that gives logits of as many."""
+    ids = Input((batch, seq), np.int64)
+    return traced(name, model, (ids, ids), plan, amp)
+
+
+def bert(batch: int, sizes: tuple[int, int, int, int, int], amp: str = "O0", **plan: Any) -> Case:
+    """Masked words. sizes: hidden, layers, heads, seq, vocabulary."""
+    config = BertConfig(**dict(zip(_DIMS, sizes, strict=True)), ffn_size=4 * sizes[0], dropout=0.0)
+    return texts(f"bert {sizes[0]} x {sizes[1]}", lambda: BertForMaskedLM(config), batch, sizes[3], plan, amp)
+
+
+class _Written(T5ForConditionalGeneration):
+    """A T5 that writes what it reads."""
+
+    def forward(self, ids: Any) -> Any:  # type: ignore[override]
+        return super().forward(ids, decoder_input_ids=ids)
+
+
+def t5(batch: int, sizes: tuple[int, int, int, int, int], amp: str = "O0", **plan: Any) -> Case:
+    """sizes: hidden, layers of either side, heads, seq, vocabulary."""
+    hidden, layers, heads, seq, vocab = sizes
+    config = T5Config(vocab, hidden, layers, layers, heads, hidden // heads, 4 * hidden, dropout=0.0)
+    return texts(f"t5 {hidden} x {layers}", lambda: _Written(config), batch, seq, plan, amp)
 
 
 def vit(batch: int, sizes: tuple[int, int, int, int], amp: str = "O0", **plan: Any) -> Case:
@@ -151,24 +181,17 @@ def vit(batch: int, sizes: tuple[int, int, int, int], amp: str = "O0", **plan: A
     def model() -> VisionTransformer:
         return VisionTransformer(side, 8, width, depth, heads, num_classes=100)
 
-    name = f"vit {width} x {depth}, {side} px, {amp}{_choices(plan)}"
-    return images(name, model, vit_graph(side, 8, width, depth, heads, 100), side, batch, plan, amp)
-
-
-_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+    return images(f"vit {width} x {depth}", model, side, batch, plan, amp)
 
 
 def resnet(batch: int, depth: int, side: int, **plan: Any) -> Case:
     """A residual network."""
     block = BottleneckBlock if depth == 50 else BasicBlock
-    graph = resnet_graph(_DEPTHS[depth], side, 100, depth == 50)
-    name = f"resnet{depth}, {side} px{_choices(plan)}"
-    return images(name, lambda: ResNet(block, depth, num_classes=100), graph, side, batch, plan)
+    return images(f"resnet{depth}", lambda: ResNet(block, depth, num_classes=100), side, batch, plan)
 
 
 GPT = (256, 4, 8, 256, 4096)
 LLAMA = (256, 4, 8, 4, 256, 4096)
-SPARSE = (256, 4, 8, 256, 4096, 4, 512)
 
 
 def tuned() -> list[Case]:
@@ -185,8 +208,8 @@ def tuned() -> list[Case]:
         llama(8, LLAMA),
         llama(8, LLAMA, "O2", mp=2),
         llama(16, (256, 6, 8, 4, 256, 4096), pp=2, num_microbatches=4, schedule="VPP"),
-        sparse(8, SPARSE),
-        sparse(16, SPARSE, dp=2, ep=2),
+        experts(8, (96, 2, 4, 2, 128, 1024), 4, ep=2),
+        experts(8, (96, 4, 4, 2, 128, 1024), 4, pp=2, ep=2, num_microbatches=2),
         vit(32, (64, 256, 4, 8)),
         vit(32, (64, 256, 4, 8), sharding=2, sharding_stage=3),
         resnet(32, 18, 64),
@@ -197,7 +220,7 @@ def tuned() -> list[Case]:
         gpt(16, (192, 6, 6, 256, 1024), sharding=4, sharding_stage=2, recompute="full_attn"),
         llama(8, (256, 3, 8, 2, 512, 2048), sep=2, mp=2),
         llama(8, (128, 4, 4, 2, 384, 1024), "O2", tied=True, recompute="core_attn"),
-        sparse(16, (128, 3, 4, 128, 2048, 8, 256), sharding=2),
+        experts(8, (96, 2, 4, 2, 128, 1024), 8, ep=4),
         vit(32, (96, 192, 6, 6), "O2", dp=4),
         resnet(32, 34, 32, dp=2),
         llama(16, (128, 8, 4, 2, 256, 1024), "O2", pp=4, num_microbatches=8, recompute="full"),
@@ -205,6 +228,39 @@ def tuned() -> list[Case]:
         gpt(16, (256, 6, 8, 256, 2048), "O2", mp=2, sharding=4, sharding_stage=3),
         # was held out, at +23.2 %: weights of 1 x 1 convolutions are not turned round
         resnet(48, 50, 64, dp=2, sharding=2, sharding_stage=1),
+        # a third round, of small shapes: blocks of a pipeline computed again, 16 bits, backwards cut in two
+        gpt(16, (96, 6, 4, 128, 1024), "O2", pp=2, num_microbatches=4, recompute="full", recompute_share=0.5),
+        gpt(16, (96, 6, 4, 128, 1024), "O2", pp=2, num_microbatches=4, recompute="full"),
+        gpt(16, (96, 4, 4, 128, 1024), pp=2, num_microbatches=4, schedule="ZBH1"),
+        gpt(16, (96, 8, 4, 128, 1024), "O2", pp=2, num_microbatches=4, schedule="ZBH1"),
+        gpt(8, (96, 2, 4, 128, 1024), "O2", num_microbatches=2, recompute="full"),
+        gpt(8, (128, 2, 4, 128, 1024), "O1", sharding=4, sharding_stage=3),
+        llama(8, (128, 2, 4, 2, 128, 1024), "O2", sharding=4, sharding_stage=3, recompute="full"),
+    ]
+
+
+def unseen() -> list[Case]:
+    """Small configurations of every family, compiled once the rules of 2026-11-26 were made."""
+    return [
+        gpt(12, (80, 5, 5, 96, 768), "O2", num_microbatches=3, dp=2),
+        gpt(12, (112, 4, 4, 160, 512), "O2", pp=2, num_microbatches=6, schedule="ZBH1", recompute="full"),
+        gpt(16, (64, 9, 4, 128, 512), "O2", pp=2, num_microbatches=4, recompute="full", recompute_share=0.34),
+        gpt(8, (96, 6, 4, 192, 640), pp=2, mp=2, num_microbatches=4, schedule="VPP", virtual_stages=3),
+        gpt(8, (160, 3, 4, 96, 1280), "O1", mp=2, sharding=2, sharding_stage=3, recompute="full"),
+        llama(8, (112, 5, 8, 2, 128, 896), "O2", dp=2, sep=2, recompute="full_attn", recompute_share=0.4),
+        llama(16, (80, 6, 5, 5, 96, 1024), "O1", pp=2, sharding=2, sharding_stage=2, num_microbatches=4),
+        llama(4, (144, 3, 6, 2, 256, 512), mp=2, sep=2),
+        llama(8, (96, 6, 4, 2, 128, 1024), "O2", pp=4, num_microbatches=8, schedule="ZBVPP", virtual_stages=2),
+        experts(8, (80, 3, 5, 5, 96, 768), 6, "O2", dp=2, ep=2),
+        experts(4, (112, 3, 4, 2, 160, 512), 8, ep=2, sep=2),
+        experts(8, (64, 4, 4, 4, 128, 512), 4, pp=2, ep=2, num_microbatches=4, recompute="full"),
+        experts(8, (96, 3, 4, 2, 96, 640), 4, "O2", family="qwen3_moe", sharding=2, sharding_stage=2, ep=2),
+        bert(8, (96, 3, 4, 128, 1024), dp=2),
+        bert(8, (80, 4, 5, 96, 768), "O2"),
+        t5(8, (96, 2, 4, 96, 1024), dp=2),
+        vit(16, (48, 96, 4, 4), dp=2),
+        vit(24, (64, 128, 3, 4), "O2", sharding=2, sharding_stage=3),
+        resnet(16, 18, 32, dp=2),
     ]
 
 
@@ -232,10 +288,10 @@ def held_out() -> list[Case]:
         llama(16, (256, 6, 8, 4, 256, 2048), "O1", dp=2, recompute="full"),
         llama(16, (192, 6, 6, 3, 256, 2048), pp=2, num_microbatches=4, schedule="VPP", virtual_stages=2),
         llama(16, (256, 4, 8, 2, 256, 1024), pp=2, dp=2, num_microbatches=4, schedule="ZBH1"),
-        sparse(8, (192, 4, 6, 256, 2048, 4, 384)),
-        sparse(8, (256, 3, 8, 128, 2048, 8, 256), ep=4),
-        sparse(16, (128, 5, 4, 256, 1024, 8, 256), "O2", dp=2, ep=2),
-        sparse(8, (256, 2, 4, 256, 4096, 6, 512), sharding=2, ep=2),
+        experts(8, (192, 4, 6, 3, 256, 2048), 4),
+        experts(8, (256, 3, 8, 8, 128, 2048), 8, ep=4),
+        experts(16, (128, 5, 4, 2, 256, 1024), 8, "O2", dp=2, ep=2),
+        experts(8, (256, 2, 4, 2, 256, 4096), 6, sharding=2, sharding_stage=1, ep=2),
         vit(24, (80, 192, 6, 6)),
         vit(64, (64, 320, 3, 10), dp=2, sharding=2, sharding_stage=2),
         vit(32, (96, 256, 5, 8), "O2", dp=4),
@@ -311,13 +367,13 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     """Compile a list, or both, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="?", choices=("tuned", "held-out", "both"), default="both")
+    parser.add_argument("which", nargs="?", choices=("tuned", "held-out", "unseen", "all"), default="all")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     args = parser.parse_args()
     text = []
-    for which, cases in (("held-out", held_out), ("tuned", tuned)):
-        if args.which not in (which, "both"):
+    for which, cases in (("unseen", unseen), ("held-out", held_out), ("tuned", tuned)):
+        if args.which not in (which, "all"):
             continue
         rows = []
         for case in cases():

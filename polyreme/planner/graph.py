@@ -79,6 +79,12 @@ class OperationCost:
     shared: tuple[int, ...] = ()
     is_whole: bool = False
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it works on the rows that experts were chosen for, which one op of the runtime does from end to
+        end."""
+        return self.output.choices > 0
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:

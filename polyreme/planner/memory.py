@@ -120,19 +120,20 @@ def _in_pipeline(stage: Stage, place: int, processor: OnProcessor | None) -> lis
     for standing in standings(stage.plan, place):
         held = sum(n * each for n, each in zip(standing.live, chunks.leaves, strict=True))
         held += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
-        work = _work(stage, standing.kind, chunks.stash[standing.chunk], chunks.scratch[standing.chunk])
+        work = chunks.forward if standing.kind == "F" else _work(stage, standing.kind, chunks, standing.chunk)
         moments.append(Moment(stage.gradients, held, work + beside))
     copies = total(stage.near_slots) if processor else 0.0
-    most = max(moments, key=sum).activations
-    return [*moments, Moment(stage.gradients, most, chunks.forward + beside), Moment(stage.gradients, 0.0, copies)]
+    return [*moments, Moment(stage.gradients, 0.0, copies)]
 
 
 class _Chunks(NamedTuple):
-    """Bytes that each chunk of a stage leaves, puts off and works in; those beside every task; a forward's scratch."""
+    """Bytes that each chunk of a stage leaves, puts off and works in, and works in for gradients of weights that were
+    put off; those beside every task; a forward's scratch."""
 
     leaves: list[float]
     stash: list[float]
     scratch: list[float]
+    weights: list[float]
     beside: float
     forward: float
 
@@ -144,7 +145,7 @@ def _of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
 
 
 def _made_of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
-    leaves, stash, scratch = [], [], []
+    leaves, stash, scratch, weights = [], [], [], []
     for at, chunk in enumerate(stage.chunks):
         is_last = at == len(stage.chunks) - 1
         loss = stage.loss() if is_last else None
@@ -153,19 +154,22 @@ def _made_of_chunks(stage: Stage, processor: OnProcessor | None) -> _Chunks:
         leaves.append(_left(stage, chunk) + made)
         stash.append(_put_off(stage, chunk))
         scratch.append(processor.scratch(chunk) if processor else _scratch(stage, chunk))
+        weights.append(processor.of_weights(chunk) if processor else 0.0)
     beside = stage.foreign(stage.kept_itemsize) + _gather(stage)
-    copies = 1 if stage.training.keeps.logits else 2
+    # of logits that a loop makes, a chunk and its gradient; those made whole are counted with theirs
+    copies = 2 if stage.loss().is_looped else 1
     forward = copies * stage.loss().logits + (stage.transient() if processor else 0.0)
-    return _Chunks(leaves, stash, scratch, beside, forward)
+    return _Chunks(leaves, stash, scratch, weights, beside, forward)
 
 
-def _work(stage: Stage, kind: str, stash: float, scratch: float) -> float:
+def _work(stage: Stage, kind: str, chunks: _Chunks, at: int) -> float:
     """Bytes that a task works in. A backward that is cut makes its stash with the attention's part of the scratch; the
     rest is the weights'. A chunk that begins with the embedding has no input gradients: all of it is the weights'."""
+    stash, scratch = chunks.stash[at], chunks.scratch[at]
     if not stage.plan.schedule_kind.split_backward:
         return scratch
     if kind == "W":
-        return scratch if not stash else 0.0
+        return chunks.weights[at] if stash else scratch
     return stash + (scratch * _OF_ATTENTION if stash else 0.0)
 
 
@@ -183,13 +187,24 @@ def _left(stage: Stage, chunk: Piece) -> float:
     nbytes = 0.0
     for block, count in chunk:
         saved = stage.kept(block)
-        if (
-            block.part == "head"
-        ):  # the loss makes its gradients at once, and the normed hidden values are not read again
+        if block.part == "head":
+            # the loss makes its gradients at once, and the normed hidden values are not read again
             saved = {name: held for name, held in saved.items() if not name.endswith("norm_out")}
-        twice = _twice(block, saved) if stage.training.keeps.shapes else 0.0
-        nbytes += count * (total(saved.values()) + twice)
+        more = 0.0
+        if stage.training.keeps.shapes and stage.mode(block) != "full":
+            more = _twice(block, saved) + _of_experts(stage, block)
+        nbytes += count * (total(saved.values()) + more)
     return nbytes
+
+
+def _of_experts(stage: Stage, block: BlockCost) -> float:
+    """Bytes that the one operation of a block's experts leaves besides: what their activation functions share with
+    their derivatives; weights that a map over their devices hands on."""
+    experts = (op for op in block.operations if op.is_of_experts and op.kind == "elementwise")
+    parts = sum(len(op.shared) * stage.local(op.output, stage.itemsize) for op in experts)
+    split = (v.size / stage.cuts.ways("use", v) for v in block.parameters if "expert" in v.dims)
+    ways = stage.cuts.degree(stage.plan.expert_axes)
+    return parts + (sum(split) * stage.itemsize if ways > 1 else 0.0)
 
 
 def _twice(block: BlockCost, saved: dict[str, Held]) -> float:
@@ -210,5 +225,10 @@ def _put_off(stage: Stage, chunk: Piece) -> float:
     """Bytes that a backward cut in two leaves for the weights: gradients of what each operation with weights gives."""
     if not stage.plan.schedule_kind.split_backward or any(block.part == "embed" for block, _ in chunk):
         return 0.0
-    outputs = ((op.output, n) for block, n in chunk for op in block.operations if op.weights and op.kind != "loss")
-    return sum(n * stage.local(value, stage.itemsize) for value, n in outputs if "vocab" not in value.dims)
+    wide = max(stage.itemsize, stage.training.keeps.stream)
+    return sum(
+        n * stage.local(op.output, wide if op.kind == "norm" else stage.itemsize)
+        for block, n in chunk
+        for op in block.operations
+        if op.weights and op.kind != "loss" and "vocab" not in op.output.dims
+    )

@@ -27,12 +27,11 @@ MAX_SPANS = 8
 CONVOLUTION = 4
 """Dims of a convolution's weight (of images)."""
 
-GATHERED_KEPT = 0.5
-"""Share of the gathered weights of sharding stage 3 that stay whole from forward to backward, where the backward shares
-the forward's gather: that of the head and of the first product of each block; the others are gathered again."""
-
 PACKING = 1.03
 """Bytes of scratch over the bytes in it at the peak: buffers of unlike lifetimes leave gaps."""
+
+ROWS = 128
+"""Rows that experts' products have beyond those that come (kernels.grouped.BLOCK)."""
 
 PIECES = 16
 """Buffers that a block's recomputed values are about."""
@@ -110,7 +109,8 @@ def kept_by_block(
         if op.kind == "loss":
             continue
         for name in op.saved:
-            wide = op.kind in ("product", "norm", "convolution")
+            # experts' products widen a block of rows at a time
+            wide = op.kind in ("product", "norm", "convolution") and not op.is_of_experts
             width = values[name].itemsize or (WIDE if wide else itemsize)
             nbytes = cuts.local(_read(values[name], op), samples) * width
             if name not in saved or saved[name].nbytes < nbytes:
@@ -119,12 +119,23 @@ def kept_by_block(
             # of a batch norm, which is made by channels, the centred and the scaled values
             parts_kept = 2 if makers.get(op.inputs[0].name) == "convolution" else 1
             saved[f"{op.name}: normalised"] = Held(cuts.local(op.inputs[0], samples) * WIDE, parts_kept)
-        elif op.kind == "route" and "expert" in op.output.dims:
-            # what is sent to the experts stays in its own layout and, twice, in that of the products
-            saved[f"{op.name}: other layouts"] = Held(cuts.local(op.output, samples) * WIDE, 2)
+        elif op.kind == "product" and op.is_of_experts:
+            saved |= {
+                f"{op.name}: {what}": held for what, held in _starts_of_experts(block, op, cuts, samples, itemsize)
+            }
         elif op.kind == "elementwise":
             saved |= {f"{op.name}: {what}": h for what, h in kept_by_elementwise(op, cuts, samples, itemsize)}
     return saved | {v.name: Held(n * itemsize) for v in block.parameters if (n := cuts.joined(v))}
+
+
+def _starts_of_experts(
+    block: BlockCost, op: OperationCost, cuts: Cuts, samples: float, itemsize: int
+) -> Iterator[tuple[str, Held]]:
+    """Where the loops over blocks of rows in the backward of experts' products start from."""
+    rows = op.inputs[0]
+    yield "start of the gradient of rows", Held((cuts.local(rows, samples) + ROWS * rows.shape[-1]) * itemsize)
+    weights = sum(value.size / cuts.ways("use", value) for value in block.parameters if value.name in op.weights)
+    yield "start of the gradient of weights", Held(weights * itemsize)
 
 
 def _read(value: Value, op: OperationCost) -> Value:
@@ -155,13 +166,19 @@ def reused(values: Iterable[Held], buffers: Iterable[Held]) -> float:
     return placed
 
 
-def kept_by_recompute(block: BlockCost, cuts: Cuts, samples: float) -> dict[str, Held]:
-    """What a block leaves that is computed again as a whole: its input, and where its loops start from: those are
-    copies of zeros, which wait for nothing and are made at once."""
-    found = {"x": Held(cuts.local(_first(block), samples) * WIDE)}
+def kept_by_recompute(
+    block: BlockCost, cuts: Cuts, samples: float, itemsize: int, stream_itemsize: int
+) -> dict[str, Held]:
+    """What a block leaves that is computed again as a whole: its input, of elements of stream_itemsize bytes, and where
+    its loops start from: those are copies of zeros, which wait for nothing and are made at once."""
+    found = {"x": Held(cuts.local(_first(block), samples) * stream_itemsize)}
     for op in block.operations:
         if op.kind == "attention":
             found |= {f"{op.name}: {what} {at}": h for at, (what, h) in enumerate(_starts(op, cuts, samples))}
+        elif op.kind == "product" and op.is_of_experts:
+            found |= {
+                f"{op.name}: {what}": held for what, held in _starts_of_experts(block, op, cuts, samples, itemsize)
+            }
     return found
 
 
@@ -202,19 +219,26 @@ class OnProcessor:
         stage = self.stage
         live, copies = stage.plan.num_microbatches, self.copies()
         buffers = [*self.weights(stage.blocks), Held(self.inputs(), live)]
+        inner = [*buffers]  # when the first microbatch's last block begins its backward, the head's is done
         again = 0.0
         for block, count in stage.blocks:
             held, missing = self.kept(block)
             buffers += [Held(h.nbytes, h.number * count * live) for h in held.values()]
+            there = live - (block.part == "head")
+            inner += [Held(h.nbytes, h.number * count * there) for h in held.values()]
             again = max(again, missing)
         loss, table = stage.loss(), Held(stage.table())
-        # every microbatch's loss adds up a gradient of the head's weight of its own
-        at_loss = [Held(loss.logits), Held(loss.weight, live), Held(loss.hidden, live), table]
+        # every microbatch's loss adds up a gradient of the head's weight of its own; loops over chunks take turns
+        logits = Held(loss.logits, 1 if loss.is_looped else live)
+        at_loss = [logits, Held(loss.weight, live), Held(loss.hidden, live), table]
         starting = [Held(stage.transient()), table, Held(again / PIECES, PIECES)]
-        activations, slots = total(buffers), stage.near_slots
+        slots = stage.near_slots
+        # the gradient of logits made whole takes the logits' place before the head's gradients are there
+        later = [Held(logits.nbytes / 2, logits.number), *at_loss[1:]]
+        least = [at_loss] if loss.is_looped else [[logits, table], later]
         return [
-            _pack(0.0, activations, copies + total(at_loss) - reused([*buffers, *at_loss], slots)),
-            _pack(loss.weight * live, activations, copies + total(starting) - reused([*buffers, *starting], slots)),
+            *(_pack(0.0, total(buffers), copies + total(each) - reused([*buffers, *each], slots)) for each in least),
+            _pack(loss.weight * live, total(inner), copies + total(starting) - reused([*inner, *starting], slots)),
             _pack(stage.gradients + self.reduced(), 0.0, copies + stage.transient() + again),
         ]
 
@@ -235,7 +259,7 @@ class OnProcessor:
         whole = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize)
         if mode == "none":
             return whole, 0.0
-        starts = kept_by_recompute(block, stage.cuts, stage.samples)
+        starts = kept_by_recompute(block, stage.cuts, stage.samples, stage.itemsize, stage.stream_itemsize)
         if mode == "full":
             saved = starts
         else:
@@ -243,6 +267,8 @@ class OnProcessor:
             inputs = {name: h for name, h in stage.kept(block).items() if name not in part}
             saved = {**part, **inputs, **{name: h for name, h in starts.items() if name != "x"}}
         missing = total(h for name, h in whole.items() if name not in saved and "start" not in name)
+        if mode == "full":
+            missing += total(self._weights_of(block))
         return saved, missing + attention_again(block, stage.cuts, stage.samples)
 
     def inputs(self) -> float:
@@ -252,35 +278,72 @@ class OnProcessor:
         return stage.local(first, first.itemsize or WIDE) if first else 0.0
 
     def weights(self, blocks: Iterable[tuple[BlockCost, int]]) -> list[Held]:
-        """Weights as products read them, from forward to backward: in float32 where they are kept in fewer bits,
-        gathered where they are kept in pieces, in other layouts for convolutions."""
-        stage, buffers = self.stage, []
-        for block, count in blocks:
-            for value in block.parameters:
-                whole, pieces = stage.cuts.ways("use", value), stage.cuts.ways("param", value)
-                nbytes = value.size / whole * WIDE
-                if len(value.shape) == CONVOLUTION:
-                    # that of the forward, and turned round for the input's gradient, if there is anything to turn
-                    buffers.append(Held(nbytes, (2 if math.prod(value.shape[2:]) > 1 else 1) * count))
-                elif len(value.shape) > 1 and whole < pieces:
-                    buffers.append(Held(nbytes, count * GATHERED_KEPT))
-                elif len(value.shape) > 1 and stage.itemsize < WIDE:
-                    buffers.append(Held(nbytes, count))
-        return buffers
+        """Weights as products read them, from forward to backward, of blocks that are not computed again as a whole."""
+        kept = ((block, count) for block, count in blocks if self.stage.mode(block) != "full")
+        return [Held(h.nbytes, h.number * count) for block, count in kept for h in self._weights_of(block)]
+
+    def _weights_of(self, block: BlockCost) -> Iterator[Held]:
+        """A block's weights as its products read them: in float32 where they are kept in fewer bits, in other layouts
+        for convolutions. Of weights that are kept in pieces those that the backward does not gather again: what the
+        head reads, and the first product."""
+        stage = self.stage
+        products = [
+            op.weights
+            for op in block.operations
+            if op.kind == "convolution" or (op.kind == "product" and not op.is_of_experts)
+        ]
+        first, read = products[0] if products else (), {name for names in products for name in names}
+        for value in block.parameters:
+            if value.name not in read:
+                continue
+            whole, pieces = stage.cuts.ways("use", value), stage.cuts.ways("param", value)
+            nbytes = value.size / whole * WIDE
+            if len(value.shape) == CONVOLUTION:
+                # that of the forward, and turned round for the input's gradient, if there is anything to turn
+                yield Held(nbytes, 2 if math.prod(value.shape[2:]) > 1 else 1)
+            elif len(value.shape) > 1 and whole < pieces:
+                if value.name in first or block.part != "layer":
+                    yield Held(nbytes)
+            elif len(value.shape) > 1 and stage.itemsize < WIDE:
+                yield Held(nbytes)
 
     def scratch(self, chunk: Piece) -> float:
-        """Bytes that the backward of a pipeline's chunk works in."""
+        """Bytes that the backward of a pipeline's chunk works in, at the block where that is most: what is made of what
+        blocks left waits for nothing, and goes as their backwards end, the last block's first."""
         stage = self.stage
-        extra = sum(count * self._extra(block) for block, count in chunk)
-        again = max((self.kept(block)[1] for block, _ in chunk), default=0.0)
-        table = stage.table() if again else 0.0
-        return extra + again + table + stage.transient() + total(self.weights(chunk))
+        held = sum(count * self._extra(block) for block, count in chunk) + total(self.weights(chunk))
+        table = stage.table() if any(stage.mode(block) != "none" for block, _ in chunk) else 0.0
+        most = 0.0
+        for block, count in reversed(chunk):
+            most = max(most, held + self.kept(block)[1])
+            held -= count * self._extra(block) + total(self.weights([(block, count)]))
+        return most + table + stage.transient()
+
+    def of_weights(self, chunk: Piece) -> float:
+        """Bytes that the second part of a chunk's backward works in: what went into products, turned round; gradients
+        of what norms gave in float32, and of what products gave, for the weights and again for their bias."""
+        stage, nbytes = self.stage, 0.0
+        for block, count in chunk:
+            vectors = {value.name for value in block.parameters if len(value.shape) == 1}
+            for op in block.operations:
+                if op.kind == "norm":
+                    nbytes += count * stage.local(op.output, WIDE)
+                if op.kind != "product" or "vocab" in op.output.dims:
+                    continue
+                nbytes += count * sum(stage.local(value, stage.itemsize) for value in op.inputs)
+                if stage.itemsize < WIDE:
+                    nbytes += count * stage.local(op.output, WIDE) * (2 if vectors.intersection(op.weights) else 1)
+        return nbytes
 
     def _extra(self, block: BlockCost) -> float:
         """Bytes that a chunk's backward makes of what its forward left: other layouts, wider elements, parts of
         derivatives. They wait for nothing, so they are there for all blocks at once."""
         left, nbytes = self.stage.kept(block), 0.0
+        # what the activation functions of experts share with their derivatives is left by the forward
+        experts = tuple(f"{op.name}: shared" for op in block.operations if op.is_of_experts)
         for name, held in self.kept(block)[0].items():
+            if experts and name.startswith(experts):
+                continue
             have = left[name].nbytes if name in left else 0.0
             # attention's output is left by heads too
             nbytes += held.nbytes * held.number if have < held.nbytes and "out by head" not in name else 0.0

@@ -13,9 +13,9 @@ from polyreme.mesh.timeline import Task
 
 
 class Standing(NamedTuple):
-    """A stage as it begins a task. kind, chunk: of the task; chunk counts the stage's own, in the order of data flow.
+    """A stage at a task. kind, chunk: of the task; chunk counts the stage's own, in the order of data flow.
 
-    live: by chunk, microbatches whose forward has run and whose backward has not ended, that of the task included.
+    live: by chunk, microbatches whose forward has begun and whose backward has not ended, that of the task included.
     waiting: of these, those whose backward was cut and whose weights wait.
     """
 
@@ -26,14 +26,16 @@ class Standing(NamedTuple):
 
 
 def standings(plan: Plan, stage: int) -> tuple[Standing, ...]:
-    """What a stage may hold as a backward, or the second part of one, begins; those that another exceeds left out.
+    """What a stage may hold at a forward, a backward or the second part of one; those that another exceeds left out.
 
-    >>> standings(Plan.from_degrees(pp=4, num_microbatches=8), 1)
-    (Standing(kind='B', chunk=0, live=(3,), waiting=(0,)),)
+    >>> for standing in standings(Plan.from_degrees(pp=4, num_microbatches=8), 1):
+    ...     print(standing)
+    Standing(kind='B', chunk=0, live=(3,), waiting=(0,))
+    Standing(kind='F', chunk=0, live=(3,), waiting=(0,))
     """
     kind, pp, m = plan.schedule_kind, plan.mesh.pp, plan.num_microbatches
     if kind.peak_live is not None:
-        return (Standing("B", 0, (kind.peak_live(pp, m, stage),), (0,)),)
+        return tuple(Standing(task, 0, (kind.peak_live(pp, m, stage),), (0,)) for task in ("B", "F"))
     if kind.steady_rounds is not None and m > kind.steady_rounds * pp:
         m = kind.steady_rounds * pp + m % pp
     return _count(kind, pp, m, plan.virtual_stages, stage)
@@ -47,15 +49,14 @@ def _count(kind: ScheduleKind, pp: int, m: int, virtual: int, stage: int) -> tup
     waiting: Counter[int] = Counter()
     highest: list[Standing] = []
     for task in _tables(kind, pp, m, virtual)[stage]:
-        if task.kind == "F":
-            live[task.chunk] += 1
-            continue
+        live[task.chunk] += task.kind == "F"
         counts = tuple(live[c] for c in chunks), tuple(waiting[c] for c in chunks)
         standing = Standing(task.kind, chunks.index(task.chunk), *counts)
         if not any(_covers(other, standing) for other in highest):
             highest = [other for other in highest if not _covers(standing, other)] + [standing]
-        waiting[task.chunk] += split * (1 if task.kind == "B" else -1)
-        live[task.chunk] -= task.kind == "W" or not split
+        if task.kind != "F":
+            waiting[task.chunk] += split * (1 if task.kind == "B" else -1)
+            live[task.chunk] -= task.kind == "W" or not split
     return tuple(sorted(highest))
 
 

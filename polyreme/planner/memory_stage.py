@@ -48,11 +48,13 @@ def total(held: Iterable[Held]) -> float:
 
 
 class Loss(NamedTuple):
-    """Bytes of the logits that are there at once, of the gradient of the head's weight, of that of what it reads."""
+    """Bytes of the logits that are there at once, of the gradient of the head's weight, of that of what it reads;
+    is_looped: whether the logits are made a chunk at a time."""
 
     logits: float = 0.0
     weight: float = 0.0
     hidden: float = 0.0
+    is_looped: bool = False
 
 
 class Stage:
@@ -97,6 +99,11 @@ class Stage:
     def kept_itemsize(self) -> int:
         """Bytes of an element of a parameter."""
         return self.itemsize if self.training.master else WIDE
+
+    @property
+    def stream_itemsize(self) -> int:
+        """Bytes of an element of what goes from layer to layer; norms may keep wider copies of it."""
+        return min(self.training.keeps.stream, self.kept_itemsize)
 
     @cached_property
     def parameters(self) -> float:
@@ -167,7 +174,7 @@ class Stage:
         """What one microbatch leaves of a block under the plan's recompute mode, by name."""
         mode = self.mode(block)
         if mode == "full":
-            return {"x": Held(self.local(block.operations[0].inputs[0], self.training.keeps.stream))}
+            return {"x": Held(self.local(block.operations[0].inputs[0], self.stream_itemsize))}
         return self.read_later(block, PARTS.get(mode, frozenset()))
 
     def read_later(self, block: BlockCost, again: frozenset[str] = frozenset()) -> dict[str, Held]:
@@ -235,24 +242,25 @@ class Stage:
                 heads = [self.graph.parameter(name) for name in before.weights]
                 weight = sum(w.size / self.cuts.ways("use", w) for w in heads) * WIDE
                 weight *= self.training.trains == "all"
-                return Loss(self._logits(op), weight, self.local(before.inputs[0], WIDE))
+                logits, is_looped = self._logits(op)
+                return Loss(logits, weight, self.local(before.inputs[0], WIDE), is_looped)
         return Loss()
 
-    def _logits(self, op: OperationCost) -> float:
-        """All of them, or, over a vocabulary, a chunk of them; with their gradient."""
+    def _logits(self, op: OperationCost) -> tuple[float, bool]:
+        """All of them, or, over a vocabulary, a chunk of them; with their gradient. And whether they are cut so."""
         value = op.inputs[0]
         local = self.local(value, WIDE)
         if op.is_whole:
-            return 2 * local
+            return 2 * local, False
         if "vocab" not in value.dims:
-            return local
+            return local, False
         if self.training.keeps.logits:
-            return self.local(value, self.training.keeps.logits)
+            return self.local(value, self.training.keeps.logits), False
         axes = self.cuts.axes("act", value.dims[:-1], value.shape[:-1])
         vocab = value.shape[-1]
         chunks = chunks_of_tokens(int(value.size / vocab * self.samples / self.cuts.degree(axes)), vocab)
         # a loop makes the gradient where the logits were
-        return local / chunks if chunks > 1 else 2 * local
+        return (local / chunks, True) if chunks > 1 else (2 * local, False)
 
     def table(self) -> float:
         """Bytes of the gradient of the embedding's table."""

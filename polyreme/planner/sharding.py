@@ -220,7 +220,10 @@ def _shared_out(cut: Iterable[Piece], plan: Plan) -> Iterator[Piece]:
                 continue
             again = plan.num_recomputed(place + count) - plan.num_recomputed(place)
             place += count
-            parts += [(each, n) for each, n in ((block, again), (_left_out(block), count - again)) if n]
+            # those after the last that recomputes stand after it, the others before
+            after = next((n for n in range(count) if plan.recomputes(place - 1 - n)), count)
+            counts = ((_left_out(block), count - again - after), (block, again), (_left_out(block), after))
+            parts += [(each, n) for each, n in counts if n]
         yield tuple(parts)
 
 

@@ -115,22 +115,24 @@ def answer(
 
 def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
     """How the configured step computes on a cluster's devices."""
+    training = fused_training(config)
+    return replace(training, attention=_attention(config, cluster, training.dtype))
+
+
+def fused_training(config: PretrainConfig) -> Training:
+    """How the configured step computes on whatever device, with fused attention."""
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
-    attention = _attention(config, cluster, dtype)
     cut = FAMILIES[config.dimensions.family].cut
-    return Training(dtype=dtype, master=train.amp_level == "O2", attention=attention, cut=cut, sums="program")
+    return Training(dtype=dtype, master=train.amp_level == "O2", cut=cut, sums="program")
 
 
 def memory_of(config: PretrainConfig) -> Memory:
     """Bytes on the fullest device under the configuration's own plan, with fused attention; on a processor, as XLA's
     compiler for it keeps them."""
-    train = config.train
-    dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
-    cut = FAMILIES[config.dimensions.family].cut
-    training = Training(dtype=dtype, master=train.amp_level == "O2", cut=cut, sums="program")
     compiler = "cpu" if config.device == "cpu" else "accelerator"
-    stages = memory(shape_of(config.dimensions).graph(), config.parallel_plan, train.global_batch, training, compiler)
+    graph, batch = shape_of(config.dimensions).graph(), config.train.global_batch
+    stages = memory(graph, config.parallel_plan, batch, fused_training(config), compiler)
     return max(stages, key=lambda stage: stage.total)
 
 
