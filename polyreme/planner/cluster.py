@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import NormalDist
 
 Curve = tuple[tuple[float, float], ...]
 """Points (x, y), x ascending; between points y is interpolated on a logarithmic x axis, outside it is the nearest y."""
@@ -20,7 +21,9 @@ class Link:
     bandwidth counts all the links of a device at this tier together, one way. efficiency: share of the bandwidth that a
     collective reaches, by bytes of its message on one device. torus: lengths of the torus that the devices form, the
     last fastest in device order; () for a switch, which gives any two devices all the bandwidth. closes: shortest
-    length at which a dim of the torus is a ring; a shorter one is a line.
+    length at which a dim of the torus is a ring; a shorter one is a line. oversubscription: times that what devices
+    may send exceeds what the switches pass on, as of a tree that narrows upwards (7 between the pods of Llama 3's
+    cluster, arXiv:2407.21783, section 3.3.1), or by which other jobs' traffic slows it.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Link:
     efficiency: Curve = ((0.0, 1.0),)
     torus: tuple[int, ...] = ()
     closes: int = 1
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class DeviceKind:
     streaming: share of bandwidth that an operation limited by memory reaches, by its bytes. few: of devices that share
     their units, the share of attention's rate that so many of them reach, the others idle. launch: seconds from one
     operation to the next. host: bytes a second to and from host memory. usable: share of memory a job can use (the rest
-    is the runtime's). borrowed: the kind whose curves these are, "" for its own. source: where the figures are from.
+    is the runtime's). borrowed: the kind whose curves these are, "" for its own. variation: standard deviation of the
+    speed of devices of the kind, as a share of it. source: where the figures are from.
     """
 
     name: str
@@ -58,6 +63,7 @@ class DeviceKind:
     host: float = 25e9
     own_attention: float = 1.0
     borrowed: str = ""
+    variation: float = 0.0
     source: str = ""
 
 
@@ -78,6 +84,30 @@ class Cluster:
     links: tuple[Link, ...]
     shared: int = 1
     task: float = 0.0
+
+
+TOGETHER = 8
+"""Devices of the smallest runs that curves are of: the slowest of so many is in them."""
+
+
+def slowness(cluster: Cluster) -> float:
+    """How many times as long the slowest of the devices computes as the slowest of TOGETHER: all wait for it in every
+    step, as gradients are summed or activations passed on.
+
+    >>> from polyreme.planner import cluster_of_kind
+    >>> [round(slowness(cluster_of_kind("h100", n)), 3) for n in (8, 64, 1024)]
+    [1.0, 1.013, 1.026]
+    """
+    if cluster.shared > 1 or cluster.num_devices <= TOGETHER:
+        return 1.0
+    sigma = cluster.device.variation
+    return (1 + sigma * _largest(cluster.num_devices)) / (1 + sigma * _largest(TOGETHER))
+
+
+def _largest(count: int) -> float:
+    """The largest of so many standard normal numbers, on the mean. Source: Blom, Statistical Estimates and Transformed
+    Beta-Variables, 1958."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def at(curve: Curve, x: float) -> float:

@@ -6,8 +6,9 @@ nodes: 128              # 1 if left out
 torus: [16, 16]         # of a TPU's slice, and slices: 2; the most even torus if left out
 links:                  # those of the kind if left out; nearest first
   - {name: nvlink, devices: 8, bandwidth: 4.5e11, latency: 5e-6}
-  - {name: infiniband, devices: 1024, bandwidth: 5e10, latency: 1e-5}
+  - {name: infiniband, devices: 1024, bandwidth: 5e10, latency: 1e-5, oversubscription: 2}  # 1 if left out
 memory: 64e9            # bytes of a device, where it is not the kind's
+variation: 0.02         # standard deviation of the devices' speed, as a share, where it is not the kind's
 """
 
 from __future__ import annotations
@@ -29,7 +30,19 @@ from polyreme.yaml_loader import YamlLoader
 
 _MAX_BYTES = 1 << 20  # written by hand; more is some other file given by mistake
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_KEYS = ("device", "devices_per_node", "nodes", "node", "torus", "slices", "links", "memory", "shared", "task")
+_KEYS = (
+    "device",
+    "devices_per_node",
+    "nodes",
+    "node",
+    "torus",
+    "slices",
+    "links",
+    "memory",
+    "shared",
+    "task",
+    "variation",
+)
 _HUGE = 1e30  # more than any figure of a machine
 _MOST_VIRTUAL = 1 << 16  # devices of one machine
 _OF_KIND = ("node", "torus", "slices")
@@ -57,6 +70,9 @@ def read(path: str | Path) -> Cluster:
     if "memory" in values:
         memory = _positive(values["memory"], f"{path}: memory")
         cluster = replace(cluster, device=replace(cluster.device, memory=memory))
+    if "variation" in values:
+        variation = _share(values["variation"], f"{path}: variation")
+        cluster = replace(cluster, device=replace(cluster.device, variation=variation))
     shared = _whole(values.get("shared", cluster.shared), f"{path}: shared")
     if shared not in (1, count):
         raise ConfigError(f"{path}: shared is {shared}; give 1, or {count} where all devices share one set of units")
@@ -191,8 +207,10 @@ def _section(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
         elif key == "flops":
             checked[key] = value
         else:
-            check = _whole if key in _WHOLE else _not_negative if key in _MAY_BE_NOTHING else _positive
-            checked[key] = check(value, path)
+            checks = {**dict.fromkeys(_WHOLE, _whole), **dict.fromkeys(_MAY_BE_NOTHING, _not_negative)}
+            checked[key] = {**checks, "variation": _share}.get(key, _positive)(value, path)
+            if key == "oversubscription" and checked[key] < 1:
+                raise ConfigError(f"{path} is {value!r}; give 1 for a switch that passes all on, or more")
             if key == "usable" and checked[key] > 1:
                 raise ConfigError(f"{path} is {value!r}; give a share of the memory, above 0 and up to 1")
     missing = [name for name, f in known.items() if f.default is MISSING and name not in checked]
@@ -266,6 +284,13 @@ def _not_negative(value: Any, where: str) -> float:
     number = _number(value, where)
     if number < 0:
         raise ConfigError(f"{where} is {value!r}; give a number of at least 0")
+    return number
+
+
+def _share(value: Any, where: str) -> float:
+    number = _not_negative(value, where)
+    if number >= 1:
+        raise ConfigError(f"{where} is {value!r}; give a share below 1")
     return number
 
 

@@ -135,6 +135,8 @@ def _group(cluster: Cluster, mesh: MeshShape, axes: tuple[str, ...], among: Neig
     for link in cluster.links:
         if is_shared:  # one stage works at a time, and has what all devices together were measured to have
             link = replace(link, bandwidth=link.bandwidth * mesh.pp)
+        if link.oversubscription != 1:
+            link = replace(link, bandwidth=link.bandwidth / link.oversubscription)
         reached = _members(lines, link.devices)
         if reached > inside:
             tiers.append(Tier(link, reached // inside, inside, *_share(link, lines)))

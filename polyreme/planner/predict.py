@@ -14,7 +14,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import Durations, Plan
 from polyreme.mesh.schedules import whole_seconds
 from polyreme.planner.block_time import BlockTime, Setting, added, block_time
-from polyreme.planner.cluster import Cluster
+from polyreme.planner.cluster import Cluster, slowness
 from polyreme.planner.communication import group
 from polyreme.planner.compute import ITEMSIZE, Arithmetic
 from polyreme.planner.graph import BlockCost, ModelGraph
@@ -211,13 +211,15 @@ def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
         waiting = max(0.0, pipeline_seconds(plan, durations) - m * max(works))
     for axis, seconds in summed[last].items():
         exposed[axis] = exposed.get(axis, 0.0) + seconds
+    compute, recompute = m * sum(c.forward + c.inputs + c.weights for c in counted), m * sum(c.again for c in counted)
     return Times(
-        compute=m * sum(c.forward + c.inputs + c.weights for c in counted),
-        recompute=m * sum(c.again for c in counted),
+        compute=compute,
+        recompute=recompute,
         exposed={axis: seconds for axis, seconds in exposed.items() if seconds > 0},
         bubble=waiting,
         optimizer=_update(setting, cut, stages) + setting.training.overhead,
         offload=_offload(setting, cut, stages),
+        slowest=(slowness(setting.cluster) - 1) * (compute + recompute),
     )
 
 
@@ -393,6 +395,7 @@ def _binds(times: Times, products: float) -> str:
         "waiting in the pipeline": times.bubble,
         "the optimizer's update": times.optimizer,
         "moving to and from host memory": times.offload,
+        "waiting for the slowest device": times.slowest,
         **{f"communication over {axis}": seconds for axis, seconds in times.exposed.items()},
     }
     most = sorted(parts, key=parts.__getitem__, reverse=True)[:2]

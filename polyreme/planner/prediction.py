@@ -70,7 +70,8 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Times:
     """Seconds of one step on the slowest stage: arithmetic, what is computed again, communication that nothing hides by
-    mesh axis, waiting in the pipeline, the optimizer's update, and movement to and from host memory."""
+    mesh axis, waiting in the pipeline, the optimizer's update, movement to and from host memory, and waiting for the
+    slowest of the devices."""
 
     compute: float
     recompute: float
@@ -78,11 +79,12 @@ class Times:
     bubble: float
     optimizer: float
     offload: float = 0.0
+    slowest: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        parts = (self.compute, self.recompute, self.bubble, self.optimizer, self.offload)
+        parts = (self.compute, self.recompute, self.bubble, self.optimizer, self.offload, self.slowest)
         return sum(parts) + sum(self.exposed.values())
 
 

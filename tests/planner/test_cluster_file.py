@@ -56,6 +56,11 @@ def write(folder, text):
 def test_a_file_names_a_kind_or_gives_every_figure(tmp_path):
     known = cluster_file.read(write(tmp_path, "device: h100\ndevices_per_node: 4\nnodes: 16\nmemory: 9.0e10\n"))
     assert (known.num_devices, known.links[0].devices, known.device.memory) == (64, 4, 9e10)
+    assert known.device.variation == 0.015
+    told = cluster_file.read(write(tmp_path, "device: h100\nnodes: 4\nvariation: 0.03\n"))
+    assert told.device.variation == 0.03
+    narrow = cluster_file.read(write(tmp_path, OWN.replace("latency: 5e-6", "latency: 5e-6, oversubscription: 2")))
+    assert {link.oversubscription for link in narrow.links} == {1.0, 2.0}
     own = cluster_file.read(write(tmp_path, OWN))
     assert (own.num_devices, own.device.flops, own.shared) == (8, {"bfloat16": 1e14}, 1)
     assert own.links[1].efficiency == ((0.0, 0.5), (1e6, 0.9))
@@ -86,6 +91,8 @@ def test_a_file_names_a_kind_or_gives_every_figure(tmp_path):
         (OWN.split("links")[0] + "links: 3\n", "links is 3; give a list"),
         (OWN + "slices: 2\n", "slices is for a kind of devices.yaml"),
         (OWN + "shared: 3\n", "shared is 3; give 1, or 8"),
+        ("device: h100\nvariation: 1\n", "variation is 1; give a share below 1"),
+        (OWN.replace("latency: 5e-6", "latency: 5e-6, oversubscription: 0.5"), "oversubscription is 0.5; give 1 for"),
         (OWN + "task: -1\n", "task is -1; give a number of at least 0"),
         (OWN + "task: soon\n", "task is 'soon'; give a number"),
         (OWN.replace("memory: 8e10", "memory: 8e10, usable: 5"), "usable is 5; give a share of the memory"),

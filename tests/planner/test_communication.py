@@ -1,6 +1,7 @@
 """Collectives: seconds by hand over the links a group spans, and which ones a plan makes necessary."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,13 @@ def test_a_group_of_one_device_a_node_has_one_way_out():
     among = group(NODES, MeshShape(dp=8, mp=8), ("dp",))
     assert [tier.link.name for tier in among.tiers] == ["far"]
     assert among.all_gather(1e9) == pytest.approx(7 / 8 * 1e9 / 10e9 + 7e-5)
+
+
+def test_switches_that_pass_on_half_take_twice_as_long():
+    narrow = replace(NODES, links=(FAST, replace(SLOW, oversubscription=2.0)))
+    far, near = (group(narrow, MeshShape(dp=8, mp=8), (axis,)) for axis in ("dp", "mp"))
+    assert far.all_gather(1e9) == pytest.approx(2 * 7 / 8 * 1e9 / 10e9 + 7e-5)
+    assert near.all_gather(1e9) == pytest.approx(7 / 8 * 1e9 / 100e9 + 7e-6)
 
 
 def test_a_group_of_whole_nodes_uses_all_their_ways_out():

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +12,10 @@ from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Durations, Plan, make_schedule
 from polyreme.planner import Cluster, DeviceKind, Link, ModelShape, Training, cluster, cluster_of_kind, predict
 from polyreme.planner.block_time import Setting, block_time
+from polyreme.planner.cluster import slowness
 from polyreme.planner.communication import group
 from polyreme.planner.compute import Arithmetic, operation_seconds
+from polyreme.planner.devices import device_kind
 from polyreme.planner.graph import OperationCost, Value
 from polyreme.planner.pipeline import closed_form, pipeline_seconds
 from polyreme.planner.sharding import cuts_of
@@ -389,6 +392,21 @@ def test_a_faster_device_is_never_slower():
         faster = replace(machine, device=replace(machine.device, flops=flops))
         seconds.append(predict(shape, plan, faster, 16, Training()).step_seconds)
     assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_step_waits_for_the_slowest_of_its_devices():
+    """As many draws say: the largest of n normal numbers, over that of the 8 devices that curves are of."""
+    draws = np.random.default_rng(0).normal(1.0, 0.02, (4000, 64))
+    for count in (4, 8, 16, 64):
+        machine = replace(cluster_of_kind("h100", count), device=replace(device_kind("h100"), variation=0.02))
+        want = max(1.0, draws[:, :count].max(1).mean() / draws[:, :8].max(1).mean())
+        # 0.02 / sqrt(4000) is the deviation of either mean
+        assert slowness(machine) == pytest.approx(want, abs=4 * 0.02 / 4000**0.5)
+        plan = Plan.from_degrees(dp=count)
+        times = predict(GPT, plan, machine, count).times
+        assert times.slowest == pytest.approx((slowness(machine) - 1) * (times.compute + times.recompute))
+        alike = predict(GPT, plan, replace(machine, device=replace(machine.device, variation=0.0)), count).times
+        assert times.total == pytest.approx(alike.total + times.slowest)
 
 
 def test_a_deeper_model_takes_no_more_calls():

@@ -132,6 +132,7 @@ def _details(chosen: Ranked) -> Iterator[RenderableType]:
         "waiting in the pipeline": times.bubble,
         "update": times.optimizer,
         "host memory": times.offload,
+        "waiting for the slowest device": times.slowest,
     }
     text = ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items() if value > 0)
     yield Text(f"\nWhere the step goes: {text}")

@@ -100,7 +100,7 @@ class Chosen:
         memory, times = best.memory, best.times
         spent = {"arithmetic": times.compute, "done again": times.recompute, "pipeline bubble": times.bubble}
         spent |= {f"communication over {axis}": seconds for axis, seconds in times.exposed.items()}
-        spent |= {"update": times.optimizer, "host memory": times.offload}
+        spent |= {"update": times.optimizer, "host memory": times.offload, "slowest device": times.slowest}
         parts = ", ".join(f"{name} {_seconds(each)}" for name, each in spent.items() if each > 0)
         memory_parts = ", ".join(
             f"{name} {bytes_text(getattr(memory, name))}"
