@@ -617,7 +617,7 @@ def _result_of(eqn: Any, jaxpr: Any) -> Callable[..., Any]:
 
 def _call(eqn: Any) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that an equation calls, and its constants."""
-    inner = eqn.params["jaxpr"]
+    inner = eqn.params["call_jaxpr" if "call_jaxpr" in eqn.params else "jaxpr"]
     return (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
 
 

@@ -71,6 +71,17 @@ def test_addends_of_products_lookups_and_reductions_are_the_gradient(replicas, w
     check_sums(program, flat, want, [ROWS] * 4)
 
 
+def test_loops_that_are_recomputed_are_looked_into(replicas):
+    """jax makes the backward's program of them a closed_call, whose jaxpr has another key."""
+
+    def loss(p, ids):
+        return (jax.lax.fori_loop(0, 2, lambda _, h: jnp.sin(h), hidden(p, ids)) ** 2).mean()
+
+    program, flat, want = unreduced(replicas, jax.checkpoint(loss), parameters(replicas), ids_of(replicas))
+    assert "closed_call" in str(jax.make_jaxpr(jax.grad(jax.checkpoint(loss)))(parameters(replicas), ids_of(replicas)))
+    check_sums(program, flat, want, program.axes)
+
+
 def all_reduced(replicas, program, flat, kept):
     """Elements on a device of every sum over all replicas in the compiled program."""
 
