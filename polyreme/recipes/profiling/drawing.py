@@ -140,7 +140,7 @@ def _draw_axes_bars(
         for seconds, (_, alpha) in zip(times[name], parts, strict=True):
             bars.barh(line, 1e3 * seconds, left=left, height=0.42, color=colours[name], alpha=alpha)
             left += 1e3 * seconds
-        timed = f"{left:.3g} ms" if left else "not timed"
+        timed = _milliseconds(left) if left else "not timed"
         text = f"{name}: {bytes_text(wires[name])} a device and step, {timed}"
         bars.text(0, line - 0.34, text, fontsize=8.5, color=colours[name], va="center")
     bars.set(ylim=(max(len(names), 1) - 0.4, -0.7), xlim=(0, 1e3 * longest * 1.05), yticks=[])
@@ -197,7 +197,7 @@ def _draw_timeline(profile: StepProfile, path: Path) -> None:
     for axes, tasks, title in zip(panels, (profile.tasks, planned), titles, strict=True):
         _draw_tasks(axes, tasks, stages, end)
         axes.set_title(
-            f"{title}: {1e3 * max(task.end for task in tasks):.3g} ms", loc="left", fontsize=9.5, weight="bold"
+            f"{title}: {_milliseconds(1e3 * max(task.end for task in tasks))}", loc="left", fontsize=9.5, weight="bold"
         )
     patches = matplotlib_part("patches", "polyreme profile")
     kinds = [kind for kind in _TASKS if any(task.kind == kind for task in planned)]
@@ -228,3 +228,12 @@ def _draw_tasks(axes: Any, tasks: Sequence[MeasuredTask], stages: int, end: floa
     axes.set(xlim=(0, end), ylim=(stages - 0.5, -0.5), facecolor=_IDLE)
     axes.tick_params(labelsize=8, left=False)
     axes.spines[:].set_visible(False)
+
+
+def _milliseconds(value: float) -> str:
+    """To three digits, thousands apart.
+
+    >>> _milliseconds(0.01234), _milliseconds(2958.6)
+    ('0.0123 ms', '2,959 ms')
+    """
+    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.3g} ms"

@@ -263,7 +263,9 @@ def _stages_text(recording: Recording) -> str:
         rows.append((f"{stage}", f"{sum(t.stage == stage for t in tasks)}", _ms(busy), f"{idle:.1%}",
                      f"{_busy(planned, stage)[1]:.1%}"))  # fmt: skip
     ends = [_ms(_end(each)) for each in (tasks, planned)]
-    return f"{table(rows, right=(0, 1, 2, 3, 4))}\nthe tasks of a step: {ends[0]} ms measured, {ends[1]} ms planned"
+    return (
+        f"{table(rows, right=(0, 1, 2, 3, 4))}\nthe tasks of the last step: {ends[0]} ms measured, {ends[1]} ms planned"
+    )
 
 
 def _busy(tasks: Sequence[MeasuredTask], stage: int) -> tuple[float, float]:
