@@ -51,6 +51,9 @@ def check(
     seconds: Annotated[float, typer.Option(min=0, help="Begin no row after so long; 0 for no limit.")] = 0,
     row_seconds: Annotated[float, typer.Option(min=1, help="A row that takes longer is ended.")] = 120,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 1,
+    compiled_for: Annotated[
+        str, typer.Option("--compile-for", metavar="TARGET", help="Compile rows for v5e:2x2, say, or cuda; run none.")
+    ] = "",
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="FILE.json and FILE.md are written.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The JSON instead of the page.")] = False,
 ) -> None:
@@ -62,10 +65,13 @@ def check(
     if output is not None:
         for ending in (".json", ".md"):
             output_file.check_writable(output.with_name(output.name + ending))
-    name = _named(name, library)
+    if compiled_for and (name is not None or library is not None):
+        given = "--library" if name is None else name
+        raise ConfigError(f"--compile-for {compiled_for}: no device is used; leave {given} out")
+    name = compiled_for or _named(name, library)
     from polyreme.conformance import kit
 
-    options = kit.KitOptions(rows, sample, seed, seconds, row_seconds, jobs)
+    options = kit.KitOptions(rows, sample, seed, seconds, row_seconds, jobs, bool(compiled_for))
     report = kit.run(name, options, _show)
     text = json.dumps(report.to_dict(), indent=1)
     if output is not None:

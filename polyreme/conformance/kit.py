@@ -37,7 +37,7 @@ class KitOptions:
 
     pattern: shell pattern of names, such as "matmul*"; sample: so many rows drawn at random by seed, 0 for all;
     seconds: no row is begun after that time, 0 for no limit; row_seconds: a row that takes longer is ended; jobs:
-    processes at once.
+    processes at once. compiled: rows are compiled for a device that is not here, and not run (compiling.py).
     """
 
     pattern: str = "*"
@@ -46,6 +46,7 @@ class KitOptions:
     seconds: float = 0.0
     row_seconds: float = 120.0
     jobs: int = 1
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,10 @@ class DeviceReport:
         facts = self.device
         rows = [o.name for o in self.outcomes if o.name not in CHECKS]
         counts = self.counts(rows)
+        verb = "compile" if self.options.compiled else "conform"
+        verdict = f"{verb}s" if self.is_conforming else f"does not {verb}"
         lines = [
-            f"# {facts['kind']} ({facts['device']}): {'conforms' if self.is_conforming else 'does not conform'}",
+            f"# {facts['kind']} ({facts['device']}): {verdict}",
             "",
             f"{facts['devices']} device(s) of platform {facts['platform']}, {facts['platform_version']}; jax "
             f"{facts['jax']}, Python {facts['python']}. Factors of float32 products: {facts['factor_bits']} "
@@ -109,15 +112,11 @@ class DeviceReport:
             f"Rows of the op contract: {len(rows)} of {len(ROWS)} asked for; "
             + ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s])
             + ".",
-            "",
-            "| check | | |",
-            "|---|---|---|",
         ]
-        lines += [
-            f"| {o.name.replace('_', ' ')} | {o.status} | {_cell(o.detail)} |"
-            for o in self.outcomes
-            if o.name in CHECKS
-        ]
+        checks = [o for o in self.outcomes if o.name in CHECKS]
+        if checks:
+            lines += ["", "| check | | |", "|---|---|---|"]
+            lines += [f"| {o.name.replace('_', ' ')} | {o.status} | {_cell(o.detail)} |" for o in checks]
         bad = [o for o in self.outcomes if o.status in ("failed", "crashed", "timed out") and o.name not in CHECKS]
         if bad:
             lines += ["", "| row | | |", "|---|---|---|"]
@@ -131,7 +130,7 @@ def _cell(text: str) -> str:
 
 def names(options: KitOptions) -> list[str]:
     """What is run, checks first, rows in an order of their own by the seed. ConfigError if nothing has such a name."""
-    checks = [name for name in CHECKS if fnmatchcase(name, options.pattern)]
+    checks = [name for name in CHECKS if fnmatchcase(name, options.pattern) and not options.compiled]
     rows = [case.id for case in ROWS if fnmatchcase(case.id, options.pattern)]
     if not checks and not rows:
         raise ConfigError(f"device check: no row or check is called {options.pattern!r}; such as matmul* or *kernels*")
@@ -142,7 +141,8 @@ def names(options: KitOptions) -> list[str]:
 def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) -> DeviceReport:
     """Check a device -> DeviceReport. on_outcome is called with each Outcome as it comes, from several threads.
 
-    DeviceError if no worker starts on the device, with what it said.
+    device: a name such as "gpu:0"; where rows are compiled, a TPU slice such as "v5e:2x2", or "cuda". DeviceError if no
+    worker starts on the device, with what it said.
     """
     options = options or KitOptions()
     start = time.monotonic()
@@ -150,7 +150,8 @@ def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) 
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in wanted:
         waiting.put(name)
-    first = _Worker(device, hello=True)
+    words = ("COMPILE",) if options.compiled else ()
+    first = _Worker(device, words, hello=True)
     report = DeviceReport(first.hello, options)
     outcomes: dict[str, Outcome] = {}
 
@@ -167,7 +168,7 @@ def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) 
             if worker is None or worker.is_over or served >= ROWS_A_WORKER:
                 if worker is not None:
                     worker.end()
-                worker, served = _Worker(device), 0
+                worker, served = _Worker(device, words), 0
             served += 1
             outcomes[name] = worker.ask(name, options.row_seconds)
             if on_outcome is not None:
@@ -189,9 +190,9 @@ def run(device: str, options: KitOptions | None = None, on_outcome: Any = None) 
 class _Worker:
     """A process of worker.py, and a thread that reads its answers."""
 
-    def __init__(self, device: str, hello: bool = False) -> None:
+    def __init__(self, device: str, words: tuple[str, ...] = (), hello: bool = False) -> None:
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"} | dict(os.environ)
-        command = [*WORKER, device, *(["HELLO"] if hello else [])]
+        command = [*WORKER, device, *words, *(["HELLO"] if hello else [])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
             errors="replace",

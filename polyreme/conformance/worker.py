@@ -1,7 +1,8 @@
 """A process that checks a device: one name a line on stdin, one JSON line on stdout for each.
 
-python -m polyreme.conformance.worker DEVICE [HELLO]; with HELLO it says first what the device is. Its own process, so
-that a row that ends it is that row's failure and no other's.
+python -m polyreme.conformance.worker DEVICE [COMPILE] [HELLO]; with COMPILE rows are compiled for the device, which is
+not here, and not run; with HELLO it says first what the device is. Its own process, so that a row that ends it is that
+row's failure and no other's.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Collection
 from typing import Any, TextIO
 
 import jax
 
+from polyreme.conformance import compiling
 from polyreme.conformance.arithmetic import factor_bits, for_device
 from polyreme.conformance.case import Case, NothingRaised, check_bad, check_row
 from polyreme.conformance.checks import CHECKS, Skip
 from polyreme.conformance.rows import ROWS, is_first
 from polyreme.core.place import CPUPlace, Place, set_device
-from polyreme.errors import DeviceError
+from polyreme.errors import ConfigError, DeviceError
 
 
 def describe(place: Place) -> dict[str, Any]:
@@ -83,22 +86,29 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {' | '.join(lines[:8])[:700]}{where}"
 
 
-def serve(device: str, hello: bool, names: TextIO, answers: TextIO) -> None:
+def serve(device: str, words: Collection[str], names: TextIO, answers: TextIO) -> None:
     """Answer until the names end. A device that is not there ends the process with the error's message on stderr."""
     try:
-        place = set_device(device)
-        facts = describe(place) if hello else None
-    except DeviceError as error:
+        checked = compiling.Target.named(device) if "COMPILE" in words else set_device(device)
+        facts = None
+        if "HELLO" in words:
+            facts = checked.describe() if isinstance(checked, compiling.Target) else describe(checked)
+    except (ConfigError, DeviceError) as error:
         sys.exit(str(error))
     if facts is not None:
         answers.write(json.dumps(facts) + "\n")
         answers.flush()
     for line in names:
-        answers.write(json.dumps(outcome(line.strip(), place)) + "\n")
+        name = line.strip()
+        if isinstance(checked, compiling.Target):
+            answer = compiling.outcome(_ROWS[name], checked)
+        else:
+            answer = outcome(name, checked)
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
 if __name__ == "__main__":
     stream = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the answers
-    serve(sys.argv[1], sys.argv[2:] == ["HELLO"], sys.stdin, stream)
+    serve(sys.argv[1], sys.argv[2:], sys.stdin, stream)

@@ -66,6 +66,8 @@ def test_what_cannot_be_checked_is_refused(tmp_path, capsys, monkeypatch):
     assert "no row or check is called 'nothing'" in capsys.readouterr().err
     assert main(["device", "check", "--library", "x.so"]) != 0
     assert "--library: give the NAME" in capsys.readouterr().err
+    assert main(["device", "check", "cpu", "--compile-for", "v5e:2x2"]) != 0
+    assert "--compile-for v5e:2x2: no device is used; leave cpu out" in capsys.readouterr().err
     monkeypatch.delenv("POLYREME_DEVICES", raising=False)
     assert main(["device", "check", "npu", "--library", str(tmp_path / "x.so")]) != 0
     assert "there is no file" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from polyreme.conformance import arithmetic, checks, kit, worker
+from polyreme.conformance import arithmetic, checks, compiling, kit, worker
 from polyreme.conformance.case import Case, NothingRaised, assert_close, check_bad, tolerance
 from polyreme.conformance.rows import ROWS
 from polyreme.core import plugins
@@ -18,7 +18,7 @@ FACTS = {"device": "x:0", "kind": "X1", "platform": "x", "platform_version": "1"
 SCRIPT = f"""
 import json, os, sys, time
 if sys.argv[1] == "absent": sys.exit("no such device")
-if sys.argv[2:] == ["HELLO"]: print('{json.dumps(FACTS)}', flush=True)
+if "HELLO" in sys.argv: print('{json.dumps(FACTS)}', flush=True)
 for line in sys.stdin:
     name = line.strip()
     if name == "matmul": sys.stderr.write("bad instruction\\n"); sys.stderr.flush(); os.abort()
@@ -114,3 +114,28 @@ QUICK = ("arrays_keep_their_bits", "products_are_as_declared", "memory_kinds_hol
 def test_the_processor_passes_every_check(name):
     answer = worker.outcome(name, CPUPlace())
     assert answer["status"] == "passed", answer["detail"]
+
+
+def test_rows_are_lowered_for_a_gpu_that_is_not_here():
+    by_name = {case.id: case for case in ROWS}
+    target = compiling.Target.named("cuda")
+    for name in ("matmul", "argmax"):  # with a gradient and without
+        assert compiling.outcome(by_name[name], target)["status"] == "passed"
+    on_host = next(case for case in ROWS if case.host)
+    assert compiling.outcome(on_host, target)["status"] == "skipped"
+    absent = compiling.outcome(by_name["eigvals"], target)
+    assert absent["status"] == "failed"
+    assert "custom calls" in absent["detail"]
+    facts = target.describe()
+    assert (facts["device"], facts["platform"], facts["factor_bits"]) == ("cuda", "cuda", 11)
+    with pytest.raises(ConfigError, match=r"libtpu|TPU slice"):
+        compiling.Target.named("v5e:none")
+
+
+@pytest.mark.process
+def test_a_report_of_rows_that_were_compiled_says_so(fake):
+    options = kit.KitOptions("sin", compiled=True)
+    assert len(kit.names(kit.KitOptions(compiled=True, sample=3))) == 3
+    report = kit.run("v5e:2x2", options)
+    assert report.page().startswith("# X1 (x:0): compiles")
+    assert "| check |" not in report.page()

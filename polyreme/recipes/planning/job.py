@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,16 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
+from polyreme.core.absent import slice_devices
 from polyreme.core.abstract import Abstract, abstractly
 from polyreme.core.layout import Layout
 from polyreme.distributed.pipeline.dry_run import DryRun
 from polyreme.distributed.planned_step import PlannedStep, loss_of
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError
 from polyreme.kernels import select
 from polyreme.mesh import Plan
 from polyreme.nn import Layer
@@ -127,20 +124,5 @@ def devices_for(count: int, topology: str = "") -> list[Any]:
     Fewer than count where there are no more. Raises ConfigError for a topology that is no TPU slice, or if libtpu is
     not installed.
     """
-    found = list(jax.devices()) if not topology else _slice(topology)
+    found = list(jax.devices()) if not topology else slice_devices(topology)
     return found[:count]
-
-
-def _slice(name: str) -> list[Any]:
-    if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError(f"compiling for {name} needs libtpu; install polyreme[tpu-check], or leave the topology out")
-    # else libtpu asks a cloud's metadata server, for minutes, what machine this is
-    quiet = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "none"}
-    # several processes may compile at once, as none of them touches a chip
-    for variable, value in {**quiet, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
-        os.environ.setdefault(variable, value)
-    try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"topology {name}: give a TPU slice such as v5e:2x4 ({reason})") from error
