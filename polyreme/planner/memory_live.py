@@ -26,16 +26,16 @@ class Standing(NamedTuple):
 
 
 def standings(plan: Plan, stage: int) -> tuple[Standing, ...]:
-    """What a stage may hold at a forward, a backward or the second part of one; those that another exceeds left out.
+    """What a stage may hold at a forward that has the loss, a backward or the second part of one; those that another
+    exceeds left out.
 
-    >>> for standing in standings(Plan.from_degrees(pp=4, num_microbatches=8), 1):
-    ...     print(standing)
-    Standing(kind='B', chunk=0, live=(3,), waiting=(0,))
-    Standing(kind='F', chunk=0, live=(3,), waiting=(0,))
+    >>> standings(Plan.from_degrees(pp=4, num_microbatches=8), 1)
+    (Standing(kind='B', chunk=0, live=(3,), waiting=(0,)),)
     """
     kind, pp, m = plan.schedule_kind, plan.mesh.pp, plan.num_microbatches
     if kind.peak_live is not None:
-        return tuple(Standing(task, 0, (kind.peak_live(pp, m, stage),), (0,)) for task in ("B", "F"))
+        tasks = ("B", "F") if stage == pp - 1 else ("B",)
+        return tuple(Standing(task, 0, (kind.peak_live(pp, m, stage),), (0,)) for task in tasks)
     if kind.steady_rounds is not None and m > kind.steady_rounds * pp:
         m = kind.steady_rounds * pp + m % pp
     return _count(kind, pp, m, plan.virtual_stages, stage)
@@ -44,12 +44,14 @@ def standings(plan: Plan, stage: int) -> tuple[Standing, ...]:
 @lru_cache(maxsize=4096)
 def _count(kind: ScheduleKind, pp: int, m: int, virtual: int, stage: int) -> tuple[Standing, ...]:
     chunks = [chunk for chunk, owner in enumerate(kind.stage_of_chunk(pp, virtual)) if owner == stage]
-    split = kind.split_backward
+    split, last = kind.split_backward, len(kind.stage_of_chunk(pp, virtual)) - 1
     live: Counter[int] = Counter()
     waiting: Counter[int] = Counter()
     highest: list[Standing] = []
     for task in _tables(kind, pp, m, virtual)[stage]:
         live[task.chunk] += task.kind == "F"
+        if task.kind == "F" and task.chunk != last:
+            continue
         counts = tuple(live[c] for c in chunks), tuple(waiting[c] for c in chunks)
         standing = Standing(task.kind, chunks.index(task.chunk), *counts)
         if not any(_covers(other, standing) for other in highest):
