@@ -133,13 +133,13 @@ def job(model: Any, loss: Any, inputs: tuple[Input, ...], amp: str) -> TrainingJ
 def traced(name: str, model: Any, inputs: tuple[Input, ...], plan: dict[str, Any], amp: str, loss: Any = None) -> Case:
     """A model that the planner sees by its own ops, as `Engine(strategy="auto")` does; loss: of (output, labels)."""
     loss = loss or F.cross_entropy
-    made = job(model, lambda net, arrays: loss(net(arrays[0]), arrays[1]), inputs, amp)
+    training_job = job(model, lambda net, arrays: loss(net(arrays[0]), arrays[1]), inputs, amp)
     first, labels = (InputSpec(list(each.shape), np.dtype(each.dtype).name) for each in inputs)
     with LazyGuard():
         graph = graph_of(infer_dims(model(), [first], [labels], loss))
     training = Training(dtype="float32" if amp == "O0" else "bfloat16", master=amp == "O2", sums="program")
     named = f"{name}, {amp}{_choices(plan)}"
-    return Case(named, name.split()[0], made, graph, Plan.from_degrees(**plan), inputs[0].shape[0], training)
+    return Case(named, name.split()[0], training_job, graph, Plan.from_degrees(**plan), inputs[0].shape[0], training)
 
 
 def images(name: str, model: Any, size: int, batch: int, plan: dict[str, Any], amp: str = "O0") -> Case:

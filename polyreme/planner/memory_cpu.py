@@ -171,15 +171,13 @@ def kept_by_recompute(
 ) -> dict[str, Held]:
     """What a block leaves that is computed again as a whole: its input, of elements of stream_itemsize bytes, and where
     its loops start from: those are copies of zeros, which wait for nothing and are made at once."""
-    found = {"x": Held(cuts.local(_first(block), samples) * stream_itemsize)}
+    buffers = {"x": Held(cuts.local(_first(block), samples) * stream_itemsize)}
     for op in block.operations:
         if op.kind == "attention":
-            found |= {f"{op.name}: {what} {at}": h for at, (what, h) in enumerate(_starts(op, cuts, samples))}
+            buffers |= {f"{op.name}: {what} {at}": h for at, (what, h) in enumerate(_starts(op, cuts, samples))}
         elif op.kind == "product" and op.is_of_experts:
-            found |= {
-                f"{op.name}: {what}": held for what, held in _starts_of_experts(block, op, cuts, samples, itemsize)
-            }
-    return found
+            buffers |= {f"{op.name}: {what}": h for what, h in _starts_of_experts(block, op, cuts, samples, itemsize)}
+    return buffers
 
 
 def _first(block: BlockCost) -> Value:
@@ -311,12 +309,12 @@ class OnProcessor:
         """Bytes that the backward of a pipeline's chunk works in, at the block where that is most: what is made of what
         blocks left waits for nothing, and goes as their backwards end, the last block's first."""
         stage = self.stage
-        held = sum(count * self._extra(block) for block, count in chunk) + total(self.weights(chunk))
+        extra = sum(count * self._extra(block) for block, count in chunk) + total(self.weights(chunk))
         table = stage.table() if any(stage.mode(block) != "none" for block, _ in chunk) else 0.0
         most = 0.0
         for block, count in reversed(chunk):
-            most = max(most, held + self.kept(block)[1])
-            held -= count * self._extra(block) + total(self.weights([(block, count)]))
+            most = max(most, extra + self.kept(block)[1])
+            extra -= count * self._extra(block) + total(self.weights([(block, count)]))
         return most + table + stage.transient()
 
     def of_weights(self, chunk: Piece) -> float:
@@ -341,12 +339,12 @@ class OnProcessor:
         left, nbytes = self.stage.kept(block), 0.0
         # what the activation functions of experts share with their derivatives is left by the forward
         experts = tuple(f"{op.name}: shared" for op in block.operations if op.is_of_experts)
-        for name, held in self.kept(block)[0].items():
+        for name, buffer in self.kept(block)[0].items():
             if experts and name.startswith(experts):
                 continue
             have = left[name].nbytes if name in left else 0.0
             # attention's output is left by heads too
-            nbytes += held.nbytes * held.number if have < held.nbytes and "out by head" not in name else 0.0
+            nbytes += buffer.nbytes * buffer.number if have < buffer.nbytes and "out by head" not in name else 0.0
         return nbytes
 
 

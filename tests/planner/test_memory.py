@@ -52,14 +52,14 @@ def test_zero_divides_what_its_stage_names_and_nothing_else(training):
 
 @pytest.mark.parametrize("compiler", ["accelerator", "cpu"])
 def test_blocks_that_recompute_hold_less(compiler):
-    held = [
+    activations = [
         only(compiler=compiler, recompute="full", recompute_share=share).activations for share in (1.0, 0.5, 0.25)
     ] + [only(compiler=compiler).activations]
     # on a processor the moment that holds most may be one when the head has gone: three values of its width, packed
     head = 3.1 * 4 * 8 * 128 * 64 * (compiler == "cpu")
-    assert held[1] == pytest.approx((held[0] + held[3]) / 2, abs=head)
-    assert held[2] == pytest.approx(held[0] / 4 + held[3] * 3 / 4, abs=head)
-    assert held[0] < held[2] < held[3]
+    assert activations[1] == pytest.approx((activations[0] + activations[3]) / 2, abs=head)
+    assert activations[2] == pytest.approx(activations[0] / 4 + activations[3] * 3 / 4, abs=head)
+    assert activations[0] < activations[2] < activations[3]
 
 
 def test_a_framework_keeps_what_it_is_said_to():
