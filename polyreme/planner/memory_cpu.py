@@ -120,9 +120,8 @@ def kept_by_block(
             parts_kept = 2 if makers.get(op.inputs[0].name) == "convolution" else 1
             saved[f"{op.name}: normalised"] = Held(cuts.local(op.inputs[0], samples) * WIDE, parts_kept)
         elif op.kind == "product" and op.is_of_experts:
-            saved |= {
-                f"{op.name}: {what}": held for what, held in _starts_of_experts(block, op, cuts, samples, itemsize)
-            }
+            starts = _starts_of_experts(block, op, cuts, samples, itemsize)
+            saved |= {f"{op.name}: {what}": held for what, held in starts if not what.endswith("output")}
         elif op.kind == "elementwise":
             saved |= {f"{op.name}: {what}": h for what, h in kept_by_elementwise(op, cuts, samples, itemsize)}
     return saved | {v.name: Held(n * itemsize) for v in block.parameters if (n := cuts.joined(v))}
@@ -131,9 +130,10 @@ def kept_by_block(
 def _starts_of_experts(
     block: BlockCost, op: OperationCost, cuts: Cuts, samples: float, itemsize: int
 ) -> Iterator[tuple[str, Held]]:
-    """Where the loops over blocks of rows in the backward of experts' products start from."""
-    rows = op.inputs[0]
-    yield "start of the gradient of rows", Held((cuts.local(rows, samples) + ROWS * rows.shape[-1]) * itemsize)
+    """Where the loops over blocks of rows start from: those of the backward of experts' products, and of a second
+    forward."""
+    for what, rows in (("gradient of rows", op.inputs[0]), ("output", op.output)):
+        yield f"start of the {what}", Held((cuts.local(rows, samples) + ROWS * rows.shape[-1]) * itemsize)
     weights = sum(value.size / cuts.ways("use", value) for value in block.parameters if value.name in op.weights)
     yield "start of the gradient of weights", Held(weights * itemsize)
 

@@ -174,6 +174,9 @@ def test_rows_of_experts_have_loops_that_start_from_zeros():
         rows = 8 * 128 * 2 + memory_cpu.ROWS
         assert kept["expert_down: start of the gradient of rows"].nbytes == rows * 256 * itemsize
         assert kept["expert_up: start of the gradient of weights"].nbytes == 4 * 64 * 256 * itemsize
+        # a second forward has loops of its own
+        again = Stage(shape.graph(), Plan(recompute="full"), 8, training, stage_pieces(shape.graph(), plan)[0])
+        assert OnProcessor(again).kept(block)[0]["expert_down: start of the output"].nbytes == rows * 64 * itemsize
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
