@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import polyreme as paddle
+from tests.isolated import isolated
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(
@@ -20,6 +21,7 @@ MODULES = sorted(
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_hold(name):
     module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs={"paddle": paddle, "np": np})
+    with isolated():
+        result = doctest.testmod(module, extraglobs={"paddle": paddle, "np": np})
     assert result.attempted > 0
     assert result.failed == 0

@@ -272,8 +272,8 @@ def test_minimize_uses_gradients_that_are_there():
     optimizer = opt.SGD(0.5, [a, b])
     loss = (a + b).sum()
     loss.backward()
-    none, pairs = optimizer.minimize(loss)  # after backward: its gradients are used
-    assert none is None
+    operations, pairs = optimizer.minimize(loss)  # after backward: its gradients are used
+    assert operations == []
     assert [(p.name, g.tolist()) for p, g in pairs] == [("a", [1.0, 1.0]), ("b", [1.0, 1.0])]
     optimizer.clear_grad(set_to_zero=False)
     optimizer.minimize((a + b).sum(), parameters=[a])  # without: minimize calls it
