@@ -358,7 +358,14 @@ PUBLISHED = PublishedFamily(
         "moe_intermediate_size": "expert_ffn_size",
     },
     weights=_rules,
-    defaults=DEFAULTS,
+    defaults={
+        **DEFAULTS,
+        "max_position_embeddings": 4096,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+    },
     fixed={
         **FIXED,
         "attention_bias": (False,),

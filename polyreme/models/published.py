@@ -155,7 +155,7 @@ _WITHOUT_EFFECT = frozenset(
     keys_to_ignore_at_inference task_specific_params summary_type summary_use_proj summary_activation
     summary_proj_to_labels summary_first_dropout attn_pdrop embd_pdrop resid_pdrop output_router_logits
     router_aux_loss_coef aux_loss_alpha ep_size seq_aux unsloth_version unsloth_fixed _attn_implementation
-    problem_type initializer_factor gradient_checkpointing is_llama_config
+    problem_type initializer_factor gradient_checkpointing is_llama_config id2label label2id
     num_beams num_beam_groups max_length min_length do_sample early_stopping temperature top_k top_p typical_p
     repetition_penalty diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
     num_return_sequences remove_invalid_values return_dict output_hidden_states output_attentions
@@ -194,7 +194,7 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
     unknown = {
         key: value
         for key, value in config.items()
-        if key not in known and value is not None and not (value is False and key in _NOTHING_IF_FALSE)
+        if key not in known and value not in (None, {}, []) and not (value is False and key in _NOTHING_IF_FALSE)
     }
     if unknown:
         raise ConfigError(

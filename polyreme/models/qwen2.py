@@ -32,6 +32,8 @@ class Qwen2(Llama):
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+QWEN_DEFAULTS = {**DEFAULTS, "use_sliding_window": False, "max_position_embeddings": 32768, "rope_theta": 10000.0}
+"""What config.json of a Qwen means by leaving a key out."""
 WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 """What config.json says of windows in a Qwen."""
 
@@ -67,7 +69,7 @@ PUBLISHED = PublishedFamily(
     model_type="qwen2",
     keys=KEYS,
     weights=block_rules,
-    defaults={**DEFAULTS, "use_sliding_window": False},
+    defaults=QWEN_DEFAULTS,
     fixed=FIXED,
     prefix="model.",
     read=lambda config: read_windows(config) | read_rope(config),

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.models.families import QWEN3
-from polyreme.models.llama import DEFAULTS, FIXED, KEYS, Llama, LlamaConfig, block_rules
+from polyreme.models.llama import FIXED, KEYS, Llama, LlamaConfig, block_rules
 from polyreme.models.published import PublishedFamily
-from polyreme.models.qwen2 import WINDOW_KEYS, read_windows, write_windows
+from polyreme.models.qwen2 import QWEN_DEFAULTS, WINDOW_KEYS, read_windows, write_windows
 from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
 
 
@@ -41,7 +41,7 @@ PUBLISHED = PublishedFamily(
     model_type="qwen3",
     keys=KEYS,
     weights=block_rules,
-    defaults={**DEFAULTS, "use_sliding_window": False, "head_dim": 128},
+    defaults={**QWEN_DEFAULTS, "head_dim": 128},
     fixed=FIXED,
     prefix="model.",
     read=_read,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polyreme.models.families import QWEN3_MOE, Family
-from polyreme.models.llama import DEFAULTS, FIXED, KEYS, attention_rules, outer_rules
+from polyreme.models.llama import FIXED, KEYS, attention_rules, outer_rules
 from polyreme.models.mixtral import Mixtral, MixtralConfig, check_published_routing, expert_rules
 from polyreme.models.published import PublishedFamily, WeightRule
-from polyreme.models.qwen2 import WINDOW_KEYS, read_windows, write_windows
+from polyreme.models.qwen2 import QWEN_DEFAULTS, WINDOW_KEYS, read_windows, write_windows
 from polyreme.models.rotary import ROPE_KEYS, read_rope, write_rope
 
 
@@ -64,7 +64,7 @@ PUBLISHED = PublishedFamily(
     },
     spellings={"num_local_experts": "num_experts"},
     weights=_rules,
-    defaults={**DEFAULTS, "norm_topk_prob": False},
+    defaults={**QWEN_DEFAULTS, "norm_topk_prob": False},
     # blocks without experts between others
     fixed={**FIXED, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     prefix="model.",

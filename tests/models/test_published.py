@@ -15,6 +15,8 @@ from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.mesh import Plan
 from polyreme.models import AutoConfig, AutoModelForCausalLM
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.pretrained import open_published
+from polyreme.models.published import read_config
 from polyreme.models.qwen2 import Qwen2
 from polyreme.models.rotary import Yarn
 from tests.models import parity
@@ -107,6 +109,28 @@ def test_newer_and_older_spellings(copied):
     model = AutoModelForCausalLM.from_pretrained(copied)
     got, want, atol = logits_and_recorded(model, tied.name)
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("llama", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}),
+        ("mistral", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "sliding_window": 4096}),
+        ("mixtral", {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2}),
+        ("qwen2", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768}),
+        ("qwen3", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 128}),
+        ("qwen3_moe", {"rope_theta": 10000.0, "num_experts_per_tok": 8, "norm_topk_prob": False}),
+        ("deepseek_v3", {"routed_scaling_factor": 2.5, "norm_topk_prob": True, "rope_theta": 10000.0}),
+    ],
+)
+def test_a_key_that_is_left_out_means_what_transformers_means_by_it(name, meant):
+    """No weight's shape would tell. Values of transformers 4.57.6."""
+    opened = open_published(FOLDERS / name, needs_weights=False)
+    more = {"num_experts": 32} if name == "qwen3_moe" else {}
+    said = {key: value for key, value in (opened.config | more).items() if key not in meant}
+    fields = opened.family.config.load()(**read_config(opened.published, said | {"num_key_value_heads": 2}))
+    told = opened.family.config.load()(**read_config(opened.published, said | {"num_key_value_heads": 2} | meant))
+    assert fields == told
 
 
 @pytest.mark.parametrize(
