@@ -309,16 +309,20 @@ class Surroundings:
 
     def called(self, fn: types.FunctionType) -> None:
         """A function of the user's is about to run."""
-        self._functions.setdefault(id(fn), fn)
+        if id(fn) in self._functions:
+            return
+        self._functions[id(fn)] = fn
         self._remember(fn.__module__ or "", fn.__globals__, _names_in(fn.__code__).globals)
 
     def met(self, name: str, value: Any) -> None:
         """An object that the code has under a name: a Layer that is called, the `self` of a method, an argument."""
+        if id(value) in self._layers or id(value) in self._objects:
+            return
         if is_layer(value):
-            self._layers.setdefault(id(value), value)
+            self._layers[id(value)] = value
             self._remember(type(value).__name__, vars(value))
         elif _has_settings(value):
-            self._objects.setdefault(id(value), (name, value))
+            self._objects[id(value)] = (name, value)
             self._remember(name, vars(value))
 
     def _remember(self, what: str, space: dict, names: Iterable[str] | None = None) -> None:
