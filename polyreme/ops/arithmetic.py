@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -148,7 +149,10 @@ def pow(x: Array, y: Array) -> Array:  # the public name
     """x to the power y, elementwise. Raises ConfigError for integers to powers below 0, which are fractions."""
     x, y = promote(x, y)
     if not dtypes.is_integer(x.dtype):
-        return jnp.power(x, y)
+        # 0 * 0^-1 is no number, but the derivative of x^0 is 0 at 0 too
+        both_zero = (x == 0) & (y == 0)
+        elsewhere = jnp.power(jnp.where(both_zero, 1, x), jnp.where(both_zero, 1, y))
+        return jnp.where(both_zero, jnp.power(jax.lax.stop_gradient(x), y), elsewhere)
     return jnp.where(y < 0, dtypes.not_a_number(x.dtype), jnp.power(x, jnp.maximum(y, 0)))
 
 

@@ -25,6 +25,9 @@ incubate
   core.rng: get_rng_state set_rng_state
 incubate.nn
   nn: FusedDropout=Dropout
+incubate.asp
+  incubate.asp.masks: MaskAlgo CheckMethod create_mask check_sparsity check_mask_1d check_mask_2d get_mask_1d
+    get_mask_2d_greedy get_mask_2d_best
 version
   internals.release: rc commit cinn
 device

@@ -84,6 +84,14 @@ def test_pruned_weights_stay_pruned(captured):
     assert asp.calculate_density(copied[0].weight.numpy()) == 0.5
 
 
+def test_algorithms_and_checks_by_paddle_s_names():
+    values = np.arange(16.0).reshape(4, 4)
+    mask = masks.create_mask(values, masks.MaskAlgo.MASK_2D_BEST)
+    np.testing.assert_array_equal(mask, masks.create_mask(values, "mask_2d_best"))
+    assert masks.check_sparsity(mask, masks.CheckMethod.CHECK_2D)
+    assert not masks.check_sparsity(values, masks.CheckMethod.CHECK_1D)
+
+
 def test_what_is_pruned_is_a_matter_of_names_and_classes():
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(8, 4), nn.Conv2D(4, 4, 3), nn.Linear(3, 8), nn.Embedding(8, 4))
     asp.set_excluded_layers([model[0].full_name()])

@@ -212,3 +212,12 @@ def test_a_histogram_leaves_nan_out():
     x = to_tensor(np.array([1, 2, np.nan], "float32"))
     assert paddle.histogram(x, 4).tolist() == [1, 0, 0, 1]
     assert OPS["histogram_bin_edges"](to_tensor(np.ones(3, "float32")), 4).tolist() == [0.5, 0.75, 1, 1.25, 1.5]
+
+
+def test_the_power_of_zero_at_zero_has_a_derivative():
+    x, y = (to_tensor(np.array(v, "float32"), stop_gradient=False) for v in ([0, 2, 0, 3], [0, 0, 2, 0.5]))
+    power = paddle.pow(x, y)
+    power.sum().backward()
+    assert power.tolist()[:3] == [1, 1, 0]
+    np.testing.assert_allclose(x.grad.numpy(), [0, 0, 0, 0.5 * 3**-0.5], rtol=2**-22)
+    np.testing.assert_allclose(y.grad.numpy()[[1, 3]], [np.log(2), np.log(3) * 3**0.5], rtol=2**-22)

@@ -5,6 +5,7 @@ Names and results are PaddlePaddle's: `m` counts along the last dim, what does n
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from functools import cache
@@ -72,6 +73,21 @@ def check_mask_2d(mat: np.ndarray, n: int, m: int) -> bool:
 
 ALGORITHMS = {"mask_1d": get_mask_1d, "mask_2d_greedy": get_mask_2d_greedy, "mask_2d_best": get_mask_2d_best}
 """What prune_model calls an algorithm."""
+
+
+class MaskAlgo(enum.StrEnum):
+    """The algorithms by PaddlePaddle's names."""
+
+    MASK_1D = "mask_1d"
+    MASK_2D_GREEDY = "mask_2d_greedy"
+    MASK_2D_BEST = "mask_2d_best"
+
+
+class CheckMethod(enum.StrEnum):
+    """The checks by PaddlePaddle's names."""
+
+    CHECK_1D = "check_mask_1d"
+    CHECK_2D = "check_mask_2d"
 
 
 def create_mask(tensor: np.ndarray, func_name: str = "mask_1d", n: int = 2, m: int = 4) -> np.ndarray:
