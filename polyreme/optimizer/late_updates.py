@@ -8,6 +8,7 @@ that missed none.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from threading import RLock
 from typing import Any, NamedTuple
@@ -64,6 +65,9 @@ class LateUpdates:
         self._steps: list[TakenStep] = []  # the last ones of those
         # the thread that reads ahead brings entries up to date too
         self._lock = RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LateUpdates:
+        return LateUpdates(copy.deepcopy(self._files, memo))  # what a copy of an optimizer updates lies in memory
 
     def add(self, p: Any, slots: Iterable[str]) -> None:
         """Take a parameter whose state lies in the files now."""

@@ -1,6 +1,7 @@
 """Experts on disk, of which those that tokens chose are brought: the bits of a step that brings them all."""
 
 import contextlib
+import copy
 import os
 import signal
 import subprocess
@@ -15,8 +16,10 @@ import polyreme as paddle
 import polyreme.optimizer as opt
 from polyreme.core import rng, state
 from polyreme.distributed.checkpoint.store import CheckpointStore
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
+from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
 from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
@@ -225,6 +228,17 @@ def test_a_step_that_is_left_out_is_missed_by_nobody(tmp_path):
     check_same_bits(runs[0].values(), runs[1].values())
 
 
+@pytest.mark.slow
+def test_it_is_proved_equal_to_one_device(tmp_path):
+    plan = Plan.from_degrees(offload={"expert": "disk"}, offload_path=str(tmp_path), num_microbatches=2)
+    config = replace(CONFIG, routing="token_choice", experts_per_token=2)
+    proof = prove(
+        lambda: Mixtral(config), plan, [tokens(i) for i in range(3)], devices=jax.devices()[:1],
+        optimizer=lambda model: opt.AdamW(0.01, parameters=model.parameters()),
+    )  # fmt: skip
+    assert proof.holds, str(proof)
+
+
 def test_a_parameter_is_read_and_written_as_any_other(tmp_path):
     run = Run(tmp_path).steps(0, 2)
     down = run.model.blocks[0].ffn.down
@@ -233,6 +247,10 @@ def test_a_parameter_is_read_and_written_as_any_other(tmp_path):
     down.set_value(value * 2)
     np.testing.assert_array_equal(down.numpy(), value * 2)
     assert np.isfinite(float(run.step.evaluate(*tokens(3))))
+    # a copy, whose parameters have other names, lies in memory
+    copied, moments = copy.deepcopy(run.optimizer).state_dict(), run.optimizer.state_dict()
+    for own, theirs in zip(list(copied.values())[:-1], list(moments.values())[:-1], strict=True):
+        np.testing.assert_array_equal(own.numpy(), theirs.numpy())
 
 
 def test_what_cannot_be_is_refused(tmp_path):
@@ -252,5 +270,8 @@ def test_what_cannot_be_is_refused(tmp_path):
     plan = Plan.from_degrees(offload={"expert": "disk"}, offload_path=str(tmp_path))
     one = jax.devices()[:1]
     gpt = GPT(GPTConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, seq_len=8))
+    layers = PipelineLayer([paddle.nn.Linear(2, 2)], num_stages=1, loss_fn=paddle.nn.functional.mse_loss)
+    with pytest.raises(ConfigError, match=r"needs a model in chunks that end at routers.*PipelineLayer has none"):
+        PlannedStep(layers, plan, lambda model: opt.AdamW(0.01, parameters=model.parameters()), StepPolicy(), one)
     with pytest.raises(PlacementError, match="the model has no parameters of experts"):
         PlannedStep(gpt, plan, lambda model: opt.AdamW(0.01, parameters=model.parameters()), StepPolicy(), one)
