@@ -213,6 +213,10 @@ class DeviceMemoryError(Explained, MemoryError, RuntimeError):
     facts: the message without what to change.
     """
 
+    asked: int
+    parts: dict[str, int]
+    facts: str
+
     code = "PR105"
     cause = (
         "A device has no room for what was to be allocated. The message says how much was asked for, by which op or "

@@ -79,9 +79,17 @@ from polyreme.torch_scripts import disable_compat, enable_compat
 dtype = np.dtype
 """The class of every dtype: `x.dtype == paddle.float32`, `isinstance(x.dtype, paddle.dtype)`."""
 
-cdouble, cfloat, double, float, half = complex128, complex64, float64, float32, float16
+cdouble: np.dtype[Any] = complex128
+cfloat: np.dtype[Any] = complex64
+double: np.dtype[Any] = float64
+float: np.dtype[Any] = float32
+half: np.dtype[Any] = float16
 
-e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
+e: builtins.float = math.e
+pi: builtins.float = math.pi
+inf: builtins.float = math.inf
+nan: builtins.float = math.nan
+newaxis: None = None
 
 manual_seed = seed
 get_autocast_cpu_dtype = get_autocast_gpu_dtype = get_autocast_dtype

@@ -6,6 +6,9 @@ What is not there is "False", as text, as in Paddle.
 import importlib.metadata
 
 full_version: str = importlib.metadata.version("polyreme")
+patch: str
+minor: str
+major: str
 major, minor, patch = (*full_version.split("."), "0")[:3]
 _CUDA = ("13", "12")
 """CUDA generations that jax has plugins for, newest first."""

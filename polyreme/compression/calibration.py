@@ -21,6 +21,9 @@ class InputStatistics:
     gram: x^T x, float64 [in, in]. absmax, absmean: of each input, float32 [in]. count: n.
     """
 
+    gram: np.ndarray
+    absmax: np.ndarray
+
     count: int
 
     def __init__(self, inputs: int) -> None:

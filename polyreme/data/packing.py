@@ -100,6 +100,9 @@ class PackedDataset:
     cut_documents.
     """
 
+    order: np.ndarray
+    bounds: np.ndarray
+
     tokens: TokenWindows
     seq_len: int
     is_packed: bool

@@ -26,6 +26,8 @@ class TokenFile:
     since, or, with a digest, has a block that is not as it was.
     """
 
+    blocks: np.ndarray | None
+
     path: Path
     dtype: np.dtype[Any]
     stamp: tuple[int, int]

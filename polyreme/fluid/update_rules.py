@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.optimizer.groups import fraction, nonnegative
-from polyreme.optimizer.optimizer import Optimizer, ParameterOptions
+from polyreme.optimizer.optimizer import Check, Optimizer, ParameterOptions
 from polyreme.optimizer.update import Slots
 
 
@@ -20,7 +20,11 @@ class LarsMomentum(Optimizer):
     """
 
     slots: Mapping[str, float] = {"velocity": 0.0}
-    checks: ClassVar = {"momentum": nonnegative, "lars_coeff": nonnegative, "lars_weight_decay": nonnegative}
+    checks: ClassVar[Mapping[str, Check]] = {
+        "momentum": nonnegative,
+        "lars_coeff": nonnegative,
+        "lars_weight_decay": nonnegative,
+    }
 
     def __init__(
         self, learning_rate: Any = 0.001, momentum: float = 0.9, lars_coeff: float = 0.001,
@@ -45,7 +49,7 @@ class DecayedAdagrad(Optimizer):
     """p - lr g / (sqrt(s) + epsilon) with s = decay s + (1 - decay) g^2."""
 
     slots: Mapping[str, float] = {"moment": 0.0}
-    checks: ClassVar = {"decay": fraction, "epsilon": nonnegative}
+    checks: ClassVar[Mapping[str, Check]] = {"decay": fraction, "epsilon": nonnegative}
 
     def __init__(
         self, learning_rate: Any = 0.001, decay: float = 0.95, epsilon: float = 1e-6,
@@ -71,7 +75,7 @@ class Ftrl(Optimizer):
     """
 
     slots: Mapping[str, float] = {"squared": 0.0, "linear": 0.0}
-    checks: ClassVar = {"l1": nonnegative, "l2": nonnegative, "power": nonnegative}
+    checks: ClassVar[Mapping[str, Check]] = {"l1": nonnegative, "l2": nonnegative, "power": nonnegative}
 
     def __init__(
         self, learning_rate: Any = 0.001, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5,

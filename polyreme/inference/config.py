@@ -29,6 +29,10 @@ class Config(OtherEngines):
     """
 
     Precision = PrecisionType
+    Bfloat16: PrecisionType
+    Half: PrecisionType
+    Int8: PrecisionType
+    Float32: PrecisionType
     Float32, Int8, Half, Bfloat16 = PrecisionType
 
     def __init__(self, model: Path_ | Config | None = None, params: Path_ | None = None) -> None:

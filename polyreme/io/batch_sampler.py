@@ -62,6 +62,8 @@ class DistributedBatchSampler(BatchSampler):
     [[2, 3], [0]]
     """
 
+    epoch: int
+
     seed = 0  # all ranks must agree without speaking to each other
 
     def __init__(

@@ -16,6 +16,9 @@ EMPTY = object()  # what is given in place of a batch none of whose samples coul
 class LeftOut:
     """Counts the samples of a pass that could not be read and were left out: at most `most`."""
 
+    most: int
+    count: int
+
     def __init__(self, most: int) -> None:
         self.most, self.count = most, 0
 

@@ -38,6 +38,8 @@ class EpochSampler(Sampler):
     Each `iter()` takes the current epoch and moves on to the next; `set_epoch(n)` chooses it.
     """
 
+    epoch: int
+
     def __init__(self, data_source: Any = None, generator: Any = None) -> None:
         super().__init__(data_source)
         self.seed: int = seed_of(generator, type(self).__name__)

@@ -38,6 +38,7 @@ from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
+from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange, zeros_like
 from polyreme.ops.gather_scatter import take_along_axis
@@ -131,6 +132,8 @@ class Bert(Pretrained, Layer):
     (paddle.Size([1, 3, 32]), paddle.Size([1, 32]))
     """
 
+    pooler: Linear | None
+
     tokens: Embedding
     positions: Embedding
     token_types: Embedding
@@ -223,6 +226,8 @@ class BertForMaskedLM(_WithEncoder):
     labels [batch, seq]: the id that a masked token was; -100 leaves a place out. The others: as of Bert.
     """
 
+    transform: Linear
+
     activation: Callable[..., Any]
 
     norm: LayerNorm
@@ -277,6 +282,8 @@ class BertForSequenceClassification(_WithEncoder):
     labels [batch]: which one each is, and the loss is the cross-entropy; with num_labels=1 numbers, and the loss is the
     mean square. The others: as of Bert.
     """
+
+    classifier: Linear
 
     drop: Dropout
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import dtype as dtypes
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
 from polyreme.ops import creation
@@ -150,6 +151,8 @@ class PagedRows(CacheRows):
     block_tables: int32 [batch, count]; a row keeps its places block_size * j on in block block_tables[:, j], -1 where
     it has none. Both they and lengths are set from outside.
     """
+
+    block_tables: Tensor
 
     places: int
     is_empty: bool

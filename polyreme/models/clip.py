@@ -31,6 +31,7 @@ from polyreme.models.published import SAME, PublishedFamily, WeightRule, read_co
 from polyreme.nn import Conv2D, Embedding, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
+from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange
 from polyreme.ops.layout import constrain
@@ -203,6 +204,9 @@ class CLIP(Pretrained, Layer):
     The last two are of length 1; logits are their cosines times exp(logit_scale). attention_mask: as of CLIPText. With
     return_loss the mean cross-entropy, both ways, of which text goes with which image (0-D): as many of both.
     """
+
+    text_projection: Linear
+    image_projection: Linear
 
     text: CLIPText
     vision: CLIPVision

@@ -25,6 +25,7 @@ from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.models.rotary import ROPE_KEYS, Table, Yarn, read_rope, read_scaling, rotary_table, rotate, write_rope
 from polyreme.nn import Layer, LayerList, RMSNorm
 from polyreme.nn import functional as F
+from polyreme.nn.layers.linear import Linear
 from polyreme.ops import creation
 from polyreme.ops.layout import constrain
 from polyreme.ops.manipulation import concat
@@ -153,6 +154,12 @@ class DeepseekV3Config(LatentConfig):
 class LatentAttention(Layer):
     """Causal self-attention whose keys and values are linear in a narrow latent. Source: arXiv:2405.04434, 2.1."""
 
+    q_a: Linear
+    q_b: Linear
+    kv_a: Linear
+    kv_b: Linear
+    out: Linear
+
     q_norm: RMSNorm
     kv_norm: RMSNorm
     scale: Any
@@ -202,6 +209,8 @@ class NextToken(Layer):
 
     Source: arXiv:2412.19437, equation 21; as in the public checkpoint the token's embedding comes first.
     """
+
+    join: Linear
 
     token_norm: RMSNorm
     hidden_norm: RMSNorm

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyreme.eager.tensor import to_tensor
+from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.models.decoder import check_dimensions
 from polyreme.models.encoder import ACTIVATIONS, check_activation, key_mask, linear, normal
@@ -23,6 +23,7 @@ from polyreme.models.pretrained import Pretrained
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, RMSNorm
 from polyreme.nn import functional as F
+from polyreme.nn.layers.linear import Linear
 from polyreme.ops.caches import tokens_cached
 from polyreme.ops.creation import arange, full_like, zeros
 from polyreme.ops.gather_scatter import where
@@ -110,6 +111,10 @@ def buckets(queries: int, keys: int, num_buckets: int, max_distance: int, is_cau
 class T5Attention(Layer):
     """Attention without a scale from x to itself or to context [batch, t, embed]; bias is added to the scores."""
 
+    q: Linear
+    k: Linear
+    v: Linear
+
     num_heads: int
     dropout: float
 
@@ -143,6 +148,10 @@ class T5Attention(Layer):
 
 class T5FeedForward(Layer):
     """down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
+
+    gate: Linear | None
+    up: Linear
+    down: Linear
 
     activation: Callable[..., Any]
 
@@ -215,6 +224,10 @@ class T5Cache:
     length: int32 [batch], tokens that are in. mask: bool [batch, 1, 1, t], which of the t there are.
     """
 
+    length: Tensor
+    mask: Tensor
+    buckets: Tensor
+
     layers: list[T5LayerCache]
 
     def __init__(self, model: T5ForConditionalGeneration, batch: int, t: int, places: int) -> None:
@@ -283,6 +296,8 @@ class T5ForConditionalGeneration(Pretrained, Layer):
     >>> T5ForConditionalGeneration(T5Config.nano())(to_tensor([[5, 6, 7]]), decoder_input_ids=to_tensor([[0, 8]])).shape
     paddle.Size([1, 2, 128])
     """
+
+    head: Linear
 
     tokens: Embedding
     encoder: T5Stack

@@ -25,6 +25,7 @@ from polyreme.models.families import architecture
 from polyreme.models.pretrained import Pretrained
 from polyreme.models.published import SAME, PublishedFamily, WeightRule, merged
 from polyreme.nn import functional as F
+from polyreme.nn.layers.linear import Linear
 from polyreme.vision.models.vit import VisionTransformer
 
 
@@ -92,6 +93,8 @@ class ViT(_ViT):
 
     pooled: tanh of a linear map of the first token.
     """
+
+    pooler: Linear
 
     family: Any = architecture("vit", "base")
 

@@ -47,7 +47,7 @@ class ClipGradByValue(GradientClip):
     max: float
     min: float
 
-    one_by_one: ClassVar = True
+    one_by_one: ClassVar[bool] = True
 
     def __init__(self, max: float, min: float | None = None) -> None:
         self.max = float(max)
@@ -64,7 +64,7 @@ class ClipGradByNorm(GradientClip):
 
     clip_norm: float
 
-    one_by_one: ClassVar = True
+    one_by_one: ClassVar[bool] = True
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = _positive(clip_norm)

@@ -3,7 +3,10 @@
 Everything is declared in the op tables; this file only gathers the names.
 """
 
+from collections.abc import Callable
+
 from polyreme.eager.methods import INPLACE
+from polyreme.eager.tensor import Tensor
 from polyreme.module_names import suggest_names
 from polyreme.ops.activation import (
     celu,
@@ -182,13 +185,13 @@ logsigmoid = log_sigmoid
 swish = silu
 upsample = interpolate
 
-elu_ = INPLACE["elu_"]
-hardtanh_ = INPLACE["hardtanh_"]
-leaky_relu_ = INPLACE["leaky_relu_"]
-relu_ = INPLACE["relu_"]
-softmax_ = INPLACE["softmax_"]
-tanh_ = INPLACE["tanh_"]
-thresholded_relu_ = INPLACE["thresholded_relu_"]
+elu_: Callable[..., Tensor] = INPLACE["elu_"]
+hardtanh_: Callable[..., Tensor] = INPLACE["hardtanh_"]
+leaky_relu_: Callable[..., Tensor] = INPLACE["leaky_relu_"]
+relu_: Callable[..., Tensor] = INPLACE["relu_"]
+softmax_: Callable[..., Tensor] = INPLACE["softmax_"]
+tanh_: Callable[..., Tensor] = INPLACE["tanh_"]
+thresholded_relu_: Callable[..., Tensor] = INPLACE["thresholded_relu_"]
 
 __all__ = [
     "adaptive_avg_pool1d",

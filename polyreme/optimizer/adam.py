@@ -16,7 +16,7 @@ from polyreme.errors import ConfigError
 from polyreme.kernels.adamw import adam_corrections, adamw, bias_correction
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.optimizer import Optimizer
+from polyreme.optimizer.optimizer import Check, Optimizer
 from polyreme.optimizer.update import ParameterOptions, Slots
 
 
@@ -29,8 +29,8 @@ class Adam(Optimizer):
     """
 
     slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}  # amsgrad adds one in an instance
-    scalars: ClassVar = {"step": 0.0}
-    checks: ClassVar = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
+    scalars: ClassVar[Mapping[str, float]] = {"step": 0.0}
+    checks: ClassVar[Mapping[str, Check]] = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class AdamW(Adam):
     use_lowprecision_moment: moments in the parameter's dtype also where multi_precision keeps a float32 master weight.
     """
 
-    decoupled: ClassVar = True
+    decoupled: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -173,8 +173,8 @@ class Adamax(Optimizer):
     """
 
     slots: Mapping[str, float] = {"moment": 0.0, "inf_norm": 0.0}
-    scalars: ClassVar = {"step": 0.0}
-    checks: ClassVar = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
+    scalars: ClassVar[Mapping[str, float]] = {"step": 0.0}
+    checks: ClassVar[Mapping[str, Check]] = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import numpy as np
 from polyreme.kernels.adamw import bias_correction
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.optimizer import Optimizer
+from polyreme.optimizer.optimizer import Check, Optimizer
 from polyreme.optimizer.update import ParameterOptions, Slots
 
 _WARM_UP = 0.96
@@ -25,8 +25,8 @@ _TERMS = np.arange(1, 57)  # 0.5^56 is below the rounding of float64
 
 class _TwoMoments(Optimizer):
     slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}
-    scalars: ClassVar = {"step": 0.0}
-    checks: ClassVar = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
+    scalars: ClassVar[Mapping[str, float]] = {"step": 0.0}
+    checks: ClassVar[Mapping[str, Check]] = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
 
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
@@ -50,7 +50,7 @@ class NAdam(_TwoMoments):
     (1 - mu_t) g / (1 - mu_1 ... mu_t)) / (sqrt(v / (1 - beta2^t)) + epsilon).
     """
 
-    checks: ClassVar = {**_TwoMoments.checks, "momentum_decay": nonnegative}
+    checks: ClassVar[Mapping[str, Check]] = {**_TwoMoments.checks, "momentum_decay": nonnegative}
 
     def __init__(
         self,

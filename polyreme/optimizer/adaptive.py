@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.optimizer import Optimizer
+from polyreme.optimizer.optimizer import Check, Optimizer
 from polyreme.optimizer.update import ParameterOptions, Slots
 
 
@@ -22,7 +22,7 @@ class Adagrad(Optimizer):
     """s = s + g^2 from s = initial_accumulator_value; p - lr g / (sqrt(s) + epsilon)."""
 
     slots: Mapping[str, float] = {"moment": 0.0}
-    checks: ClassVar = {"epsilon": nonnegative, "initial_accumulator_value": nonnegative}
+    checks: ClassVar[Mapping[str, Check]] = {"epsilon": nonnegative, "initial_accumulator_value": nonnegative}
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Adadelta(Optimizer):
     """Steps of size lr RMS(past steps) / RMS(past gradients); both means decay by rho, epsilon is inside both roots."""
 
     slots: Mapping[str, float] = {"avg_squared_grad": 0.0, "avg_squared_update": 0.0}
-    checks: ClassVar = {"epsilon": nonnegative, "rho": fraction}
+    checks: ClassVar[Mapping[str, Check]] = {"epsilon": nonnegative, "rho": fraction}
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RMSProp(Optimizer):
     """v = momentum v + lr g / sqrt(E[g^2] + epsilon); p - v. Means decay by rho. centered: minus E[g]^2 in the root."""
 
     slots: Mapping[str, float] = {"mean_square": 0.0, "momentum": 0.0}  # centered adds one in an instance
-    checks: ClassVar = {"rho": fraction, "epsilon": nonnegative, "momentum": nonnegative}
+    checks: ClassVar[Mapping[str, Check]] = {"rho": fraction, "epsilon": nonnegative, "momentum": nonnegative}
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class ASGD(Optimizer):
     """
 
     slots: Mapping[str, float] = {"d": 0.0, "y_0": 0.0}
-    scalars: ClassVar = {"step": 0.0}
+    scalars: ClassVar[Mapping[str, float]] = {"step": 0.0}
 
     def __init__(
         self,

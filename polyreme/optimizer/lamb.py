@@ -15,7 +15,7 @@ from polyreme.errors import ConfigError
 from polyreme.kernels.adamw import bias_correction
 from polyreme.optimizer.groups import flag, fraction, nonnegative
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.optimizer import Optimizer
+from polyreme.optimizer.optimizer import Check, Optimizer
 from polyreme.optimizer.update import ParameterOptions, Slots
 
 
@@ -27,9 +27,9 @@ class Lamb(Optimizer):
     """
 
     slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}
-    by_element: ClassVar = False
-    scalars: ClassVar = {"step": 0.0}
-    checks: ClassVar = {
+    by_element: ClassVar[bool] = False
+    scalars: ClassVar[Mapping[str, float]] = {"step": 0.0}
+    checks: ClassVar[Mapping[str, Check]] = {
         "lamb_weight_decay": nonnegative, "beta1": fraction, "beta2": fraction, "epsilon": nonnegative,
         "always_adapt": flag,
     }  # fmt: skip

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from polyreme.optimizer.groups import flag, nonnegative
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.optimizer import Optimizer
+from polyreme.optimizer.optimizer import Check, Optimizer
 from polyreme.optimizer.update import ParameterOptions, Slots
 
 
 class SGD(Optimizer):
     """p - lr g."""
 
-    takes_complex: ClassVar = True
+    takes_complex: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Momentum(Optimizer):
     """
 
     slots: Mapping[str, float] = {"velocity": 0.0}
-    checks: ClassVar = {"momentum": nonnegative, "use_nesterov": flag, "rescale_grad": nonnegative}
-    takes_complex: ClassVar = True
+    checks: ClassVar[Mapping[str, Check]] = {"momentum": nonnegative, "use_nesterov": flag, "rescale_grad": nonnegative}
+    takes_complex: ClassVar[bool] = True
 
     def __init__(
         self,

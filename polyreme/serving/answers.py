@@ -145,6 +145,9 @@ class CompletionAnswer(_Answer):
 class ChatAnswer(_Answer):
     """Answers of /v1/chat/completions."""
 
+    prefix: str
+    chunk: str
+    kind: str
     kind, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def __init__(

@@ -9,6 +9,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn import initializer
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import Parameter
 from polyreme.ops import creation
 from polyreme.ops.arithmetic import logical_not, matmul
 from polyreme.ops.gather_scatter import where
@@ -24,6 +25,11 @@ class MultiheadAttention(Layer):
     Parameters in_proj_weight [3 embed, embed] and in_proj_bias, or q/k/v_proj_weight where kdim or vdim differs from
     embed_dim; out_proj. add_bias_kv: a learned key and value at the end of the sequence; add_zero_attn: zeros there.
     """
+
+    in_proj_weight: Parameter
+    in_proj_bias: Parameter | None
+    bias_k: Parameter | None
+    bias_v: Parameter | None
 
     embed_dim: int
     num_heads: int

@@ -8,6 +8,7 @@ from polyreme.compat.nn import functional as F
 from polyreme.nn import initializer
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers import pooling
+from polyreme.nn.parameter import Parameter
 
 
 class AvgPool1D(pooling.AvgPool1D):
@@ -54,6 +55,9 @@ class Linear(Layer):
     >>> Linear(3, 5).weight.shape
     paddle.Size([5, 3])
     """
+
+    weight: Parameter
+    bias: Parameter | None
 
     in_features: int
     out_features: int

@@ -28,6 +28,9 @@ class Monitor:
     hosting_rank is the rank whose process this runs in, if it is one.
     """
 
+    world_size: int
+    attempt: int
+
     def __init__(
         self,
         world_size: int,

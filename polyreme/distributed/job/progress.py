@@ -13,6 +13,12 @@ WORLD = "world"
 class Phase:
     """A context in which this thread does one thing; made by watchdog.phase."""
 
+    detail: object
+    group: str | None
+    name: str
+    ranks: tuple[int, ...] | None
+    timeout: float | None
+
     __slots__ = ("_lane", "_progress", "detail", "group", "name", "number", "ranks", "timeout")
 
     def __init__(

@@ -179,6 +179,9 @@ def reclaim_signals() -> None:
 class Watch:
     """The watchdog's state and threads; made by start."""
 
+    rank: int
+    progress: Progress
+
     def __init__(
         self, rank: int, world_size: int, address: Address, timeout: float, folder: Path, hosted: HostedMonitor | None
     ) -> None:

@@ -59,6 +59,9 @@ def environment(plan: Message, local_rank: int, num_local: int, backend: str, lo
 class Worker:
     """A running process of a rank."""
 
+    rank: int
+    log: Path
+
     def __init__(self, rank: int, process: asyncio.subprocess.Process, log: Path, log_start: int) -> None:
         self.rank, self.log = rank, log
         self._process = process

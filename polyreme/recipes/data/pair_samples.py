@@ -36,6 +36,11 @@ class PairDataset:
     `reference` [pairs, 2] gets before training, and whether the first one was judged desirable.
     """
 
+    tokens: np.ndarray
+    labels: np.ndarray
+    is_good: np.ndarray
+    reference: np.ndarray
+
     def __init__(self, pairs: Sequence[tuple[EncodedChat, EncodedChat]], is_good: Sequence[bool], seq_len: int) -> None:
         shape = (len(pairs), 2, seq_len)
         self.tokens, self.labels = np.zeros(shape, np.int32), np.full(shape, NO_LABEL, np.int32)

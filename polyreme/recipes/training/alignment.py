@@ -22,6 +22,7 @@ from polyreme.jit import to_static
 from polyreme.nn import Layer
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
+from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange
 from polyreme.ops.gather_scatter import take_along_axis
 from polyreme.recipes.data.pair_samples import PairDataset
@@ -205,6 +206,8 @@ def _score(
 
 class RewardHead(Layer):
     """A number for a text: the product of its last token's hidden state [batch, hidden] with a vector."""
+
+    weight: Parameter
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()

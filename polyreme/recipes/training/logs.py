@@ -77,6 +77,9 @@ class RunLog:
     run starts if a place needs a package that is not installed.
     """
 
+    folder: Path
+    config: LogConfig
+
     def __init__(self, folder: Path, config: LogConfig, *, title: str, tokens_per_step: int, resume_step: int | None):
         self.folder, self.config = folder, config
         self._title, self._tokens_per_step = title, tokens_per_step

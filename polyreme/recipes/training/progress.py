@@ -48,6 +48,11 @@ class Meter:
     known. The first report after the start holds the compilation and is never part of a rate.
     """
 
+    total_steps: int
+    tokens_per_step: int
+    flops_per_token: float
+    peak_flops: float | None
+
     def __init__(
         self,
         total_steps: int,
@@ -104,6 +109,9 @@ class ProgressDisplay:
     ends; label is what to call the utilisation ("MFU" against a data sheet); is_silent shows nothing, as all processes
     of a run but one do.
     """
+
+    total_steps: int
+    label: str
 
     def __init__(
         self, total_steps: int, *, label: str = "utilisation", file: TextIO | None = None, is_silent: bool = False

@@ -158,6 +158,9 @@ class PromptDataset:
     """Prompts and the answers that are known: item i is (prompt int32 [seq], PAD behind it; answer int32 [seq],
     NO_LABEL behind it)."""
 
+    prompts: np.ndarray
+    answers: np.ndarray
+
     def __init__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], seq_len: int) -> None:
         self.prompts = np.full((len(pairs), seq_len), PAD, np.int32)
         self.answers = np.full((len(pairs), seq_len), NO_LABEL, np.int32)

@@ -171,8 +171,14 @@ def _conv(kind: str, n: int) -> Callable[..., Any]:
     return public
 
 
+conv3d: Callable[..., Any]
+conv2d: Callable[..., Any]
 conv2d, conv3d = (_conv("conv", n) for n in (2, 3))
+subm_conv3d: Callable[..., Any]
+subm_conv2d: Callable[..., Any]
 subm_conv2d, subm_conv3d = (_conv("subm_conv", n) for n in (2, 3))
+subm_conv3d_igemm: Callable[..., Any]
+subm_conv2d_igemm: Callable[..., Any]
 subm_conv2d_igemm, subm_conv3d_igemm = subm_conv2d, subm_conv3d
 """The same function: every convolution here is one matrix product over looked-up windows."""
 
