@@ -6,7 +6,7 @@ The only file that imports tensorboardX, visualdl and wandb, which are optional.
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class TensorBoard(_FileBoard):
     Needs tensorboardX (`pip install polyreme[logs]`); raises ConfigError where it is missing.
     """
 
-    writer_of: tuple[Literal["tensorboardX"], Literal["SummaryWriter"], Literal["pip install 'polyreme[logs]'"]] = (
+    writer_of: ClassVar[tuple[str, str, str]] = (
         "tensorboardX",
         "SummaryWriter",
         "pip install 'polyreme[logs]'",
@@ -103,9 +103,11 @@ class VisualDL(_FileBoard):
     Needs visualdl (`pip install visualdl`); raises ConfigError where it is missing.
     """
 
-    writer_of: tuple[
-        Literal["visualdl"], Literal["LogWriter"], Literal["pip install visualdl, or use callbacks.TensorBoard…"]
-    ] = ("visualdl", "LogWriter", "pip install visualdl, or use callbacks.TensorBoard(log_dir)")
+    writer_of: ClassVar[tuple[str, str, str]] = (
+        "visualdl",
+        "LogWriter",
+        "pip install visualdl, or use callbacks.TensorBoard(log_dir)",
+    )
 
 
 class WandbCallback(_Board):

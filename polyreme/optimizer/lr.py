@@ -753,7 +753,7 @@ def _number(
     above: float | None = None,
     high: float | None = None,
     below: float | None = None,
-) -> float:
+) -> Any:
     """The value itself if it is a finite number in range; else ConfigError with the range."""
     value = _scalar(value)
     bounds = {"at least": low, "above": above, "at most": high, "below": below}

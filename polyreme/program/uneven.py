@@ -7,7 +7,7 @@ the reductions and everything after them is done by all alike. Values leave the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class Uneven:
     Raises ProgramError for a Program that cannot be cut in two at its backward.
     """
 
-    fetch_shapes: dict[str, list[tuple[Any, ...] | tuple[Literal[1]]]]
+    fetch_shapes: dict[str, list[tuple[Any, ...] | tuple[int, ...]]]
 
     def __init__(
         self, program: Program, scope: Scope, shapes: Sequence[Shapes], dtypes: Mapping[str, Any], names: Sequence[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from polyreme.core import state
 from polyreme.eager.mode import no_grad
@@ -122,7 +122,7 @@ class _Quanted(ConvertibleQuantedLayer):
 class QuantedLinear(_Quanted):
     """A Linear whose input and weight quanters round."""
 
-    taken: tuple[Literal["in_features"], Literal["out_features"], Literal["name"]] = (
+    taken: ClassVar[tuple[str, ...]] = (
         "in_features",
         "out_features",
         "name",
@@ -135,14 +135,7 @@ class QuantedLinear(_Quanted):
 class QuantedConv2D(_Quanted):
     """A Conv2D whose input and weight quanters round."""
 
-    taken: tuple[
-        Literal["_stride"],
-        Literal["_padding"],
-        Literal["_padding_mode"],
-        Literal["_dilation"],
-        Literal["_groups"],
-        Literal["_data_format"],
-    ] = ("_stride", "_padding", "_padding_mode", "_dilation", "_groups", "_data_format")
+    taken: ClassVar[tuple[str, ...]] = ("_stride", "_padding", "_padding_mode", "_dilation", "_groups", "_data_format")
 
     def __init__(self, layer: Layer, q_config: Any) -> None:
         super().__init__(layer, q_config)

@@ -158,7 +158,7 @@ class BuildStrategy(_Settings):
     >>> strategy.gradient_scale_strategy = BuildStrategy.GradientScaleStrategy.One
     """
 
-    fields: dict[str, Field] = BUILD
+    fields: ClassVar[Mapping[str, Field]] = BUILD
     ReduceStrategy = ReduceStrategy
     GradientScaleStrategy = GradientScaleStrategy
 
@@ -166,7 +166,7 @@ class BuildStrategy(_Settings):
 class ExecutionStrategy(_Settings):
     """How a CompiledProgram is run. Raises ConfigError as BuildStrategy does."""
 
-    fields: dict[str, Field] = EXECUTION
+    fields: ClassVar[Mapping[str, Field]] = EXECUTION
 
 
 __all__ = ["BUILD", "EXECUTION", "BuildStrategy", "ExecutionStrategy", "GradientScaleStrategy", "ReduceStrategy"]

@@ -10,7 +10,7 @@ from polyreme import optimizer as opt
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError
 from polyreme.jit import to_static
-from polyreme.nn import Embedding, LayerNorm, Linear
+from polyreme.nn import Embedding, Layer, LayerNorm, Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.parameter import Parameter
 from polyreme.optimizer.lr import StepDecay
@@ -530,3 +530,13 @@ def test_one_update_is_traced_for_each_kind_and_shape_of_parameter():
     assert sorted(traced) == [(2, 3), (3,), (3,)]
     assert all((p.numpy() == 0.0).all() for p in parameters)
     np.testing.assert_array_equal(slow.numpy(), 0.5)
+
+
+def test_layers_in_a_plain_list_are_not_trained_in_silence():
+    class Blocks(Layer):
+        def __init__(self):
+            super().__init__()
+            self.blocks = [Linear(2, 2)]
+
+    with pytest.warns(UserWarning, match=r"SGD: parameters= is empty.*LayerList"):
+        opt.SGD(0.1, parameters=Blocks().parameters())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,8 +135,8 @@ class ModelAverage(_Average):
     [3.0]
     """
 
-    arrays: tuple[Literal["sum_1"], Literal["sum_2"], Literal["sum_3"]] = ("sum_1", "sum_2", "sum_3")
-    numbers: tuple[Literal["num_updates"], Literal["num_accumulates"], Literal["old_num_accumulates"]] = (
+    arrays: tuple[str, ...] = ("sum_1", "sum_2", "sum_3")
+    numbers: tuple[str, ...] = (
         "num_updates",
         "num_accumulates",
         "old_num_accumulates",
@@ -211,8 +211,8 @@ class ExponentialMovingAverage(_Average):
     [3.0]
     """
 
-    arrays: tuple[Literal["ema"]] = ("ema",)
-    numbers: tuple[Literal["num_updates"]] = ("num_updates",)
+    arrays: tuple[str, ...] = ("ema",)
+    numbers: tuple[str, ...] = ("num_updates",)
 
     def __init__(
         self,

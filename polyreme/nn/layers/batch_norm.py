@@ -8,7 +8,7 @@ of the whole batch: every BatchNorm here is a synchronized one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.alias import Alias
@@ -89,7 +89,7 @@ class _BatchNorm(Layer):
 class BatchNorm1D(_BatchNorm):
     """BatchNorm of [batch, channel] or [batch, channel, length]."""
 
-    ndims: tuple[Literal[2], Literal[3]] = (2, 3)
+    ndims: tuple[int, ...] = (2, 3)
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class BatchNorm2D(_BatchNorm):
     ['_mean', '_variance', 'bias', 'weight']
     """
 
-    ndims: tuple[Literal[4]] = (4,)
+    ndims: tuple[int, ...] = (4,)
 
 
 class BatchNorm3D(_BatchNorm):
     """BatchNorm of [batch, channel, depth, height, width]."""
 
-    ndims: tuple[Literal[5]] = (5,)
+    ndims: tuple[int, ...] = (5,)
 
     def __init__(
         self,

@@ -405,7 +405,7 @@ class MoE(Layer):
     up_bias: Any | None
     down_bias: Any | None
     changes: LayerDict
-    shared: SharedExpert
+    shared: SharedExpert | None
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError, ShapeError
@@ -200,7 +200,7 @@ class _InstanceNorm(Layer):
 class InstanceNorm1D(_InstanceNorm):
     """InstanceNorm of [batch, channel, length]."""
 
-    ndims: tuple[Literal[2], Literal[3]] = (2, 3)
+    ndims: tuple[int, ...] = (2, 3)
 
     def __init__(
         self,
@@ -218,13 +218,13 @@ class InstanceNorm1D(_InstanceNorm):
 class InstanceNorm2D(_InstanceNorm):
     """InstanceNorm of [batch, channel, height, width]."""
 
-    ndims: tuple[Literal[4]] = (4,)
+    ndims: tuple[int, ...] = (4,)
 
 
 class InstanceNorm3D(_InstanceNorm):
     """InstanceNorm of [batch, channel, depth, height, width]."""
 
-    ndims: tuple[Literal[5]] = (5,)
+    ndims: tuple[int, ...] = (5,)
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from polyreme.errors import ConfigError
 
@@ -17,7 +17,7 @@ class BaseTransform:
     need a _apply_NAME, or pass unchanged if there are more inputs than keys.
     """
 
-    keys: tuple[Literal["image"]] | tuple[str, ...]
+    keys: tuple[str, ...] | tuple[str, ...]
 
     def __init__(self, keys: Sequence[str] | None = None) -> None:
         self.keys = ("image",) if keys is None else tuple(keys)

@@ -64,8 +64,8 @@ class HueTransform(_Jitter):
     """adjust_hue by a factor from -value .. value (at most 0.5), or (low, high) itself."""
 
     adjust = staticmethod(color.adjust_hue)
-    still: float = 0.0
-    bounds: Range = (-0.5, 0.5)
+    still: ClassVar[float] = 0.0
+    bounds: ClassVar[Range] = (-0.5, 0.5)
 
 
 class ColorJitter(BaseTransform):

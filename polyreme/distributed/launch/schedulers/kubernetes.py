@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -26,18 +26,18 @@ class Kubernetes(Scheduler):
     comes to the next attempt; until then the job goes on without it where it may have fewer nodes."""
 
     name = "k8s"
-    takes: tuple[
-        Literal["image"],
-        Literal["namespace"],
-        Literal["kind"],
-        Literal["gpus"],
-        Literal["cpus"],
-        Literal["memory"],
-        Literal["shm"],
-        Literal["claim"],
-        Literal["service_account"],
-        Literal["command"],
-    ] = ("image", "namespace", "kind", "gpus", "cpus", "memory", "shm", "claim", "service_account", "command")
+    takes: tuple[str, ...] = (
+        "image",
+        "namespace",
+        "kind",
+        "gpus",
+        "cpus",
+        "memory",
+        "shm",
+        "claim",
+        "service_account",
+        "command",
+    )
 
     def place(self, environment: Mapping[str, str]) -> NodePlace | None:
         index = environment.get("JOB_COMPLETION_INDEX", "")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from polyreme.distributed.job.rendezvous import Address, free_port
 from polyreme.distributed.launch.schedulers.base import NodePlace, Scheduler, Submission, count_of
@@ -28,7 +28,7 @@ class Ray(Scheduler):
     that of node 0, the job is placed anew on the nodes that are left."""
 
     name = "ray"
-    takes: tuple[Literal["address"], Literal["cpus"], Literal["gpus"]] = ("address", "cpus", "gpus")
+    takes: tuple[str, ...] = ("address", "cpus", "gpus")
 
     def place(self, environment: Mapping[str, str]) -> NodePlace | None:
         return None  # an actor tells its launcher its place by flags
