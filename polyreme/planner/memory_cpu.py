@@ -62,7 +62,7 @@ def kept_by_attention(
     out = cuts.local(op.output, samples) * WIDE
     keys = out if len(op.inputs) < 3 else cuts.local(op.inputs[1], samples) * WIDE
     seq = op.output.shape[1]
-    sums = next((v for v in op.inputs if v.name == "log_sums"), None)
+    sums = next((v for v in op.inputs if v.name.endswith("log_sums")), None)
     rows = cuts.local(sums, samples) / seq * WIDE if sums else 0.0  # bytes of one number for each head and sample
     cut = spans(seq, op.executed < 1)
     looped = [s for s in cut if s.blocks > 1]
@@ -200,7 +200,7 @@ def attention_again(block: BlockCost, cuts: Cuts, samples: float) -> float:
 
 def _probabilities(op: OperationCost, cuts: Cuts, samples: float) -> float:
     """Bytes of the probabilities of one block of queries."""
-    sums = next((v for v in op.inputs if v.name == "log_sums"), None)
+    sums = next((v for v in op.inputs if v.name.endswith("log_sums")), None)
     seq = op.output.shape[1]
     return cuts.local(sums, samples) * WIDE * min(QUERIES, seq) if sums else 0.0
 

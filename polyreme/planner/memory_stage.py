@@ -191,7 +191,8 @@ class Stage:
         for op in block.operations:
             values = {v.name: v for v in (*op.inputs, op.output)}
             if op.part and op.part in again:
-                names: Iterable[str] = (v.name for v in op.inputs if v.name not in made and v.name != "log_sums")
+                outer = (v.name for v in op.inputs if v.name not in made)
+                names: Iterable[str] = (name for name in outer if not name.endswith("log_sums"))
             else:
                 names = () if op.kind == "loss" else op.saved
             for name in names:

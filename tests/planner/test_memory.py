@@ -14,7 +14,7 @@ from polyreme.planner.memory import memory
 from polyreme.planner.memory_cpu import OnProcessor
 from polyreme.planner.memory_live import standings
 from polyreme.planner.memory_stage import CHUNK, Held, Stage, chunks_of_tokens, total
-from polyreme.planner.sharding import stage_pieces
+from polyreme.planner.sharding import cuts_of, stage_pieces
 
 GPT = ModelShape(hidden=64, layers=4, heads=4, seq=128, vocab=512, ffn=256)
 LLAMA = replace(GPT, kv_heads=2, gated=True, biases=False, learned_positions=False, tied=False, rms_norm=True)
@@ -148,6 +148,18 @@ def test_a_chunk_works_in_what_its_blocks_at_hand_need():
     assert work(recompute="full") < work(recompute="full", recompute_share=0.5) < 1.1 * work()
     deep = memory(replace(GPT, layers=16).graph(), Plan.from_degrees(pp=2, num_microbatches=4), 32, LOW, "cpu")
     assert deep[0].workspace > 1.6 * work()
+
+
+def test_traced_models_have_their_attention_s_rows_by_any_name():
+    """Of a row that is one block of queries, the probabilities of every head are kept, whatever its sums are called."""
+    short = replace(GPT, seq=memory_cpu.QUERIES)
+    (block,) = (b for b in short.graph().blocks if b.part == "layer")
+    (op,) = (op for op in block.operations if op.kind == "attention")
+    sums = next(value for value in op.inputs if value.name == "log_sums")
+    traced = replace(op, inputs=(*op.inputs[:-1], replace(sums, name="v13_log_sums")))
+    kept = {what: held.nbytes for what, held in memory_cpu.kept_by_attention(traced, cuts_of(Plan()), 8)}
+    assert kept["probabilities"] == 4 * 8 * 4 * 64 * 64
+    assert kept["log sums"] == 4 * 8 * 4 * 64
 
 
 def test_weights_put_off_are_widened_and_turned_round():
