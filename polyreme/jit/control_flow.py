@@ -174,10 +174,17 @@ def if_stmt(
     num_used: int,
 ) -> None:
     """if/elif/else."""
+    test = _decided(test)
     if not staged(test):
         (body if test else orelse)()
         return
     _staged_if(test, (body, orelse), get, put, names, num_used, "an if")
+
+
+def _decided(test: Any) -> Any:
+    """test, or True or False where shapes decide it: the capture is made for them, and has that side alone."""
+    sizes = state.sizes_of(test) if staged(test) else None
+    return test if sizes is None or sizes.size != 1 else bool(sizes.item())
 
 
 def _staged_if(
@@ -226,6 +233,7 @@ def _go_on_without(raising: int, test: Any, error: Exception, sides: tuple[Calla
 
 def if_exp(test: Any, if_true: Callable[..., Any], if_false: Callable[..., Any], text: str) -> Any:
     """a if test else b."""
+    test = _decided(test)
     if not staged(test):
         return if_true() if test else if_false()
     names = [f"its value (`... if {text} else ...`)"]
@@ -408,7 +416,7 @@ def _for_range(
 
 def and_(a: Callable[..., Any], b: Callable[..., Any]) -> Any:
     """a and b; both are evaluated if a is a Tensor of unknown value."""
-    left = a()
+    left = _decided(a())
     if not staged(left):
         return left and b()
     right = b()
@@ -419,7 +427,7 @@ def and_(a: Callable[..., Any], b: Callable[..., Any]) -> Any:
 
 def or_(a: Callable[..., Any], b: Callable[..., Any]) -> Any:
     """a or b; both are evaluated if a is a Tensor of unknown value."""
-    left = a()
+    left = _decided(a())
     if not staged(left):
         return left or b()
     right = b()

@@ -1,7 +1,7 @@
 """Numbers that follow from shapes alone: known while code is captured, to whoever needs them as sizes.
 
-`paddle.shape(x)[2:] * 2` is a Tensor of the program like any other, and control flow treats it as one. Where it is
-given for sizes of a result, or read on the host, the numbers are taken that are computed beside it here, from the
+`paddle.shape(x)[2:] * 2` is a Tensor of the program like any other, and loops treat it as one. Where it is given for
+sizes of a result, read on the host, or decides an if, the numbers are taken that are computed beside it here, from the
 shapes that the capture is made for; in an export they may hold sizes that it leaves open.
 """
 
@@ -19,6 +19,15 @@ from polyreme.core.state import TensorState
 
 def _scaled(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda x, y, alpha=1: combine(x, y * alpha)
+
+
+def _compared(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def form(x: Any, y: Any) -> Any:
+        if not all(isinstance(n, int) for side in (x, y) for n in np.ravel(side).tolist()):
+            return _unknown()  # an open size may lie on either side
+        return compare(np.asarray(x, object), np.asarray(y, object))
+
+    return form
 
 
 def _cast(x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -42,6 +51,12 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "floor_divide": operator.floordiv,
     "remainder": operator.mod,
     "neg": operator.neg,
+    "equal": _compared(operator.eq),
+    "not_equal": _compared(operator.ne),
+    "less_than": _compared(operator.lt),
+    "less_equal": _compared(operator.le),
+    "greater_than": _compared(operator.gt),
+    "greater_equal": _compared(operator.ge),
     "cast": _cast,
     "assign": lambda x: x,
     "concat": np.concatenate,

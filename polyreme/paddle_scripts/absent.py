@@ -11,8 +11,12 @@ from polyreme.errors import AbsentError
 class Absent(type):
     """The class of stand-ins: classes themselves, so that scripts may derive from them and ask isinstance.
 
-    Calling one, or a class derived from it, raises AbsentError; an attribute of one AttributeError.
+    Calling one, or a class derived from it, raises AbsentError; an attribute of one AttributeError. It is false, as
+    scripts ask for what a build may lack.
     """
+
+    def __bool__(cls) -> bool:
+        return False
 
     def __call__(cls, *_: Any, **__: Any) -> NoReturn:
         raise AbsentError(cls._message())

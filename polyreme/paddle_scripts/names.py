@@ -28,6 +28,8 @@ incubate.nn
 incubate.asp
   incubate.asp.masks: MaskAlgo CheckMethod create_mask check_sparsity check_mask_1d check_mask_2d get_mask_1d
     get_mask_2d_greedy get_mask_2d_best
+amp.auto_cast
+  internals.framework: amp_state
 version
   internals.release: rc commit cinn
 device
@@ -161,6 +163,10 @@ utils
 utils.layers_utils
   internals.structures: map_structure flatten pack_sequence_as is_sequence assert_same_structure to_sequence
     convert_to_list convert_shape_to_list
+utils.cpp_extension
+  internals.devices: CUDA_HOME IS_WINDOWS
+utils.cpp_extension.cpp_extension
+  internals.devices: CUDA_HOME IS_WINDOWS
 utils.environments
   internals.structures: strtobool
 utils.download

@@ -35,6 +35,22 @@ def test_sizes_of_captured_code_are_those_of_eager_code():
             np.testing.assert_array_equal(got.numpy(), want.numpy())
 
 
+def masked(x):
+    mask = None
+    if paddle.shape(x)[-1] > 1:
+        mask = paddle.tril(paddle.ones([paddle.shape(x)[-1]] * 2))
+    if mask is not None and x.ndim:
+        x = paddle.matmul(x, mask)
+    return x * 2 if paddle.shape(x)[0] == 1 else x
+
+
+def test_shapes_decide_an_if_whose_sides_differ():
+    captured = paddle.jit.to_static(masked)
+    for shape in ([2, 3], [1, 1], [1, 2]):
+        x = paddle.to_tensor(np.arange(np.prod(shape), dtype="float32").reshape(shape) + 1)
+        np.testing.assert_array_equal(captured(x), masked(x))
+
+
 class Resized(nn.Layer):
     def forward(self, x):
         big = F.interpolate(x, size=paddle.shape(x)[2:] * 2)

@@ -155,6 +155,7 @@ def test_hardware_and_modes_answer():
     assert tracer._amp_level == core.AmpLevel.O0
     with paddle.amp.auto_cast(level="O2", dtype="bfloat16", custom_black_list=["relu"]):
         assert (tracer._amp_level, tracer._amp_dtype) == (core.AmpLevel.O2, "bfloat16")
+        assert value_at("amp.auto_cast.amp_state")() == {"level": "O2", "dtype": "bfloat16"}
         assert tracer._get_amp_op_list() == (set(), {"relu"})
     with paddle.no_grad():
         assert not tracer._has_grad
@@ -284,6 +285,16 @@ def test_attributes_that_trainers_read():
     assert model._loss is loss
     tracker = paddle.distributed.fleet.meta_parallel.get_rng_state_tracker()
     assert tracker.states_ == tracker.get_states_tracker()
+
+
+def test_helpers_of_layers_and_what_is_not_there():
+    import paddle
+
+    helper = paddle.nn.Linear(2, 2)._helper
+    assert helper.get_default_dtype() == "float32"
+    assert helper.create_parameter(paddle.ParamAttr(), [2, 3]).shape == [2, 3]
+    assert value_at("utils.cpp_extension.cpp_extension.CUDA_HOME") is None
+    assert not paddle.onnx.export
 
 
 def test_helpers():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Any
 
 from polyreme import device as devices
 from polyreme.device.chosen import get_device, place_of
+
+CUDA_HOME = None
+"""Folder of a CUDA toolkit: XLA brings what it needs of one."""
+IS_WINDOWS = sys.platform == "win32"
 
 
 def get_default_device() -> str:

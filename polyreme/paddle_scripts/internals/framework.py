@@ -94,6 +94,12 @@ class _Tracer:
 _TRACER = _Tracer()
 
 
+def amp_state() -> dict[str, Any] | None:
+    """Level and dtype of the autocast in force, None without one."""
+    level = _TRACER._amp_level
+    return None if level is AmpLevel.O0 else {"level": level.name, "dtype": _TRACER._amp_dtype}
+
+
 def _dygraph_tracer() -> _Tracer | None:
     """None in static mode."""
     return _TRACER if in_dynamic_mode() else None
@@ -224,6 +230,10 @@ class LayerHelper:
     ) -> Any:
         """A Parameter of no Layer."""
         return Layer(dtype=dtype).create_parameter(shape, attr, dtype, is_bias, default_initializer)
+
+    def get_default_dtype(self) -> np.dtype:
+        """The dtype of parameters made without one."""
+        return dtypes.default_dtype()
 
     def create_variable_for_type_inference(self, dtype: Any = None, stop_gradient: bool = False, **_: Any) -> Any:
         """Raises AbsentError: see append_op."""

@@ -13,6 +13,7 @@ from polyreme.nn import BatchNorm2D, Conv2D, LayerDict, Linear, ReLU, Sequential
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr, Parameter
+from polyreme.paddle_scripts.lookup import fetch
 from polyreme.program.block import Block
 from polyreme.program.current import default_main_program
 
@@ -52,6 +53,11 @@ def _conv_nd(
 
 class LayerNames:
     """Attributes of Layer."""
+
+    @property
+    def _helper(self: Any) -> Any:
+        # fetched when it is asked for: its module loads more than a layer needs
+        return fetch("paddle_scripts.internals.framework.LayerHelper")(self.full_name())
 
     def _to_impl(
         self: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None, *_: Any, **__: Any
