@@ -10,25 +10,15 @@ from typing import Any
 _DETECTION = "use polyreme.vision.ops, or write it with polyreme's ops"
 _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distributed.fleet"
 _SEARCH = "use BeamSearchDecoder with dynamic_decode"
-_RNN = "use rnn with a cell, StaticRNN, dynamic_lstm or dynamic_gru"
-_ARRAY = "arrays of Variables have no bound; keep one Variable of all steps and use scatter, or use while_loop"
 INSTEAD: dict[str, str] = {
-    "IfElse": "use cond for one condition, and elementwise_mul with a mask for one of each row",
-    "DynamicRNN": _RNN, "lstm": _RNN,
-    "array_write": _ARRAY, "array_read": _ARRAY, "array_length": _ARRAY, "create_array": _ARRAY,
-    "tensor_array_to_tensor": _ARRAY,
-    "beam_search": _SEARCH, "beam_search_decode": _SEARCH, "gather_tree": _SEARCH,
+    "beam_search": _SEARCH, "beam_search_decode": _SEARCH,
     "py_reader": "use fluid.io.DataLoader.from_generator", "read_file": "use fluid.io.DataLoader.from_generator",
     "double_buffer": "give capacity to fluid.io.DataLoader.from_generator",
     "create_py_reader_by_data": "use fluid.io.DataLoader.from_generator with iterable=False",
+    "reorder_lod_tensor_by_rank": "leave it out: DynamicRNN takes sequences in the order in which they are fed",
+    "filter_by_instag": "choose the rows in the reader",
     "load": "use fluid.io.load_vars", "WeightNormParamAttr": "use polyreme.static.nn with static.WeightNormParamAttr",
-    "Uniform": "use polyreme's random ops", "Categorical": "use polyreme's random ops",
-    "Normal": "use polyreme's random ops", "MultivariateNormalDiag": "use polyreme's random ops",
     "get_places": "use fluid.cpu_places or fluid.cuda_places",
-    "where": "how many places there are is known to no Program; fetch the condition, or multiply by it",
-    "crop": "use crop_tensor", "unique": "compute it in the reader", "unique_with_counts": "compute it in the reader",
-    "hsigmoid": "use softmax_with_cross_entropy",
-    "sampled_softmax_with_cross_entropy": "use softmax_with_cross_entropy",
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER, "incubate": _PARAMETER_SERVER,
     "dataset": "use a reader with DataFeeder or DataLoader", "DatasetFactory": "use a reader with DataLoader",
     "cuda_profiler": "use fluid.profiler.profiler",
@@ -46,13 +36,13 @@ INSTEAD: dict[str, str] = {
     "RecomputeOptimizer": "use polyreme.distributed.fleet.utils.recompute",
 }  # fmt: skip
 _DETECTION_NAMES = [
-    "prior_box", "density_prior_box", "multi_box_head", "bipartite_match", "target_assign", "detection_output",
-    "ssd_loss", "rpn_target_assign", "retinanet_target_assign", "sigmoid_focal_loss", "anchor_generator",
-    "roi_perspective_transform", "generate_proposal_labels", "generate_proposals", "generate_mask_labels",
-    "iou_similarity", "box_coder", "polygon_box_transform", "yolov3_loss", "yolo_box", "box_clip", "multiclass_nms",
-    "locality_aware_nms", "retinanet_detection_output", "distribute_fpn_proposals", "box_decoder_and_assign",
-    "collect_fpn_proposals", "roi_pool", "roi_align", "psroi_pool", "prroi_pool", "deformable_conv",
-    "deformable_roi_pooling", "DetectionMAP",
+    "multi_box_head", "bipartite_match", "target_assign", "detection_output",
+    "ssd_loss", "rpn_target_assign", "retinanet_target_assign", "sigmoid_focal_loss",
+    "generate_proposal_labels", "generate_proposals", "generate_mask_labels",
+    "multiclass_nms",
+    "locality_aware_nms", "retinanet_detection_output", "distribute_fpn_proposals",
+    "collect_fpn_proposals",
+    "DetectionMAP",
 ]  # fmt: skip
 INSTEAD.update(dict.fromkeys(_DETECTION_NAMES, _DETECTION))
 

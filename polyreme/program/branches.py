@@ -13,7 +13,7 @@ from polyreme.core import state
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.control_flow import cond, while_loop
 from polyreme.program.operation import Operation, OperationBlock, OperationFrame
-from polyreme.program.values import Ref, refs
+from polyreme.program.values import Ref, SizeOf, refs, resolve
 
 
 @dataclass(kw_only=True)
@@ -60,20 +60,20 @@ def _shapes(block: OperationBlock) -> list[Sequence[int]]:
 @dataclass(kw_only=True)
 class While(Operation):
     """Run body while test holds. init: what the loop starts from, outputs: what it ends with; both blocks take as many
-    values. maximum: a bound on the steps, which gradients need.
+    values. maximum: a bound on the steps, which gradients need; a number, or a size that a value has when it runs.
     """
 
     init: list[Any]
     test: OperationBlock
     body: OperationBlock
-    maximum: int | None = None
+    maximum: int | SizeOf | None = None
 
     @property
     def blocks(self) -> list[OperationBlock]:
         return [self.test, self.body]
 
     def reads(self) -> list[str]:
-        return [*refs(self.init), *self.test.free(), *self.body.free()]
+        return [*refs(self.init), *refs(self.maximum), *self.test.free(), *self.body.free()]
 
     def run(self, frame: OperationFrame) -> None:
         start = [frame.get(v.name) if isinstance(v, Ref) else v for v in self.init]
@@ -81,7 +81,7 @@ class While(Operation):
             lambda *now: frame.inside(self.test, now)[0],
             lambda *now: frame.inside(self.body, now),
             start,
-            maximum_iterations=self.maximum,
+            maximum_iterations=resolve(self.maximum, frame.get),
         )
         for name, end in zip(self.outputs, ends, strict=True):
             frame.define(name, _tensor(end))

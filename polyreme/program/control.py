@@ -24,7 +24,7 @@ from polyreme.program.current import defaults, inside
 from polyreme.program.derivatives import Derive
 from polyreme.program.frame import Frame
 from polyreme.program.operation import Operation
-from polyreme.program.values import Ref
+from polyreme.program.values import Ref, SizeOf
 
 
 @dataclass
@@ -216,7 +216,7 @@ def _list(result: Any) -> list[Any]:
 
 
 def loop_of(
-    recorder: ProgramRecorder, tested: Side, ran: Side, start: Sequence[TensorState], maximum: int | None
+    recorder: ProgramRecorder, tested: Side, ran: Side, start: Sequence[TensorState], maximum: int | SizeOf | None
 ) -> list[Any]:
     """Append a While over recorded blocks; what body changes of the Variables around is carried too."""
     tested.block.gives = [_names(recorder, tested.result[0])]

@@ -1,8 +1,6 @@
 """Layers without state against NumPy: every case goes into one Program, which runs once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +8,8 @@ from scipy import special
 from scipy.special import expit as sigmoid
 
 import polyreme as paddle
-from polyreme import fluid, static
-from polyreme.core import unique_name
+from polyreme import fluid
+from tests.fluid.table import Case, check, run_cases
 
 L = fluid.layers
 R = np.random.RandomState(0)
@@ -25,17 +23,6 @@ P = P / P.sum(1, keepdims=True)
 IDS = np.array([[1], [3], [0]])
 BITS = np.array([[1.0, 0, 0, 1], [0, 1, 1, 0], [-100, 1, 0, 0]], "float32")
 SIGNS = np.array([[1.0], [-1], [1]], "float32")
-
-
-@dataclass
-class Case:
-    """build(*variables) is what expected is. terms: how many roundings may add up in a value."""
-
-    name: str
-    build: Callable[..., Any]
-    arrays: tuple
-    expected: Any
-    terms: int = 32
 
 
 def soft(x: np.ndarray) -> np.ndarray:
@@ -189,34 +176,13 @@ next(c for c in CASES if c.name == "scatter").expected = SCATTERED
 
 @pytest.fixture(scope="module")
 def results():
-    """Name -> (shape while recording, value), of a Program fed with a batch of unknown size."""
-    main, feed, outs = static.Program(), {}, {}
-    with unique_name.guard(), static.program_guard(main, static.Program()), static.scope_guard(static.Scope()):
-        for at, case in enumerate(CASES):
-            variables = []
-            for i, array in enumerate(case.arrays):
-                feed[f"x{at}_{i}"] = array
-                variables.append(fluid.data(f"x{at}_{i}", array.shape, array.dtype.name))
-            outs[case.name] = case.build(*variables)
-        found = fluid.Executor(fluid.CPUPlace()).run(main, feed=feed, fetch_list=list(outs.values()))
-        paddle.disable_static()
-    return {name: (v.shape, value) for (name, v), value in zip(outs.items(), found, strict=True)}
+    return run_cases(CASES)
 
 
 @pytest.mark.slow_cases("mean")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_layer_equals_numpy(results, case):
-    shape, value = results[case.name]
-    expected = np.asarray(case.expected)
-    assert value.shape == expected.shape
-    assert all(s in (-1, n) for s, n in zip(shape, value.shape, strict=True))
-    assert value.dtype.kind == expected.dtype.kind
-    if expected.dtype.kind != "f":
-        np.testing.assert_array_equal(value, expected)
-        return
-    # each of a few terms of size up to 4 rounds once in float32
-    tolerance = case.terms * np.finfo("float32").eps
-    np.testing.assert_allclose(value, expected, rtol=tolerance, atol=4 * tolerance)
+    check(case, results)
 
 
 def test_every_activation_has_a_name(script):

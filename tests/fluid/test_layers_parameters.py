@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from polyreme import fluid
 
@@ -45,6 +46,12 @@ CASES = {
     "prelu": (lambda: L.prelu(image(), "element"), (2, 3, 8, 8), {"prelu_0.w_0": [3, 8, 8]}),
     "bilinear_tensor_product": (lambda: L.bilinear_tensor_product(rows(), rows_again(), 3), (2, 3),
                                 {"bilinear_tensor_product_0.w_0": [3, 4, 4], "bilinear_tensor_product_0.b_0": [1, 3]}),
+    "hsigmoid": (lambda: L.hsigmoid(rows(), ids(), 6), (2, 1),
+                 {"hierarchical_sigmoid_0.w_0": [5, 4], "hierarchical_sigmoid_0.b_0": [5, 1]}),
+    "deformable_conv": (
+        lambda: L.deformable_conv(image(), L.conv2d(image_again(), 18, 3, padding=1, bias_attr=False), None, 4, 3,
+                                  padding=1, modulated=False), (2, 4, 8, 8),
+        {"conv2d_0.w_0": [18, 3, 3, 3], "deformable_conv_0.w_0": [4, 3, 3, 3], "deformable_conv_0.b_0": [4]}),
     "img_conv_group": (
         lambda: fluid.nets.img_conv_group(image(), [4, 4], 2, conv_act="relu", conv_with_batchnorm=[True, False],
                                           conv_batchnorm_drop_rate=0.2, pool_stride=2), (2, 4, 4, 4),
@@ -57,6 +64,10 @@ CASES = {
 
 def rows_again():
     return L.scale(fluid.default_main_program().global_block().var("rows"), 2.0)
+
+
+def image_again():
+    return L.scale(fluid.default_main_program().global_block().var("image"), 0.1)
 
 
 def looped():
@@ -90,3 +101,55 @@ def test_layer_with_parameters(script, name):
     assert found.shape == shape
     assert all(s in (-1, n) for s, n in zip(out.shape, shape, strict=True))
     assert last < first
+
+
+def test_lstm_of_two_layers_is_that_of_numpy(script):
+    x, h, c = (script.data(n, s, "float32") for n, s in (("x", [3, 2, 4]), ("h", [4, 2, 5]), ("c", [4, 2, 5])))
+    outs = L.lstm(x, h, c, 3, 5, 2, is_bidirec=True, default_initializer=script.initializer.Normal(0, 0.3))
+    exe = script.Executor(script.CPUPlace())
+    exe.run(script.default_startup_program())
+    rng = np.random.RandomState(2)
+    feed = {n: rng.randn(*s).astype("float32") for n, s in (("x", (3, 2, 4)), ("h", (4, 2, 5)), ("c", (4, 2, 5)))}
+    (parameter,) = script.default_main_program().all_parameters()
+    flat = np.asarray(script.global_scope().find_var(parameter.name).get_tensor())
+    found = exe.run(feed=feed, fetch_list=list(outs))
+
+    def take(*shape):
+        nonlocal flat
+        part, flat = flat[: np.prod(shape)], flat[np.prod(shape) :]
+        return part.reshape(shape)
+
+    weights = [(take(20, width), take(20, 5)) for width in (4, 4, 10, 10)]
+    biases = [take(20) + take(20) for _ in range(4)]
+    now, last = feed["x"], []
+    for layer in range(2):
+        sides = []
+        for side in range(2):
+            n = 2 * layer + side
+            hidden, cell, steps = feed["h"][n], feed["c"][n], [None] * 3
+            for t in (0, 1, 2) if side == 0 else (2, 1, 0):
+                gates = now[t] @ weights[n][0].T + hidden @ weights[n][1].T + biases[n]
+                i, f, g, o = np.split(gates, 4, 1)
+                cell = expit(f) * cell + expit(i) * np.tanh(g)
+                hidden = steps[t] = expit(o) * np.tanh(cell)
+            sides.append(np.stack(steps))
+            last.append((hidden, cell))
+        now = np.concatenate(sides, 2)
+    assert flat.size == 0
+    for value, want in zip(found, [now, *(np.stack(v) for v in zip(*last, strict=True))], strict=True):
+        # two layers of three steps, each of sums of up to 15 terms
+        np.testing.assert_allclose(value, want, atol=90 * np.finfo("float32").eps)
+
+
+def test_center_loss_moves_its_centres(script):
+    x, y = script.data("x", [3, 2], "float32"), script.data("y", [3, 1], "int64")
+    name = script.ParamAttr("centres", initializer=script.initializer.Constant(0.0))
+    loss = L.center_loss(x, y, 4, 0.5, name)
+    exe = script.Executor(script.CPUPlace())
+    exe.run(script.default_startup_program())
+    rows = np.array([[2, 4], [4, 8], [1, 1]], "float32")
+    (found,) = exe.run(feed={"x": rows, "y": np.array([[1], [1], [3]])}, fetch_list=[loss])
+    np.testing.assert_array_equal(found, [[10], [40], [1]])
+    centres = np.asarray(script.global_scope().find_var("centres").get_tensor())
+    # half of the sum of distances over one more than their number
+    np.testing.assert_array_equal(centres, np.array([[0, 0], [1, 2], [0, 0], [0.25, 0.25]], "float32"))

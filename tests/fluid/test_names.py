@@ -42,8 +42,8 @@ def test_parameters_are_those_of_1_7():
     ("module", "name", "says"),
     [
         (fluid, "transpiler", "parameter servers"),
-        (fluid.layers, "yolo_box", "polyreme.vision.ops"),
-        (fluid.layers, "IfElse", "use cond"),
+        (fluid.layers, "filter_by_instag", "reader"),
+        (fluid.layers, "beam_search", "use BeamSearchDecoder"),
         (fluid.layers, "softmaxx", "docs/fluid.md"),
         (fluid.dygraph, "Linearr", "did you mean 'Linear'"),
     ],

@@ -15,6 +15,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.errors import ProgramError, ShapeError
 from polyreme.fluid.layer import layer
+from polyreme.fluid.layers.arrays import within_loop
 from polyreme.fluid.layers.elementwise import put
 from polyreme.fluid.layers.tensor import fill_constant_batch_size_like
 from polyreme.fluid.mode import begin
@@ -72,7 +73,7 @@ class While:
     def block(self) -> Iterator[None]:
         """What is repeated. Raises ProgramError if it leaves cond as it was."""
         recorder = state.require_recorder("While.block")
-        with control.recording(recorder) as ran:
+        with within_loop(defaults.block, self._maximum), control.recording(recorder) as ran:
             yield
         if id(self._cond) not in ran.carried:
             raise ProgramError(

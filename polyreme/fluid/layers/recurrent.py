@@ -12,16 +12,19 @@ import jax
 
 from polyreme.errors import ConfigError
 from polyreme.fluid.layer import layer, seedless
+from polyreme.nn import functional as F
 from polyreme.nn.layers import decoding
 from polyreme.nn.layers.decoding import BeamSearchDecoder
 from polyreme.nn.layers.recurrent import over_time
 from polyreme.nn.layers.recurrent_cell import RNNCellBase
+from polyreme.ops import OPS
 from polyreme.ops.activation import softmax
 from polyreme.ops.arithmetic import cast, equal, matmul
 from polyreme.ops.creation import zeros_like
-from polyreme.ops.manipulation import concat, split, transpose
+from polyreme.ops.manipulation import concat, reshape, split, stack, transpose
 from polyreme.ops.math import sigmoid, tanh
 from polyreme.ops.random import multinomial
+from polyreme.ops.recurrent import gather_tree as walk_back
 from polyreme.ops.search import argmax
 from polyreme.program.parameters import LayerParameters
 
@@ -325,6 +328,59 @@ class BasicDecoder(Decoder):
 
 dynamic_decode: Callable[..., Any] = layer(decoding.dynamic_decode)
 
+
+@layer
+def gather_tree(ids: Any, parents: Any) -> Any:
+    """Whole sequences of a beam search, of ids and parents [steps, batch, beams]; see nn.functional.gather_tree."""
+    return walk_back(ids, parents)
+
+
+@layer
+def lstm(
+    input: Any, init_h: Any, init_c: Any, max_len: int, hidden_size: int, num_layers: int, dropout_prob: float = 0.0,
+    is_bidirec: bool = False, is_test: bool = False, name: str | None = None, default_initializer: Any = None,
+    seed: int = -1,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """LSTM layers over input [steps, batch, d]: (outputs [steps, batch, width], last hidden, last cell).
+
+    init_h, init_c and the last ones are [layers, batch, hidden_size], with is_bidirec twice as many, forward before
+    backward in each layer; width is hidden_size, or twice that. Between layers dropout_prob of the numbers are dropped.
+    All parameters are one vector: the weights of each layer and direction, of inputs and then of the state, and after
+    them their two biases each, gates in the order input, forget, candidate, output. max_len: the number of steps, which
+    is input's. Raises ConfigError for a seed: Program.random_seed is the seed.
+    """
+    seedless("lstm", None if seed == -1 else seed)
+    sides = 2 if is_bidirec else 1
+    gates, cells = 4 * hidden_size, [(layer, side) for layer in range(num_layers) for side in range(sides)]
+    widths = [input.shape[-1], *[hidden_size * sides] * (num_layers - 1)]
+    if init_h.shape[0] != len(cells) or init_c.shape[0] != len(cells) or 0 <= max_len != input.shape[0] >= 0:
+        raise ConfigError(
+            f"fluid.layers.lstm: init_h {list(init_h.shape)}, init_c {list(init_c.shape)} for {len(cells)} layers and "
+            f"directions, max_len={max_len} of input {list(input.shape)}"
+        )
+    shapes = [s for layer, _ in cells for s in ([gates, widths[layer]], [gates, hidden_size])]
+    sizes = [rows * columns for rows, columns in shapes] + [gates] * (2 * len(cells))
+    flat = LayerParameters("lstm", name).parameter(None, [sum(sizes)], input.dtype, default_initializer)
+    parts = split(flat, sizes, 0)
+    weights = [reshape(part, shape) for part, shape in zip(parts, shapes, strict=False)]
+    biases = parts[len(weights) :]
+    x, last = input, []
+    for n in range(num_layers):
+        if n and dropout_prob:
+            x = F.dropout(x, dropout_prob, training=not is_test)
+        outs = []
+        for side in range(sides):
+            at = n * sides + side
+            pair = (slice(2 * at, 2 * at + 2), init_h[at], init_c[at])
+            out, h, c = OPS["recurrent_layer"](
+                x, *weights[pair[0]], *biases[pair[0]], None, pair[1], pair[2], None, "LSTM", bool(side)
+            )
+            outs.append(out)
+            last.append((h, c))
+        x = outs[0] if sides == 1 else concat(outs, -1)
+    return x, *(stack(list(v), 0) for v in zip(*last, strict=True))
+
+
 __all__ = [
     "BasicDecoder",
     "BeamSearchDecoder",
@@ -337,5 +393,7 @@ __all__ = [
     "SampleEmbeddingHelper",
     "TrainingHelper",
     "dynamic_decode",
+    "gather_tree",
+    "lstm",
     "rnn",
 ]

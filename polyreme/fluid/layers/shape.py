@@ -15,7 +15,9 @@ from polyreme.ops import arithmetic as ar
 from polyreme.ops import attributes, gather_scatter, manipulation, repetition, search, slicing
 from polyreme.ops import scatter as sc
 from polyreme.ops.creation import arange
+from polyreme.ops.gather_scatter import nonzero
 from polyreme.ops.math import multiplex as chosen_rows
+from polyreme.ops.unique import unique as distinct
 from polyreme.program.activations import activate
 
 
@@ -220,8 +222,40 @@ def shard_index(input: Any, index_num: int, nshards: int, shard_id: int, ignore_
     return gather_scatter.shard_index(input, index_num, nshards, shard_id, ignore_value)
 
 
+@layer
+def crop(x: Any, shape: Any = None, offsets: Any = None, name: str | None = None) -> Any:
+    """crop_tensor, whose shape may also be that of a Variable."""
+    return crop_tensor(x, shape.shape if hasattr(shape, "dtype") else shape, offsets)
+
+
+@layer
+def where(condition: Any) -> Any:
+    """The places where a bool Variable is true, int64 [places, dims]. A Program that uses it runs op by op."""
+    return nonzero(condition)
+
+
+@layer
+def unique(x: Any, dtype: Any = "int32") -> tuple[Any, Any]:
+    """(the distinct elements of x [n] in the order in which they come, which one each of x's is).
+
+    dtype: of the second. A Program that uses it runs op by op.
+    """
+    return unique_with_counts(x, dtype)[:2]
+
+
+@layer
+def unique_with_counts(x: Any, dtype: Any = "int32") -> tuple[Any, Any, Any]:
+    """unique, and how often each element occurs."""
+    values, first, inverse, counts = distinct(x, True, True, True, None, dtype)
+    order = search.argsort(first)
+    place = ar.cast(search.argsort(order), dtype)
+    parts = [gather_scatter.gather(v, order) for v in (values, counts)]
+    return parts[0], gather_scatter.gather(place, inverse), parts[1]
+
+
 __all__ = [
-    "crop_tensor", "expand", "expand_as", "flatten", "gather", "gather_nd", "multiplex", "one_hot", "pad", "pad2d",
-    "pad_constant_like", "rank", "reshape", "scatter", "scatter_nd", "scatter_nd_add", "shape", "shard_index", "size",
-    "slice", "split", "squeeze", "stack", "strided_slice", "topk", "transpose", "unsqueeze", "unstack",
+    "crop", "crop_tensor", "expand", "expand_as", "flatten", "gather", "gather_nd", "multiplex", "one_hot", "pad",
+    "pad2d", "pad_constant_like", "rank", "reshape", "scatter", "scatter_nd", "scatter_nd_add", "shape", "shard_index",
+    "size", "slice", "split", "squeeze", "stack", "strided_slice", "topk", "transpose", "unique", "unique_with_counts",
+    "unsqueeze", "unstack", "where",
 ]  # fmt: skip

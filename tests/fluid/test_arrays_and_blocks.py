@@ -1,0 +1,158 @@
+"""Arrays of Variables, DynamicRNN and IfElse, against NumPy."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from polyreme import fluid
+from polyreme.errors import ConfigError, ProgramError, ShapeError
+
+L = fluid.layers
+R = np.random.RandomState(5)
+EPS = np.finfo("float32").eps
+
+
+def run(script, feed, fetched):
+    exe = script.Executor(script.CPUPlace())
+    exe.run(script.default_startup_program())
+    return exe.run(feed=feed, fetch_list=fetched, return_numpy=False)
+
+
+def parameters(script):
+    scope = script.global_scope()
+    names = [p.name for p in script.default_main_program().all_parameters()]
+    return [np.asarray(scope.find_var(n).get_tensor()).copy() for n in names]
+
+
+def test_an_array_is_written_and_read_inside_a_loop(script):
+    """x, tanh(x), tanh(tanh(x)), ... as often as is fed, with a gradient through all of them."""
+    x, n = script.data("x", [2, 3], "float32"), script.data("n", [1], "int64")
+    x.stop_gradient = False
+    i = L.fill_constant([1], "int64", 0)
+    array = L.array_write(x, i)
+    go = L.less_than(i, n)
+    loop = L.While(go, maximum_iterations=4)
+    with loop.block():
+        new = L.tanh(L.array_read(array, i))
+        L.increment(i)
+        L.array_write(new, i, array)
+        L.less_than(i, n, cond=go)
+    last, length = L.array_read(array, i), L.array_length(array)
+    (gradient,) = script.backward.gradients([L.reduce_sum(last)], [x])
+    rows = R.randn(2, 3).astype("float32")
+    exe = script.Executor(script.CPUPlace())
+    for count in (3, 1):
+        found = exe.run(feed={"x": rows, "n": np.array([count])}, fetch_list=[last, length, gradient])
+        want, slope = rows, np.ones_like(rows)
+        for _ in range(count):
+            want = np.tanh(want)
+            slope = slope * (1 - want**2)
+        # a few roundings a step
+        np.testing.assert_allclose(found[0], want, atol=16 * EPS)
+        np.testing.assert_array_equal(found[1], [count + 1])
+        np.testing.assert_allclose(found[2], slope, atol=32 * EPS)
+
+
+def test_an_array_outside_of_loops_is_a_list(script):
+    x = script.data("x", [2, 3], "float32")
+    i = L.fill_constant([1], "int64", 0)
+    array = L.create_array("float32")
+    for factor in (1.0, 2.0):
+        L.array_write(L.scale(x, factor), i, array)
+        L.increment(i)
+    joined, sizes = L.tensor_array_to_tensor(array, axis=1)
+    stacked, _ = L.tensor_array_to_tensor(array, axis=1, use_stack=True)
+    with pytest.raises(ShapeError, match="element 5 of an array of 2"):
+        L.array_write(x, L.fill_constant([1], "int64", 5), array)
+    with pytest.raises(ShapeError, match="element 2 of an array of 2"):
+        L.array_read(array, i)
+    rows = R.randn(2, 3).astype("float32")
+    found = run(script, {"x": rows}, [joined, sizes, stacked])
+    np.testing.assert_array_equal(found[0], np.concatenate([rows, 2 * rows], 1))
+    np.testing.assert_array_equal(found[1], [3, 3])
+    np.testing.assert_array_equal(found[2], np.stack([rows, 2 * rows], 1))
+    loop = L.While(L.less_than(i, i))
+    with pytest.raises(ProgramError, match="maximum_iterations"), loop.block():
+        L.array_read(array, i)
+
+
+def test_dynamic_rnn_is_trained_through(script):
+    """Its outputs are those of NumPy, of sequences of any length; and SGD moves weights by finite differences."""
+    words, init = script.data("words", [None, 3], "float32", lod_level=1), script.data("init", [None, 4], "float32")
+    rnn = L.DynamicRNN()
+    with rnn.block():
+        word = rnn.step_input(words)
+        before = rnn.memory(init=init)
+        count = rnn.memory(shape=[1], value=1.0)
+        hidden = L.fc([word, before], 4, act="tanh", bias_attr=False)
+        rnn.update_memory(before, hidden)
+        rnn.update_memory(count, L.scale(count, 2.0))
+        rnn.output(hidden, count)
+    states, counts = rnn()
+    loss = L.mean(L.sequence_pool(states, "last"))
+    script.optimizer.SGD(1.0).minimize(loss)
+    exe = script.Executor(script.CPUPlace())
+    exe.run(script.default_startup_program())
+    rows, start = R.randn(6, 3).astype("float32"), R.randn(3, 4).astype("float32")
+
+    def by_hand(weight, feedback, cut):
+        outs, lasts = [], []
+        for n, (a, b) in enumerate(itertools.pairwise(cut)):
+            hidden = start[n].astype("float64")
+            for t in range(a, b):
+                hidden = np.tanh(rows[t] @ weight + hidden @ feedback)
+                outs.append(hidden)
+            lasts.append(hidden)
+        return np.array(outs), np.mean(lasts)
+
+    for lengths in ([2, 3, 1], [1, 1, 4]):
+        weights, cut = parameters(script), np.cumsum([0, *lengths])
+        feed = {"words": fluid.create_lod_tensor(rows, [lengths], "cpu"), "init": start}
+        found = exe.run(feed=feed, fetch_list=[states, counts], return_numpy=False)
+        # steps of sums of 7 terms
+        np.testing.assert_allclose(np.asarray(found[0]), by_hand(*weights, cut)[0], atol=4 * 7 * 4 * EPS)
+        assert found[0].lod() == [cut.tolist()]
+        assert np.asarray(found[1])[:, 0].tolist() == [2.0**t for n in lengths for t in range(n)]
+        moved = [old - new for old, new in zip(weights, parameters(script), strict=True)]
+        for k in (0, 1):
+            step = np.zeros_like(weights[k], dtype="float64")
+            step[1, 2] = 1e-4
+            up, down = (
+                by_hand(*[w + sign * step if j == k else w for j, w in enumerate(weights)], cut)[1] for sign in (1, -1)
+            )
+            np.testing.assert_allclose(moved[k][1, 2], (up - down) / 2e-4, atol=1e-6)
+
+
+def test_what_a_dynamic_rnn_refuses(script):
+    words = script.data("words", [None, 3], "float32", lod_level=1)
+    rnn = L.DynamicRNN()
+    with pytest.raises(ProgramError, match="call it inside"):
+        rnn.step_input(words)
+    with pytest.raises(ProgramError, match="call step_input first"), rnn.block():
+        rnn.memory(shape=[2])
+    other = L.DynamicRNN()
+    with pytest.raises(ConfigError, match="level=1"), other.block():
+        other.step_input(words, level=1)
+    again = L.DynamicRNN()
+    with pytest.raises(ProgramError, match="an update_memory for each memory"), again.block():
+        again.output(again.step_input(words), again.memory(shape=[2]))
+
+
+def test_if_else_takes_rows_apart_and_together(script):
+    x = script.data("x", [None, 2], "float32")
+    choice = L.IfElse(L.less_than(L.reduce_sum(x, 1, keep_dim=True), L.fill_constant([1], "float32", 0.0)))
+    with choice.true_block():
+        rows = choice.input(x)
+        # of all rows of the block: those of the other have no part in it
+        choice.output(L.elementwise_sub(rows, L.reduce_mean(rows, 0, keep_dim=True)))
+    with choice.false_block():
+        choice.output(choice.input(x))
+    (out,) = choice()
+    rows = np.array([[1, 2], [-3, 1], [4, 0], [-5, -1]], "float32")
+    (found,) = run(script, {"x": rows}, [out])
+    np.testing.assert_array_equal(found, [[1, 2], [1, 1], [4, 0], [-1, -1]])
+    with pytest.raises(ProgramError, match="call it inside"):
+        choice.input(x)
+    with pytest.raises(ProgramError, match="true_block gives 0 outputs"):
+        L.IfElse(L.less_than(x[:, :1], x[:, 1:]))()
