@@ -43,15 +43,15 @@ def test_an_array_is_written_and_read_inside_a_loop(script):
     rows = R.randn(2, 3).astype("float32")
     exe = script.Executor(script.CPUPlace())
     for count in (3, 1):
-        found = exe.run(feed={"x": rows, "n": np.array([count])}, fetch_list=[last, length, gradient])
+        values = exe.run(feed={"x": rows, "n": np.array([count])}, fetch_list=[last, length, gradient])
         want, slope = rows, np.ones_like(rows)
         for _ in range(count):
             want = np.tanh(want)
             slope = slope * (1 - want**2)
         # a few roundings a step
-        np.testing.assert_allclose(found[0], want, atol=16 * EPS)
-        np.testing.assert_array_equal(found[1], [count + 1])
-        np.testing.assert_allclose(found[2], slope, atol=32 * EPS)
+        np.testing.assert_allclose(values[0], want, atol=16 * EPS)
+        np.testing.assert_array_equal(values[1], [count + 1])
+        np.testing.assert_allclose(values[2], slope, atol=32 * EPS)
 
 
 def test_an_array_outside_of_loops_is_a_list(script):
@@ -68,10 +68,10 @@ def test_an_array_outside_of_loops_is_a_list(script):
     with pytest.raises(ShapeError, match="element 2 of an array of 2"):
         L.array_read(array, i)
     rows = R.randn(2, 3).astype("float32")
-    found = run(script, {"x": rows}, [joined, sizes, stacked])
-    np.testing.assert_array_equal(found[0], np.concatenate([rows, 2 * rows], 1))
-    np.testing.assert_array_equal(found[1], [3, 3])
-    np.testing.assert_array_equal(found[2], np.stack([rows, 2 * rows], 1))
+    values = run(script, {"x": rows}, [joined, sizes, stacked])
+    np.testing.assert_array_equal(values[0], np.concatenate([rows, 2 * rows], 1))
+    np.testing.assert_array_equal(values[1], [3, 3])
+    np.testing.assert_array_equal(values[2], np.stack([rows, 2 * rows], 1))
     loop = L.While(L.less_than(i, i))
     with pytest.raises(ProgramError, match="maximum_iterations"), loop.block():
         L.array_read(array, i)
@@ -109,11 +109,11 @@ def test_dynamic_rnn_is_trained_through(script):
     for lengths in ([2, 3, 1], [1, 1, 4]):
         weights, cut = parameters(script), np.cumsum([0, *lengths])
         feed = {"words": fluid.create_lod_tensor(rows, [lengths], "cpu"), "init": start}
-        found = exe.run(feed=feed, fetch_list=[states, counts], return_numpy=False)
+        values = exe.run(feed=feed, fetch_list=[states, counts], return_numpy=False)
         # steps of sums of 7 terms
-        np.testing.assert_allclose(np.asarray(found[0]), by_hand(*weights, cut)[0], atol=4 * 7 * 4 * EPS)
-        assert found[0].lod() == [cut.tolist()]
-        assert np.asarray(found[1])[:, 0].tolist() == [2.0**t for n in lengths for t in range(n)]
+        np.testing.assert_allclose(np.asarray(values[0]), by_hand(*weights, cut)[0], atol=4 * 7 * 4 * EPS)
+        assert values[0].lod() == [cut.tolist()]
+        assert np.asarray(values[1])[:, 0].tolist() == [2.0**t for n in lengths for t in range(n)]
         moved = [old - new for old, new in zip(weights, parameters(script), strict=True)]
         for k in (0, 1):
             step = np.zeros_like(weights[k], dtype="float64")
@@ -150,8 +150,8 @@ def test_if_else_takes_rows_apart_and_together(script):
         choice.output(choice.input(x))
     (out,) = choice()
     rows = np.array([[1, 2], [-3, 1], [4, 0], [-5, -1]], "float32")
-    (found,) = run(script, {"x": rows}, [out])
-    np.testing.assert_array_equal(found, [[1, 2], [1, 1], [4, 0], [-1, -1]])
+    (values,) = run(script, {"x": rows}, [out])
+    np.testing.assert_array_equal(values, [[1, 2], [1, 1], [4, 0], [-1, -1]])
     with pytest.raises(ProgramError, match="call it inside"):
         choice.input(x)
     with pytest.raises(ProgramError, match="true_block gives 0 outputs"):

@@ -365,7 +365,7 @@ def test_sampled_classes_are_as_likely_as_they_are_said_to_be(script):
     x, y = script.data("x", [1, 6], "float32"), script.data("y", [1, 1], "int64")
     loss = L.sampled_softmax_with_cross_entropy(x, y, 2)
     feed, exe = {"x": np.zeros((1, 6), "float32"), "y": np.array([[5]])}, script.Executor(script.CPUPlace())
-    found = [exe.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(40)]
+    losses = [exe.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(40)]
     chance = np.log((np.arange(6) + 2) / (np.arange(6) + 1)) / np.log(7)
     # as many tries without distinction as give two distinct classes
     tries = optimize.brentq(lambda t: (1 - (1 - chance) ** t).sum() - 2, 0.1, 20)
@@ -373,7 +373,7 @@ def test_sampled_classes_are_as_likely_as_they_are_said_to_be(script):
     pairs = {(a, b): np.log1p((weights[a] * (a != 5) + weights[b] * (b != 5)) / weights[5])
              for a in range(6) for b in range(a)}  # fmt: skip
     likely = {pair: 0 for pair in pairs}
-    for value in found:
+    for value in losses:
         nearest = min(pairs, key=lambda pair: abs(pairs[pair] - value))
         assert abs(pairs[nearest] - value) < 1e-5
         likely[nearest] += 1

@@ -112,7 +112,7 @@ def test_lstm_of_two_layers_is_that_of_numpy(script):
     feed = {n: rng.randn(*s).astype("float32") for n, s in (("x", (3, 2, 4)), ("h", (4, 2, 5)), ("c", (4, 2, 5)))}
     (parameter,) = script.default_main_program().all_parameters()
     flat = np.asarray(script.global_scope().find_var(parameter.name).get_tensor())
-    found = exe.run(feed=feed, fetch_list=list(outs))
+    values = exe.run(feed=feed, fetch_list=list(outs))
 
     def take(*shape):
         nonlocal flat
@@ -136,7 +136,7 @@ def test_lstm_of_two_layers_is_that_of_numpy(script):
             last.append((hidden, cell))
         now = np.concatenate(sides, 2)
     assert flat.size == 0
-    for value, want in zip(found, [now, *(np.stack(v) for v in zip(*last, strict=True))], strict=True):
+    for value, want in zip(values, [now, *(np.stack(v) for v in zip(*last, strict=True))], strict=True):
         # two layers of three steps, each of sums of up to 15 terms
         np.testing.assert_allclose(value, want, atol=90 * np.finfo("float32").eps)
 

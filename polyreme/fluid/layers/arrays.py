@@ -63,19 +63,19 @@ class VariableArray:
         if x.dtype != self.dtype:
             raise DTypeError(f"array_write: x is {x.dtype.name}, the array {self.dtype.name}; cast it")
         self._prepare(x)
-        at = _known(i)
+        position = _known(i)
         if self._buffer is not None:
             index = reshape(ar.cast(i, "int64"), [1])
             self._check(x, self._buffer.shape[1:])
             put(self._buffer, scatter(self._buffer, index, unsqueeze(x, 0), True), "array_write")
             put(self._length, mt.maximum(self._length, mt.scale(index, 1, 1)), "array_write")
             return
-        if at is None or not 0 <= at <= len(self._elements):
+        if position is None or not 0 <= position <= len(self._elements):
             raise ShapeError(
-                f"array_write: element {at} of an array of {len(self._elements)}; outside of a While an index is known "
-                "while recording, as fill_constant's is, and goes on from the end"
+                f"array_write: element {position} of an array of {len(self._elements)}; outside of a While an index is "
+                "known while recording, as fill_constant's is, and goes on from the end"
             )
-        self._elements[at : at + 1] = [x]
+        self._elements[position : position + 1] = [x]
 
     def read(self, i: Any) -> Any:
         """Element i. Raises ShapeError for one that is known not to be there."""
