@@ -7,18 +7,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_DETECTION = "use polyreme.vision.ops, or write it with polyreme's ops"
+_LABELS = "choose and label boxes in the reader, or with layers.py_func; rpn_target_assign does it for anchors"
 _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distributed.fleet"
 _SEARCH = "use BeamSearchDecoder with dynamic_decode"
 INSTEAD: dict[str, str] = {
     "beam_search": _SEARCH, "beam_search_decode": _SEARCH,
-    "py_reader": "use fluid.io.DataLoader.from_generator", "read_file": "use fluid.io.DataLoader.from_generator",
-    "double_buffer": "give capacity to fluid.io.DataLoader.from_generator",
-    "create_py_reader_by_data": "use fluid.io.DataLoader.from_generator with iterable=False",
     "reorder_lod_tensor_by_rank": "leave it out: DynamicRNN takes sequences in the order in which they are fed",
+    "data_norm": "use batch_norm; its statistics were kept by parameter servers",
+    "monkey_patch_variable": "leave it out: Variables have operators",
+    "generate_proposal_labels": _LABELS, "generate_mask_labels": _LABELS, "retinanet_target_assign": _LABELS,
+    "retinanet_detection_output": "decode each level with box_coder, join them, and use multiclass_nms",
+    "DetectionMAP": "fetch the rows of multiclass_nms, and count matches in NumPy",
     "filter_by_instag": "choose the rows in the reader",
     "load": "use fluid.io.load_vars", "WeightNormParamAttr": "use polyreme.static.nn with static.WeightNormParamAttr",
-    "get_places": "use fluid.cpu_places or fluid.cuda_places",
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER, "incubate": _PARAMETER_SERVER,
     "dataset": "use a reader with DataFeeder or DataLoader", "DatasetFactory": "use a reader with DataLoader",
     "cuda_profiler": "use fluid.profiler.profiler",
@@ -35,16 +36,6 @@ INSTEAD: dict[str, str] = {
     "DGCMomentumOptimizer": "use Momentum", "PipelineOptimizer": "use polyreme.distributed.fleet",
     "RecomputeOptimizer": "use polyreme.distributed.fleet.utils.recompute",
 }  # fmt: skip
-_DETECTION_NAMES = [
-    "multi_box_head", "bipartite_match", "target_assign", "detection_output",
-    "ssd_loss", "rpn_target_assign", "retinanet_target_assign", "sigmoid_focal_loss",
-    "generate_proposal_labels", "generate_proposals", "generate_mask_labels",
-    "multiclass_nms",
-    "locality_aware_nms", "retinanet_detection_output", "distribute_fpn_proposals",
-    "collect_fpn_proposals",
-    "DetectionMAP",
-]  # fmt: skip
-INSTEAD.update(dict.fromkeys(_DETECTION_NAMES, _DETECTION))
 
 
 def refusing(shown: str, module: str) -> Callable[[str], Any]:

@@ -181,5 +181,13 @@ class PyReader(GeneratorLoader):
     ) -> None:  # fmt: skip
         super().__init__(feed_list, capacity, iterable, return_list)
 
+    @property
+    def variables(self) -> list[Any]:
+        """What is fed."""
+        return list(self._variables)
+
+    decorate_paddle_reader = GeneratorLoader.set_sample_list_generator
+    decorate_tensor_provider = GeneratorLoader.set_batch_generator
+
 
 __all__ = ["DataLoader", "PyReader"]

@@ -22,21 +22,23 @@ from polyreme.ops.gather_scatter import gather
 _MAX_LOG_RATIO = np.log(1000 / 16)
 
 
-def _read(who: str, *given: Any) -> list[np.ndarray]:
+def read_on_host(who: str, *given: Any) -> list[np.ndarray]:
     """The values of Tensors on the host."""
     what = f"{who}(), whose result has a shape only known on the host"
     return [state.host(v, what) if isinstance(v, state.TensorState) else np.asarray(v) for v in given]
 
 
-def _tensor(value: Any, dtype: Any) -> Any:
+def tensor_of(value: Any, dtype: Any) -> Any:
+    """A Tensor of host values."""
     return OPS["cast"](np.asarray(value, dtype), np.dtype(dtype).name)
 
 
-def _descending(scores: np.ndarray) -> np.ndarray:
+def descending(scores: np.ndarray) -> np.ndarray:
+    """Places of scores from the highest on; of equal ones the first comes first."""
     return np.argsort(-scores, kind="stable")
 
 
-def _keep(boxes: np.ndarray, threshold: float, extra: float = 0.0, eta: float = 1.0, most: int = -1) -> list[int]:
+def suppress(boxes: np.ndarray, threshold: float, extra: float = 0.0, eta: float = 1.0, most: int = -1) -> list[int]:
     """Places of boxes, best first, that no kept one before them overlaps by more than threshold.
 
     eta: what the threshold is multiplied by after each kept box while it is above a half.
@@ -70,7 +72,7 @@ def nms(
     boxes suppress only those of their own category, and those of no category listed are left out. top_k: how many at
     most. Raises ConfigError where one of the two is missing or top_k is out of range, CaptureError inside a capture.
     """
-    (b,) = _read("nms", boxes)
+    (b,) = read_on_host("nms", boxes)
     if b.ndim != 2 or b.shape[1] != 4:
         raise ShapeError(f"nms: boxes {list(b.shape)}; needs [n, 4]")
     if (category_idxs is None) is not (categories is None):
@@ -78,16 +80,16 @@ def nms(
     if top_k is not None and not 0 <= top_k <= len(b):
         raise ConfigError(f"nms: top_k={top_k} of {len(b)} boxes; give 0 to {len(b)}")
     rank = np.arange(len(b), 0, -1) if scores is None else scores
-    s, c = _read("nms", rank, np.zeros(len(b)) if categories is None else category_idxs)
+    s, c = read_on_host("nms", rank, np.zeros(len(b)) if categories is None else category_idxs)
     if s.shape != b.shape[:1] or c.shape != b.shape[:1]:
         raise ShapeError(f"nms: boxes {list(b.shape)}, scores {list(s.shape)}, category_idxs {list(c.shape)}; each [n]")
-    order = _descending(s)
+    order = descending(s)
     found = [np.zeros(0, np.int64)]
     for category in (0,) if categories is None else dict.fromkeys(int(v) for v in categories):
         mine = order[c[order] == category]
-        found.append(mine[_keep(b[mine], iou_threshold)])
+        found.append(mine[suppress(b[mine], iou_threshold)])
     chosen = np.concatenate(found)
-    return _tensor(chosen[_descending(s[chosen])][:top_k], np.int64)
+    return tensor_of(chosen[descending(s[chosen])][:top_k], np.int64)
 
 
 @composite(method=False)
@@ -115,7 +117,7 @@ def matrix_nms(
     first. Indices count over all images' boxes. normalized: see polyreme.ops.boxes. Source: Wang et al., 2020,
     arXiv:2003.10152, section 3.3. Raises CaptureError inside a capture.
     """
-    b, s = _read("matrix_nms", bboxes, scores)
+    b, s = read_on_host("matrix_nms", bboxes, scores)
     if b.ndim != 3 or s.ndim != 3 or b.shape != (s.shape[0], s.shape[2], 4):
         raise ShapeError(f"matrix_nms: bboxes {list(b.shape)}, scores {list(s.shape)}; give [n, m, 4], [n, classes, m]")
     rows, indices, numbers = [np.zeros((0, 6), b.dtype)], [np.zeros(0, np.int64)], []
@@ -124,20 +126,20 @@ def matrix_nms(
         for label in range(s.shape[1]):
             if label == background_label:
                 continue
-            order = _descending(s[image, label])
+            order = descending(s[image, label])
             order = order[s[image, label][order] > score_threshold][: None if nms_top_k < 0 else nms_top_k]
             factor = _decay(b[image][order], gaussian_sigma if use_gaussian else None, 0.0 if normalized else 1.0)
             decayed = s[image, label][order] * factor
             candidates += [
                 (label, at, score) for at, score in zip(order, decayed, strict=True) if score > post_threshold
             ]
-        best = _descending(np.array([f[2] for f in candidates]))[: None if keep_top_k < 0 else keep_top_k]
+        best = descending(np.array([f[2] for f in candidates]))[: None if keep_top_k < 0 else keep_top_k]
         rows += [np.array([[candidates[i][0], candidates[i][2], *b[image, candidates[i][1]]]], b.dtype) for i in best]
         indices.append(np.array([candidates[i][1] + image * b.shape[1] for i in best], np.int64))
         numbers.append(len(best))
-    index = _tensor(np.concatenate(indices)[:, None], np.int32) if return_index else None
-    number = _tensor(numbers, np.int32) if return_rois_num else None
-    return _tensor(np.concatenate(rows), b.dtype), number, index
+    index = tensor_of(np.concatenate(indices)[:, None], np.int32) if return_index else None
+    number = tensor_of(numbers, np.int32) if return_rois_num else None
+    return tensor_of(np.concatenate(rows), b.dtype), number, index
 
 
 def _decay(boxes: np.ndarray, sigma: float | None, extra: float) -> np.ndarray:
@@ -173,7 +175,7 @@ def distribute_fpn_proposals(
     pixel_offset: a box is one wider and higher than its corners say. Source: Lin et al., 2016, arXiv:1612.03144,
     equation 1. Raises CaptureError inside a capture.
     """
-    (boxes,) = _read("distribute_fpn_proposals", fpn_rois)
+    (boxes,) = read_on_host("distribute_fpn_proposals", fpn_rois)
     if boxes.ndim != 2 or boxes.shape[1] != 4 or min_level > max_level:
         raise ShapeError(
             f"distribute_fpn_proposals: fpn_rois {list(boxes.shape)}, levels {min_level} to {max_level}; needs [n, 4] "
@@ -184,15 +186,15 @@ def distribute_fpn_proposals(
     level = np.floor(np.log2(scale / refer_scale + 1e-8) + refer_level).clip(min_level, max_level).astype(int)
     places = [np.flatnonzero(level == at) for at in range(min_level, max_level + 1)]
     restore = np.argsort(np.concatenate(places), kind="stable")
-    levels = [gather(fpn_rois, _tensor(p, np.int64)) for p in places]
+    levels = [gather(fpn_rois, tensor_of(p, np.int64)) for p in places]
     numbers = None
     if rois_num is not None:
-        (count,) = _read("distribute_fpn_proposals", rois_num)
+        (count,) = read_on_host("distribute_fpn_proposals", rois_num)
         if count.sum() != len(boxes):
             raise ShapeError(f"distribute_fpn_proposals: rois_num={count.tolist()} of {len(boxes)} boxes; add them up")
         image = np.repeat(np.arange(len(count)), count)
-        numbers = [_tensor(np.bincount(image[p], minlength=len(count)), np.int32) for p in places]
-    return levels, _tensor(restore[:, None], np.int32), numbers
+        numbers = [tensor_of(np.bincount(image[p], minlength=len(count)), np.int32) for p in places]
+    return levels, tensor_of(restore[:, None], np.int32), numbers
 
 
 @composite(method=False)
@@ -220,7 +222,7 @@ def generate_proposals(
     higher than its corners say, and its centre must lie in the image. Not differentiable. Source: Ren et al., 2015,
     arXiv:1506.01497, section 3. Raises CaptureError inside a capture.
     """
-    s, d, size, a, v = _read("generate_proposals", scores, bbox_deltas, img_size, anchors, variances)
+    s, d, size, a, v = read_on_host("generate_proposals", scores, bbox_deltas, img_size, anchors, variances)
     deltas = (s.shape[0], 4 * s.shape[1], *s.shape[2:])
     if s.ndim != 4 or d.shape != deltas or a.size != 4 * s[:1].size or v.size != a.size:
         raise ShapeError(
@@ -229,20 +231,35 @@ def generate_proposals(
         )
     a, v, extra = a.reshape(-1, 4), v.reshape(-1, 4), 1.0 if pixel_offset else 0.0
     chosen, values, numbers = [], [], []
-    for score, delta, (height, width) in zip(s, d, size, strict=True):
-        flat = score.transpose(1, 2, 0).reshape(-1)
-        order = _descending(flat)[: pre_nms_top_n if pre_nms_top_n > 0 else None]
-        delta = delta.reshape(score.shape[0], 4, *score.shape[1:]).transpose(2, 3, 0, 1).reshape(-1, 4)
-        boxes = _move(a[order], delta[order] * v[order], extra)
-        boxes = boxes.clip(0, np.array([width, height, width, height]) - extra)
-        fine = _large_enough(boxes, max(min_size, 1.0), extra, width, height)
-        boxes, flat = boxes[fine], flat[order][fine]
-        keep = _keep(boxes, nms_thresh, extra, eta, post_nms_top_n if post_nms_top_n > 0 else -1)
-        chosen.append(boxes[keep] if keep else np.zeros((1, 4)))
-        values.append(flat[keep] if keep else np.zeros(1))
-        numbers.append(max(len(keep), 1))
-    found = _tensor(np.concatenate(chosen), s.dtype), _tensor(np.concatenate(values)[:, None], s.dtype)
-    return *found, _tensor(numbers, np.int32) if return_rois_num else None
+    for score, delta, image in zip(s, d, size, strict=True):
+        boxes, best = proposals_of_image(
+            score, delta, image, a, v, pre_nms_top_n, post_nms_top_n, nms_thresh, min_size, eta, extra
+        )
+        chosen.append(boxes)
+        values.append(best)
+        numbers.append(len(boxes))
+    found = tensor_of(np.concatenate(chosen), s.dtype), tensor_of(np.concatenate(values)[:, None], s.dtype)
+    return *found, tensor_of(numbers, np.int32) if return_rois_num else None
+
+
+def proposals_of_image(
+    score: np.ndarray, delta: np.ndarray, size: np.ndarray, anchors: np.ndarray, variances: np.ndarray, pre: int,
+    post: int, threshold: float, min_size: float, eta: float, extra: float, scale: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(boxes, scores) of one image of generate_proposals: score [A, H, W], delta [4 A, H, W], anchors [H W A, 4].
+
+    scale: sides are divided by it before they are compared with min_size.
+    """
+    height, width = size
+    flat = score.transpose(1, 2, 0).reshape(-1)
+    order = descending(flat)[: pre if pre > 0 else None]
+    delta = delta.reshape(score.shape[0], 4, *score.shape[1:]).transpose(2, 3, 0, 1).reshape(-1, 4)
+    boxes = _move(anchors[order], delta[order] * variances[order], extra)
+    boxes = boxes.clip(0, np.array([width, height, width, height]) - extra)
+    fine = _large_enough(boxes, max(min_size, 1.0), extra, width, height, scale)
+    boxes, flat = boxes[fine], flat[order][fine]
+    stay = suppress(boxes, threshold, extra, eta, post if post > 0 else -1)
+    return (boxes[stay], flat[stay]) if stay else (np.zeros((1, 4)), np.zeros(1))
 
 
 def _move(anchors: np.ndarray, delta: np.ndarray, extra: float) -> np.ndarray:
@@ -253,9 +270,11 @@ def _move(anchors: np.ndarray, delta: np.ndarray, extra: float) -> np.ndarray:
     return np.concatenate([centre - half, centre + half - extra], 1)
 
 
-def _large_enough(boxes: np.ndarray, least: float, extra: float, width: float, height: float) -> np.ndarray:
+def _large_enough(
+    boxes: np.ndarray, least: float, extra: float, width: float, height: float, scale: float
+) -> np.ndarray:
     sides = boxes[:, 2:] - boxes[:, :2] + extra
-    fine = [(sides >= least).all(1)]
+    fine = [(sides - extra >= (least - extra) * scale).all(1)]
     if extra:
         fine.append((boxes[:, :2] + sides / 2 <= [width, height]).all(1))
     return np.all(fine, 0)

@@ -287,6 +287,16 @@ CASES = [
          np.stack([np.stack([0 * IMAGE[0, 0], IMAGE[1, 1], *IMAGE[0, 2:]]),
                    np.stack([IMAGE[0, 0], 0 * IMAGE[0, 0], *IMAGE[1, 2:]])])),
     Case("mean_iou", lambda x, y: L.mean_iou(x, y, 6), (SEEN, WANTED), iou_of_classes(SEEN, WANTED, 6)),
+    # B, I of two types: chunks are 0:1, 2, 3:4 and 0, 1:2; then 0:2, 3:4 and 0, 1:2
+    Case("chunk_eval", lambda x, y: L.chunk_eval(x, y, "IOB", 2),
+         (divided(np.array([[0], [1], [0], [2], [3], [2], [0], [1]]), [5, 3]),
+          divided(np.array([[0], [1], [1], [2], [3], [2], [0], [1]]), [5, 3])),
+         (*(np.array([v], "f") for v in (3 / 5, 3 / 4, 2 / 3)), *(np.array([v]) for v in (5, 4, 3)))),
+    # E ends a chunk; type 1 is not counted; what is behind the length is none
+    Case("chunk_eval padded", lambda x, y, n: L.chunk_eval(x, y, "IOE", 2, [1], n),
+         (np.array([[0, 1, 0, 2, 3, 1]]), np.array([[0, 1, 2, 2, 3, 0]]), np.array([5])),
+         (*(np.array([v], "f") for v in (1 / 2, 1, 2 / 3)), *(np.array([v]) for v in (2, 1, 1)))),
+    Case("merge_selected_rows", lambda x: L.get_tensor_from_selected_rows(L.merge_selected_rows(x)), (ROWS,), ROWS),
     Case("teacher_student_sigmoid_loss", L.teacher_student_sigmoid_loss, (CLICK, STUDENT),
          np.array([[student(x, z)] for (x,), (z,) in zip(CLICK, STUDENT, strict=True)], "float32")),
     Case("warpctc", lambda x, y: L.warpctc(x, y), (divided(STEPS, [3, 2]), divided(np.array([[1], [2], [2]]), [2, 1])),
@@ -416,3 +426,24 @@ def test_what_is_refused(script):
         L.density_prior_box(x, x, [1], [1.0, 2.0], [1.0])
     with pytest.raises(ConfigError, match="give another Normal"):
         L.Normal(0.0, 1.0).kl_divergence(L.Uniform(0.0, 1.0))
+
+
+@pytest.mark.parametrize("made_by", ["py_reader", "create_py_reader_by_data"])
+def test_a_program_reads_a_py_reader(script, made_by):
+    if made_by == "py_reader":
+        reader = L.py_reader(4, [[-1, 2], [-1, 1]], ["float32", "int64"])
+    else:
+        reader = L.create_py_reader_by_data(4, [L.data("a", [2]), L.data("b", [1], dtype="int64")])
+    x, y = L.read_file(L.double_buffer(reader))
+    total = L.reduce_sum(L.elementwise_add(L.reduce_sum(x, 1), L.cast(L.squeeze(y, [1]), "float32")))
+    reader.decorate_paddle_reader(lambda: ([(np.ones(2, "float32") * i, [i])] * 2 for i in range(3)))
+    exe, totals = script.Executor(script.CPUPlace()), []
+    for _ in range(2):
+        reader.start()
+        for _ in range(3):
+            totals += exe.run(fetch_list=[total])[0].tolist()
+        with pytest.raises(script.core.EOFException):
+            exe.run(fetch_list=[total])
+        reader.reset()
+    assert totals == [0, 6, 12] * 2
+    assert L.get_places(2, "CPU") == script.cpu_places(2)

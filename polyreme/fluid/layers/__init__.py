@@ -5,6 +5,7 @@ from polyreme.fluid.layers.arrays import *
 from polyreme.fluid.layers.boxes import *
 from polyreme.fluid.layers.class_loss import *
 from polyreme.fluid.layers.control_flow import *
+from polyreme.fluid.layers.detection import *
 from polyreme.fluid.layers.distributions import *
 from polyreme.fluid.layers.dynamic_rnn import *
 from polyreme.fluid.layers.elementwise import *

@@ -126,6 +126,18 @@ def assign(input: Any, output: Any = None) -> Any:
 
 
 @layer
+def merge_selected_rows(x: Any, name: str | None = None) -> Any:
+    """A copy of x: a gradient of rows has one value a row already, and is dense here."""
+    return cr.assign(x)
+
+
+@layer
+def get_tensor_from_selected_rows(x: Any, name: str | None = None) -> Any:
+    """A copy of x, which is dense here."""
+    return cr.assign(x)
+
+
+@layer
 def argmin(x: Any, axis: int = 0) -> Any:
     """Where the smallest elements along axis are, int64."""
     return search.argmin(x, axis)
@@ -276,7 +288,7 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
 __all__ = [
     "argmax", "argmin", "argsort", "assign", "autoincreased_step_counter", "cast", "concat", "create_global_var",
     "create_parameter", "create_tensor", "diag", "eye", "fill_constant", "fill_constant_batch_size_like",
-    "gaussian_random", "gaussian_random_batch_size_like", "has_inf", "has_nan", "isfinite", "linspace", "ones",
-    "ones_like", "range", "reverse", "sampling_id", "uniform_random", "uniform_random_batch_size_like", "zeros",
-    "zeros_like",
+    "gaussian_random", "gaussian_random_batch_size_like", "get_tensor_from_selected_rows", "has_inf", "has_nan",
+    "isfinite", "linspace", "merge_selected_rows", "ones", "ones_like", "range", "reverse", "sampling_id",
+    "uniform_random", "uniform_random_batch_size_like", "zeros", "zeros_like",
 ]  # fmt: skip

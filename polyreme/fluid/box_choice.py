@@ -1,0 +1,205 @@
+"""What detectors choose on the host: boxes that stay, matches, anchors to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from polyreme.core.op import recorded
+from polyreme.errors import ShapeError
+from polyreme.ops.boxes import overlaps
+from polyreme.ops.proposals import descending, proposals_of_image, read_on_host, suppress, tensor_of
+
+
+@recorded
+def nms_rows(
+    bboxes: Any, scores: Any, counts: Any, threshold: float, top: int, keep: int, overlap: float, extra: float,
+    eta: float, background: int, locality: bool,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """(rows [k, 6], how many of each image, their places among all boxes [k, 1]); see layers.multiclass_nms."""
+    b, s = read_on_host("multiclass_nms", bboxes, scores)
+    if counts is None:
+        if b.ndim != 3 or s.ndim != 3 or b.shape[:2] != (s.shape[0], s.shape[2]) or b.shape[2] != 4:
+            raise ShapeError(
+                f"multiclass_nms: bboxes {list(b.shape)}, scores {list(s.shape)}; needs [n, m, 4] and [n, classes, m]"
+            )
+        images = [(np.broadcast_to(b[i], (s.shape[1], *b[i].shape)), s[i]) for i in range(len(b))]
+    else:
+        (lengths,) = read_on_host("multiclass_nms", counts)
+        if b.shape != (*s.shape, 4) or lengths.sum() != len(s):
+            raise ShapeError(
+                f"multiclass_nms: bboxes {list(b.shape)}, scores {list(s.shape)} in sequences; needs [rows, classes, "
+                "4] and [rows, classes]"
+            )
+        cuts = np.cumsum(lengths)[:-1]
+        images = [(v.transpose(1, 0, 2), w.T) for v, w in zip(np.split(b, cuts), np.split(s, cuts), strict=True)]
+    rows, places, numbers, first = [np.zeros((0, 6), b.dtype)], [np.zeros(0, np.int64)], [], 0
+    for boxes, score in images:
+        found = _of_image(boxes, score, threshold, top, keep, overlap, extra, eta, background, locality)
+        rows += [np.array([[label, value, *box]], b.dtype) for label, value, box, _ in found]
+        places.append(np.array([first + place for *_, place in found], np.int64))
+        numbers.append(len(found))
+        first += score.shape[1]
+    index = tensor_of(np.concatenate(places)[:, None], np.int32)
+    return tensor_of(np.concatenate(rows), b.dtype), tensor_of(numbers, np.int64), index
+
+
+def _of_image(
+    boxes: np.ndarray, scores: np.ndarray, threshold: float, top: int, keep: int, overlap: float, extra: float,
+    eta: float, background: int, locality: bool,
+) -> list[tuple[int, float, np.ndarray, int]]:  # fmt: skip
+    """(class, score, box, place) of what stays of boxes [classes, m, 4] and scores [classes, m]."""
+    rows: list[tuple[int, float, np.ndarray, int]] = []
+    for label in range(len(scores)):
+        if label == background:
+            continue
+        box, score, place = boxes[label], scores[label], np.arange(scores.shape[1])
+        if locality:
+            box, score, place = _merged(box, score, overlap, extra)
+        order = descending(score)
+        order = order[score[order] > threshold][: None if top < 0 else top]
+        stay = order[suppress(box[order], overlap, extra, eta)]
+        rows += [(label, score[i], box[i], int(place[i])) for i in stay]
+    if 0 <= keep < len(rows):
+        best = descending(np.array([score for _, score, *_ in rows]))[:keep]
+        rows = sorted((rows[i] for i in best), key=lambda row: row[0])
+    return rows
+
+
+def _merged(
+    boxes: np.ndarray, scores: np.ndarray, overlap: float, extra: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Boxes in a row that overlap, as one: their mean weighted by scores, and the sum of those."""
+    runs: list[tuple[np.ndarray, float, int]] = []
+    for place, (box, score) in enumerate(zip(boxes, scores, strict=True)):
+        if runs and overlaps(box, runs[-1][0], extra) > overlap:
+            before, weight, _ = runs[-1]
+            total = weight + score
+            runs[-1] = (before * weight + box * score) / total, total, runs[-1][2]
+        else:
+            runs.append((box, score, place))
+    return (np.array([k[0] for k in runs]).reshape(-1, 4), np.array([k[1] for k in runs]),
+            np.array([k[2] for k in runs], np.int64))  # fmt: skip
+
+
+@recorded
+def proposal_rows(
+    scores: Any, deltas: Any, im_info: Any, anchors: Any, variances: Any, pre: int, post: int, overlap: float,
+    least: float, eta: float,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """(boxes, scores, how many of each image); see layers.generate_proposals."""
+    s, d, info, a, v = read_on_host("generate_proposals", scores, deltas, im_info, anchors, variances)
+    proposals = [
+        proposals_of_image(
+            score, delta, size[:2], a.reshape(-1, 4), v.reshape(-1, 4), pre, post, overlap, least, eta, 1.0, size[2]
+        )
+        for score, delta, size in zip(s, d, info, strict=True)
+    ]
+    boxes, chances = (np.concatenate([f[i] for f in proposals]) for i in (0, 1))
+    counts = tensor_of([len(f[0]) for f in proposals], np.int64)
+    return tensor_of(boxes, s.dtype), tensor_of(chances[:, None], s.dtype), counts
+
+
+@recorded
+def best_rows(scores: Sequence[Any], counts: Sequence[Any], most: int) -> tuple[Any, Any]:
+    """(places of the best rows of all levels, image by image, how many of each); see layers.collect_fpn_proposals."""
+    chances = np.concatenate([v.reshape(-1) for v in read_on_host("collect_fpn_proposals", *scores)])
+    lengths = read_on_host("collect_fpn_proposals", *counts)
+    image = np.concatenate([np.repeat(np.arange(len(c)), c) for c in lengths])
+    best = descending(chances)[:most]
+    best = best[np.argsort(image[best], kind="stable")]
+    return tensor_of(best, np.int64), tensor_of(np.bincount(image[best], minlength=len(lengths[0])), np.int64)
+
+
+_NOTHING = 1e-6
+"""What 1.7 takes for no overlap at all."""
+
+
+def match_columns(matrix: np.ndarray, counts: np.ndarray, threshold: float | None) -> list[np.ndarray]:
+    """(row of each column's match int32 [n, m], its distance [n, m]); see layers.bipartite_match."""
+    index = np.full((len(counts), matrix.shape[1]), -1, np.int32)
+    distance = np.zeros(index.shape, matrix.dtype)
+    for image, part in enumerate(np.split(matrix, np.cumsum(counts)[:-1])):
+        left = part.copy()
+        while left.size and left.max() > _NOTHING:
+            row, column = np.unravel_index(left.argmax(), left.shape)
+            index[image, column], distance[image, column] = row, part[row, column]
+            left[row], left[:, column] = -1, -1
+        if threshold is not None and len(part):
+            nearest = part.argmax(0)
+            near = part.max(0)
+            more = (index[image] < 0) & (near >= threshold) & (near > _NOTHING)
+            index[image][more], distance[image][more] = nearest[more], near[more]
+    return [index, distance]
+
+
+def hardest_columns(
+    costs: np.ndarray, index: np.ndarray, distance: np.ndarray, ratio: float, below: float
+) -> np.ndarray:
+    """1 at the columns of the largest costs among those that match nothing and are nearer to nothing than below."""
+    chosen = np.zeros(costs.shape, np.float32)
+    for image in range(len(costs)):
+        others = np.flatnonzero((index[image] < 0) & (distance[image] < below))
+        count = min(int(ratio * (index[image] >= 0).sum()), len(others))
+        chosen[image, others[descending(costs[image, others])[:count]]] = 1
+    return chosen
+
+
+@recorded
+def anchor_targets(
+    anchors: Any, boxes: Any, counts: Any, crowd: Any, im_info: Any, size: int, straddle: float, share: float,
+    positive: float, negative: float, random: bool,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """(places of anchors with an object, of those and of those without, labels, offsets); see rpn_target_assign."""
+    a, every, lengths, crowded, info = read_on_host("rpn_target_assign", anchors, boxes, counts, crowd, im_info)
+    # while shapes are inferred there are other numbers of sequences than of images
+    a, cuts = a.reshape(-1, 4), np.cumsum(lengths)[: len(info)]
+    having, lacking, offsets = [], [], []
+    parts = zip(np.split(every, cuts), np.split(crowded.reshape(-1), cuts), info, strict=False)
+    for image, (part, is_crowd, (height, width, scale)) in enumerate(parts):
+        true = part[is_crowd == 0] * scale
+        inside = np.arange(len(a))
+        if straddle >= 0:
+            edge = np.array([width, height]) + straddle
+            inside = np.flatnonzero((a[:, :2] >= -straddle).all(1) & (a[:, 2:] < edge).all(1))
+        iou = overlaps(a[inside][:, None], true[None], 1.0) if len(true) else np.zeros((len(inside), 1))
+        most = iou.max(1)
+        label = np.full(len(inside), -1)
+        # an object that no anchor touches has none that overlaps it most
+        best = (iou == iou.max(0)) & (iou.max(0) > 0) if iou.size else np.zeros(iou.shape, bool)
+        label[best.any(1) | (most >= positive)] = 1
+        _thin(label, 1, int(size * share), random)
+        wanted = size - int((label == 1).sum())
+        far = np.flatnonzero((most < negative) & (label != 1))
+        label[_drawn(far, wanted, random)] = 0
+        own = np.flatnonzero(label == 1)
+        having.append(image * len(a) + inside[own])
+        lacking.append(image * len(a) + inside[label == 0])
+        offsets.append(_offsets(a[inside[own]], true[iou[own].argmax(1)]) if len(own) else np.zeros((0, 4)))
+    place, without = (np.concatenate(v).astype(np.int64) for v in (having, lacking))
+    said = np.concatenate([np.ones(len(place)), np.zeros(len(without))])[:, None]
+    return (tensor_of(place, np.int64), tensor_of(np.concatenate([place, without]), np.int64),
+            tensor_of(said, np.int32), tensor_of(np.concatenate(offsets), np.float32))  # fmt: skip
+
+
+def _drawn(places: np.ndarray, count: int, random: bool) -> np.ndarray:
+    """At most so many of places: drawn, or the first ones."""
+    if len(places) <= count:
+        return places
+    return np.random.choice(places, count, replace=False) if random else places[:count]
+
+
+def _thin(label: np.ndarray, value: int, count: int, random: bool) -> None:
+    """Leave at most so many labels of this value; the others become -1."""
+    places = np.flatnonzero(label == value)
+    label[np.setdiff1d(places, _drawn(places, count, random))] = -1
+
+
+def _offsets(anchors: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Boxes as offsets from anchors, both in whole pixels."""
+    (size, middle), (other, center) = (
+        (v[:, 2:] - v[:, :2] + 1, v[:, :2] + (v[:, 2:] - v[:, :2] + 1) / 2) for v in (anchors, boxes)
+    )
+    return np.concatenate([(center - middle) / size, np.log(other / size)], 1)
