@@ -159,7 +159,7 @@ def test_a_checkpoint_holds_what_experts_missed_and_a_run_goes_on_from_it(tmp_pa
     check_same_bits(again.values(), want)
 
 
-@pytest.mark.slow_cases("read")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [pytest.param("offload.fill:kill@200", id="update"), pytest.param("offload.part:kill@270", id="read")]
 )
