@@ -39,6 +39,10 @@ class TensorCheckerConfig:
     every op's values.
     """
 
+    enable: bool
+    debug_step: Sequence[int] | None
+    current_step_id: int
+
     def __init__(
         self,
         enable: bool,

@@ -21,6 +21,10 @@ from polyreme.optimizer import lr
 class LearningRateDecay:
     """Base of them: called, it gives the rate of this step, [1] of dtype, and moves on to the next."""
 
+    step_num: int
+    step_size: int
+    dtype: str
+
     def __init__(self, begin: int = 0, step: int = 1, dtype: str = "float32") -> None:
         self.step_num, self.step_size, self.dtype = begin, step, dtype
 
@@ -49,6 +53,9 @@ class LearningRateDecay:
 
 class PiecewiseDecay(LearningRateDecay):
     """values[i] before boundaries[i], the last value after them. Raises ConfigError unless there is one more value."""
+
+    boundaries: list[int]
+    values: list[float]
 
     def __init__(
         self, boundaries: Sequence[int], values: Sequence[float], begin: int, step: int = 1, dtype: str = "float32"
@@ -104,6 +111,12 @@ class InverseTimeDecay(_Decay):
 class PolynomialDecay(LearningRateDecay):
     """(learning_rate - end) * (1 - step / decay_steps)^power + end; after decay_steps end, or again longer if cycle."""
 
+    learning_rate: float
+    decay_steps: int
+    end_learning_rate: float
+    power: float
+    cycle: bool
+
     def __init__(
         self, learning_rate: float, decay_steps: int, end_learning_rate: float = 0.0001, power: float = 1.0,
         cycle: bool = False, begin: int = 0, step: int = 1, dtype: str = "float32",
@@ -123,6 +136,10 @@ class PolynomialDecay(LearningRateDecay):
 class CosineDecay(LearningRateDecay):
     """learning_rate / 2 * (cos(pi * epoch / epochs) + 1), epoch = floor(step / step_each_epoch)."""
 
+    learning_rate: float
+    step_each_epoch: int
+    epochs: int
+
     def __init__(
         self, learning_rate: float, step_each_epoch: int, epochs: int, begin: int = 0, step: int = 1,
         dtype: str = "float32",
@@ -141,6 +158,10 @@ class NoamDecay(LearningRateDecay):
     Raises ConfigError for begin=0, where the rate would be 0.
     """
 
+    d_model: int
+    warmup_steps: int
+    learning_rate: float
+
     def __init__(
         self, d_model: int, warmup_steps: int, begin: int = 1, step: int = 1, dtype: str = "float32",
         learning_rate: float = 1.0,
@@ -158,6 +179,11 @@ class NoamDecay(LearningRateDecay):
 class LinearLrWarmup(LearningRateDecay):
     """From start_lr to end_lr in warmup_steps, then learning_rate: a number, or another decay, which moves on with
     every step from the first."""
+
+    learning_rate: Any
+    warmup_steps: int
+    start_lr: float
+    end_lr: float
 
     def __init__(
         self, learning_rate: Any, warmup_steps: int, start_lr: float, end_lr: float, begin: int = 1, step: int = 1,
@@ -213,6 +239,9 @@ class _EpochDecay(LearningRateDecay):
 class StepDecay(_EpochDecay):
     """learning_rate * decay_rate^floor(epoch / step_size)."""
 
+    step_size_of_epochs: int
+    decay_rate: float
+
     def __init__(self, learning_rate: float, step_size: int, decay_rate: float = 0.1) -> None:
         super().__init__(learning_rate)
         if not isinstance(step_size, int) or step_size < 1 or decay_rate >= 1:
@@ -228,6 +257,9 @@ class StepDecay(_EpochDecay):
 
 class MultiStepDecay(_EpochDecay):
     """learning_rate * decay_rate^(how many milestones the epoch has reached)."""
+
+    milestones: list[int]
+    decay_rate: float
 
     def __init__(self, learning_rate: float, milestones: Sequence[int], decay_rate: float = 0.1) -> None:
         super().__init__(learning_rate)

@@ -13,6 +13,11 @@ from polyreme.fluid.dygraph.layers import Layer
 class ParallelStrategy:
     """What a process knows of the job: filled in by prepare_context."""
 
+    nranks: int
+    local_rank: int
+    trainer_endpoints: list[str]
+    current_endpoint: str
+
     def __init__(self) -> None:
         env = ParallelEnv()
         self.nranks, self.local_rank = env.nranks, env.local_rank

@@ -304,6 +304,8 @@ class BasicOutput(NamedTuple):
 class BasicDecoder(Decoder):
     """A cell with a helper, and output_fn from the cell's outputs to logits; for dynamic_decode."""
 
+    output_fn: Callable[..., Any] | None
+
     cell: Any
     helper: DecodeHelper
 

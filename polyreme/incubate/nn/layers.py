@@ -11,10 +11,14 @@ from polyreme.errors import ConfigError
 from polyreme.incubate.nn import functional as I
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
+from polyreme.nn.parameter import Parameter
 
 
 class FusedLinear(Layer):
     """x W + b with W [in, out], or x W^T + b with W [out, in] if transpose_weight. bias_attr=False leaves b out."""
+
+    weight: Parameter
+    bias: Parameter | None
 
     def __init__(
         self,
@@ -63,6 +67,8 @@ class _Normed(Layer):
 
 class FusedBiasDropoutResidualLayerNorm(_Normed):
     """layer_norm(residual + dropout(x + linear_bias)): [*, embed_dim] twice -> the same. weight_attr: of the scale."""
+
+    linear_bias: Parameter | None
 
     embed_dim: int
     dropout_rate: float
@@ -295,6 +301,11 @@ class FusedEcMoe(Layer):
 
     act_type: gelu or relu. Logical dims: expert, embed, expert_ffn. Raises ConfigError for another act_type.
     """
+
+    bmm_weight0: Parameter
+    bmm_bias0: Parameter
+    bmm_weight1: Parameter
+    bmm_bias1: Parameter
 
     def __init__(
         self,

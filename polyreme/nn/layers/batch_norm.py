@@ -17,7 +17,7 @@ from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.norm import check_ndim
-from polyreme.nn.parameter import ParamAttr, ParamAttrLike
+from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
 from polyreme.ops.normalization import sync_batch_norm
 
 
@@ -27,6 +27,9 @@ class _BatchNorm(Layer):
     mean and variance are the batch's while training, which moves the running ones: momentum * running +
     (1 - momentum) * batch; in eval mode, or with use_global_stats, the running ones are used.
     """
+
+    weight: Parameter | None
+    bias: Parameter | None
 
     num_features: Alias[int] = Alias("_num_features")
     momentum: Alias[float] = Alias("_momentum")

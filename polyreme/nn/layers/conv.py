@@ -15,7 +15,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttrLike
+from polyreme.nn.parameter import ParamAttrLike, Parameter
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
@@ -29,6 +29,9 @@ def sizes_of(value: int | Sequence[int], count: int, what: str) -> list[int]:
 
 
 class _ConvNd(Layer):
+    weight: Parameter
+    bias: Parameter | None
+
     in_channels: Alias[int] = Alias("_in_channels")
     out_channels: Alias[int] = Alias("_out_channels")
     kernel_size: Alias[Sizes] = Alias("_kernel_size")

@@ -151,6 +151,9 @@ class GroupNorm(Layer):
 class _InstanceNorm(Layer):
     """Normalization of each channel of each sample, `scale` and `bias` a channel. Source: arXiv:1607.08022."""
 
+    scale: Parameter | None
+    bias: Parameter | None
+
     num_features: Alias[int] = Alias("_num_features")
     epsilon: Alias[float] = Alias("_epsilon")
     momentum: Alias[float] = Alias("_momentum")

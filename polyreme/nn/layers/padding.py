@@ -15,6 +15,9 @@ from polyreme.nn.layer import Layer
 
 
 class _Pad(Layer):
+    padding: list[int]
+    value: float
+
     spatial: ClassVar[int]
 
     def __init__(

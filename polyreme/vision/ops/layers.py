@@ -10,6 +10,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.conv import sizes_of
+from polyreme.nn.parameter import Parameter
 from polyreme.ops.deformable import deform_conv2d
 from polyreme.ops.regions import psroi_pool, roi_align, roi_pool
 
@@ -20,6 +21,9 @@ class DeformConv2D(Layer):
     The weight is at first Normal(0, sqrt(2 / (in_channels * kernel elements))), the bias 0; bias_attr=False leaves it
     out.
     """
+
+    weight: Parameter
+    bias: Parameter | None
 
     stride: int | Sequence[int]
     padding: int | Sequence[int]
