@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +23,7 @@ class ParameterGroup:
 def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     """The groups in `parameters=`: one of all of them, or one for each dict; running statistics are left out.
 
-    Raises ConfigError for anything else. Warns of an empty list, which trains nothing: that is what parameters() of a
-    model gives whose layers stand in a plain list.
+    Raises ConfigError for anything else.
     """
     if parameters is None:
         raise ConfigError(f"{owner} needs parameters=, a list such as model.parameters()")
@@ -35,12 +33,6 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
             f"{type(parameters).__name__}"
         )
     listed = list(parameters)
-    if not listed:
-        warnings.warn(
-            f"{owner}: parameters= is empty, so that nothing is trained; a model does not see Layers in a plain list: "
-            "keep them in an nn.LayerList",
-            stacklevel=4,
-        )
     if not any(isinstance(entry, dict) for entry in listed):
         groups = [ParameterGroup(listed)]
     else:

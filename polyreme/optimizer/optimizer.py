@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -299,10 +300,17 @@ class Optimizer(OptimizerState):
         """Update every parameter that has a gradient, in one compiled call for each set of devices that holds some.
 
         skip: a 0-D bool Tensor; where it is True nothing changes, which is how a step with overflowed gradients is left
-        out without asking the host. Raises GradError in static mode, where minimize() records the step.
+        out without asking the host. Raises GradError in static mode, where minimize() records the step. Warns where it
+        has no parameters at all, as of a model whose Layers stand in a plain list.
         """
         if state.recording():
             raise GradError("step() runs now, and in static mode there are no gradients yet; call minimize(loss)")
+        if not self._parameters:
+            warnings.warn(
+                f"{type(self).__name__}.step: parameters= was empty, so that nothing is trained; a model does not see "
+                "Layers in a plain list: keep them in an nn.LayerList",
+                stacklevel=2,
+            )
         self._step(self._parameters, skip)
 
     def _step(self, parameters: Sequence[Any], skip: Tensor | None) -> None:

@@ -538,5 +538,6 @@ def test_layers_in_a_plain_list_are_not_trained_in_silence():
             super().__init__()
             self.blocks = [Linear(2, 2)]
 
-    with pytest.warns(UserWarning, match=r"SGD: parameters= is empty.*LayerList"):
-        opt.SGD(0.1, parameters=Blocks().parameters())
+    optimizer = opt.SGD(0.1, parameters=Blocks().parameters())
+    with pytest.warns(UserWarning, match=r"SGD.step: parameters= was empty.*LayerList"):
+        optimizer.step()
