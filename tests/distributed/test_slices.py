@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from polyreme.core import backend
+from polyreme.core import absent, backend
 from polyreme.distributed.comm_report import examine
 from polyreme.errors import ConfigError
 from polyreme.kernels import gather_linears, scatter_linear, select
@@ -82,7 +82,7 @@ def test_every_permute_of_a_ring_of_parts_has_work_to_hide_behind(libtpu):
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(plan_job.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"compiling for v5e:2x4 needs libtpu; install polyreme\[tpu-check\]"):
         plan_job.devices_for(8, "v5e:2x4")
 
