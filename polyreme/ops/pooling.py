@@ -50,11 +50,14 @@ class _Grid:
         ceil_mode = ceil_mode and not named  # windows of "SAME" cover everything already
         self.pads = resolve_pads(padding, self.sizes, self.kernel, self.stride, (1,) * n, self.last, what)
         room = [z + sum(p) - k for z, p, k in zip(self.sizes, self.pads, self.kernel, strict=True)]
-        if any(_is_negative(r) for r in room):
+        if not ceil_mode and any(_is_negative(r) for r in room):
             raise ShapeError(f"{what}: kernel_size={kernel_size!r} does not fit in {list(self.sizes)} with {padding=}")
         # not r // s + 1: of a size that is left open, which s often divides, this is seen not to be negative
         self.more = [2 * s - 1 if ceil_mode else s for s in self.stride]
-        self.counts = [(r + m) // s for r, m, s in zip(room, self.more, self.stride, strict=True)]
+        # with ceil_mode a window larger than all there is takes all
+        self.counts = [
+            1 if _is_negative(r) else (r + m) // s for r, m, s in zip(room, self.more, self.stride, strict=True)
+        ]
         self.ends = [
             max((c - 1) * s - r, 0) if ceil_mode else 0 for c, s, r in zip(self.counts, self.stride, room, strict=True)
         ]

@@ -137,6 +137,8 @@ TOO_BIG_1, TOO_BIG_2, TOO_BIG_3 = (((v, 9), ShapeError, "does not fit") for v in
 CASES = [
     row("max_pool1d", (2, 3, 8), "", (max_pool, 3, 2, 1), kernel_size=3, stride=2, padding=1),
     Case("max_pool1d", lambda rng: (*floats(2, 3, 8)(rng), 3), lambda x, k: max_pool(x, 3, 3), tag="stride", bad=TOO_BIG_1),
+    Case("max_pool1d", floats(2, 3, 4), lambda x, **_: x.max(2, keepdims=True), kwargs={"kernel_size": 9, "ceil_mode": True}, tag="ceil-all"),
+    Case("avg_pool1d", floats(2, 3, 4), lambda x, **_: x.mean(2, keepdims=True), kwargs={"kernel_size": 9, "stride": 2, "ceil_mode": True, "exclusive": False}, tag="ceil-all"),
     Case("max_pool1d", lambda rng: (rng.permutation(24).reshape(2, 3, 4), 2), lambda x, k: max_pool(x, 2, 2), no_grad="integers", tag="int", bad=((np.ones((1, 1, 4), "complex64"), 2), DTypeError, "x is complex64, which has no order")),
     row("max_pool1d", (2, 3, 8), "mask", (both, 3, 2, 1), kernel_size=3, stride=2, padding=1, return_mask=True),
     row("max_pool2d", (2, 3, 7, 6), "", (max_pool, (2, 3), (2, 1), [(1, 1), (0, 0)]), kernel_size=[2, 3], stride=[2, 1], padding=[1, 0]),
