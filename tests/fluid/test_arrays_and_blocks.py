@@ -124,6 +124,37 @@ def test_dynamic_rnn_is_trained_through(script):
             np.testing.assert_allclose(moved[k][1, 2], (up - down) / 2e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_decoder_attends_to_whole_sentences(script):
+    """Machine translation as 1.x's book writes it: each step pools the source's rows by what they say to its state."""
+    source, target, label = (script.data(n, [None, 1], "int64", lod_level=1) for n in ("source", "target", "label"))
+    encoded, _ = L.dynamic_lstm(L.fc(L.embedding(source, [20, 8]), 32, bias_attr=False), 32)
+    projected, words = L.fc(encoded, 8, bias_attr=False), L.embedding(target, [20, 8])
+    start = L.fc(L.sequence_first_step(encoded), 8, act="tanh")
+    rnn = L.DynamicRNN()
+    with rnn.block():
+        word = rnn.step_input(words)
+        rows, keys = rnn.static_input(encoded), rnn.static_input(projected)
+        hidden = rnn.memory(init=start, need_reorder=True)
+        cell = rnn.memory(shape=[8], value=0.0)
+        asked = L.sequence_expand(L.fc(hidden, 8, bias_attr=False), keys)
+        weight = L.sequence_softmax(L.fc(L.concat([keys, asked], 1), 1, act="tanh", bias_attr=False))
+        seen = L.sequence_pool(L.elementwise_mul(rows, L.reshape(weight, [-1]), axis=0), "sum")
+        new, new_cell = L.lstm_unit(L.concat([seen, word], 1), hidden, cell)
+        rnn.update_memory(hidden, new)
+        rnn.update_memory(cell, new_cell)
+        rnn.output(L.fc(new, 20, act="softmax"))
+    loss = L.mean(L.cross_entropy(rnn(), label))
+    script.optimizer.SGD(2.0).minimize(loss)
+    exe = script.Executor(script.CPUPlace())
+    exe.run(script.default_startup_program())
+    ids = {n: R.randint(0, 20, (9, 1)) for n in ("source", "target", "label")}
+    feed = {n: fluid.create_lod_tensor(v, [[3, 2, 4] if n == "source" else [2, 4, 3]], "cpu") for n, v in ids.items()}
+    losses = [exe.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(12)]
+    assert losses[0] == pytest.approx(np.log(20), abs=0.3)
+    assert losses[-1] < 0.8 * losses[0]
+
+
 def test_what_a_dynamic_rnn_refuses(script):
     words = script.data("words", [None, 3], "float32", lod_level=1)
     rnn = L.DynamicRNN()
@@ -134,6 +165,9 @@ def test_what_a_dynamic_rnn_refuses(script):
     other = L.DynamicRNN()
     with pytest.raises(ConfigError, match="level=1"), other.block():
         other.step_input(words, level=1)
+    third = L.DynamicRNN()
+    with pytest.raises(ProgramError, match="compute it in front of it"), third.block():
+        third.memory(init=L.scale(third.step_input(words), 2.0))
     again = L.DynamicRNN()
     with pytest.raises(ProgramError, match="an update_memory for each memory"), again.block():
         again.output(again.step_input(words), again.memory(shape=[2]))

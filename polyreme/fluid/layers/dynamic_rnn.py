@@ -82,6 +82,10 @@ class DynamicRNN:
         if self._block is None or defaults.block is not self._block:
             raise ProgramError(f"DynamicRNN.{what}: call it inside `with rnn.block():`")
 
+    def _outside(self, what: str, value: Any) -> None:
+        if isinstance(value, Variable) and self._parent.find_var(value._array.name) is None:  # type: ignore[union-attr]
+            raise ProgramError(f"DynamicRNN.{what}: {value!r} is computed inside the block; compute it in front of it")
+
     def step_input(self, x: Any, level: int = 0) -> Any:
         """The step's row of each sequence of x: [sequences, ...]. Raises ConfigError for a level other than 0.
 
@@ -90,6 +94,7 @@ class DynamicRNN:
         self._inside("step_input")
         if level != 0:
             raise ConfigError(f"DynamicRNN.step_input: level={level}; sequences of one level, 0, are walked")
+        self._outside("step_input", x)
         with inside(self._parent):  # type: ignore[arg-type]
             padded = self._padded(x)
         return squeeze(gather(padded, self._now), [0])
@@ -131,6 +136,7 @@ class DynamicRNN:
             raise ProgramError("DynamicRNN.memory: call step_input first; it says how many sequences there are")
         if init is None and shape is None:
             raise ProgramError("DynamicRNN.memory: give init, or shape")
+        self._outside("memory", init)
         with inside(self._parent):  # type: ignore[arg-type]
             if init is None:
                 first = full([self._lengths._array.shape[0], *(shape or ())], value, dtype)
