@@ -62,5 +62,5 @@ def test_the_stubs_are_current():
 
 def test_a_stub_says_what_callers_give_and_get():
     stub = (ROOT / "polyreme" / "ops" / "arithmetic.pyi").read_text()
-    given = "x: TensorLike, dtype: DTypeLike, *, name: str | None = None, out: Tensor | None = None"
+    given = "x: TensorLike, dtype: DTypeLike, name: str | None = None, *, out: Tensor | None = None"
     assert f"def cast({given}) -> Tensor: ..." in stub
