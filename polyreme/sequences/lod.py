@@ -109,9 +109,16 @@ def _settle(program: Program) -> bool:
 
 
 def _pass_on(op: Call, block: Block) -> None:
-    inputs: dict[str, TensorState] = {name: _input(block, name) for name in op.reads()}
+    names = op.reads()
+    inputs: dict[str, TensorState] = {name: v for name in names if (v := _input(block, name)) is not None}
     source = next((v for v in inputs.values() if isinstance(v, Variable) and v.lod and v.shape[0] == DYNAMIC), None)
-    if op.name in _PICK_ROWS or getattr(function_of(op.name), "__module__", "").startswith(_SEQUENCE_OPS):
+    # what is in the scope alone, from another Program, has a size that is not known here
+    is_known = len(inputs) == len(set(names))
+    if (
+        not is_known
+        or op.name in _PICK_ROWS
+        or getattr(function_of(op.name), "__module__", "").startswith(_SEQUENCE_OPS)
+    ):
         source = None
     passing: set[int] = set()
     if source is not None and any(_many_rows(block.vars.get(name)) for name in op.outputs):
@@ -139,9 +146,9 @@ def _many_rows(value: Tensor | None) -> bool:
     return value is not None and value.shape[:1] == [DYNAMIC]
 
 
-def _input(block: Block, name: str) -> Tensor:
+def _input(block: Block, name: str) -> Tensor | None:
     found = block.find_var(name)
-    return block.program.held[name] if found is None else found
+    return block.program.held.get(name) if found is None else found
 
 
 # sizes that depend on the sequences
