@@ -10,6 +10,7 @@ from polyreme.fluid import (
     compiler,
     core,
     data_feeder,
+    dataset,
     dygraph,
     dygraph_grad_clip,
     executor,
@@ -32,6 +33,7 @@ from polyreme.fluid.absent import refusing
 from polyreme.fluid.backward import append_backward, gradients
 from polyreme.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
 from polyreme.fluid.data_feeder import DataFeeder
+from polyreme.fluid.dataset import DatasetFactory, InMemoryDataset, QueueDataset
 from polyreme.fluid.executor import Executor
 from polyreme.fluid.framework import (
     Program,
@@ -50,7 +52,7 @@ from polyreme.fluid.input import data, embedding, one_hot
 from polyreme.fluid.io import load, save
 from polyreme.fluid.mode import disable_dygraph, enable_dygraph, in_dygraph_mode
 from polyreme.fluid.parallel_executor import ParallelExecutor
-from polyreme.fluid.param_attr import ParamAttr
+from polyreme.fluid.param_attr import ParamAttr, WeightNormParamAttr
 from polyreme.program.scope import Scope, global_scope, scope_guard
 from polyreme.sequences.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
 
@@ -63,17 +65,21 @@ __all__ = [
     "CUDAPlace",
     "CompiledProgram",
     "DataFeeder",
+    "DatasetFactory",
     "ExecutionStrategy",
     "Executor",
+    "InMemoryDataset",
     "LoDTensor",
     "LoDTensorArray",
     "ParallelExecutor",
     "ParamAttr",
     "Program",
+    "QueueDataset",
     "Scope",
     "Tensor",
     "VarBase",
     "Variable",
+    "WeightNormParamAttr",
     "append_backward",
     "average",
     "backward",
@@ -86,6 +92,7 @@ __all__ = [
     "cuda_places",
     "data",
     "data_feeder",
+    "dataset",
     "default_main_program",
     "default_startup_program",
     "disable_dygraph",

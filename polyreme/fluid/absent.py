@@ -19,22 +19,16 @@ INSTEAD: dict[str, str] = {
     "retinanet_detection_output": "decode each level with box_coder, join them, and use multiclass_nms",
     "DetectionMAP": "fetch the rows of multiclass_nms, and count matches in NumPy",
     "filter_by_instag": "choose the rows in the reader",
-    "load": "use fluid.io.load_vars", "WeightNormParamAttr": "use polyreme.static.nn with static.WeightNormParamAttr",
+    "load": "use fluid.io.load_vars",
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER, "incubate": _PARAMETER_SERVER,
-    "dataset": "use a reader with DataFeeder or DataLoader", "DatasetFactory": "use a reader with DataLoader",
-    "cuda_profiler": "use fluid.profiler.profiler",
     "contrib": "use polyreme.amp for mixed precision", "evaluator": "use fluid.metrics",
     "ErrorClipByValue": "use GradientClipByValue",
     "load_op_library": "declare an op in Python, see docs/adding_an_op.md",
-    "ModelAverage": "use ExponentialMovingAverage", "LookaheadOptimizer": "use ExponentialMovingAverage",
-    "init_on_cpu": "initial values are made where the startup Program runs",
-    "force_init_on_cpu": "initial values are made where the startup Program runs",
     "learning_rate_decay": "use the decays of fluid.layers",
     "cuda_pinned_places": "transfers manage their own pinned memory; use cpu_places",
     "switch": "use unique_name.guard",
     "DpsgdOptimizer": "use SGD", "Dpsgd": "use SGD",
     "DGCMomentumOptimizer": "use Momentum", "PipelineOptimizer": "use polyreme.distributed.fleet",
-    "RecomputeOptimizer": "use polyreme.distributed.fleet.utils.recompute",
 }  # fmt: skip
 
 

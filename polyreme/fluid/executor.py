@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from polyreme.errors import ConfigError
+from polyreme.fluid.dataset import DatasetBase
 from polyreme.fluid.reader import feed_of
 from polyreme.program import executor
 from polyreme.program.current import defaults
@@ -35,6 +40,43 @@ class Executor(executor.Executor):
         if isinstance(feed, (list, tuple)):  # a dict for each device
             feed = [lod.with_longest(inner, part) if isinstance(part, Mapping) else part for part in feed]
         return lod.run(_ProgramRunner(plain, program), inner, feed, _list(fetch_list), scope, return_numpy)
+
+    def train_from_dataset(
+        self, program: Any = None, dataset: DatasetBase | None = None, scope: Scope | None = None, thread: int = 0,
+        debug: bool = False, fetch_list: Any = None, fetch_info: Sequence[str] | None = None, print_period: int = 100,
+        fetch_handler: Any = None,
+    ) -> None:  # fmt: skip
+        """Run a Program (the default main one if None) once for each minibatch of a dataset of fluid.dataset.
+
+        Every print_period minibatches the values of fetch_list are printed, each after its fetch_info (its name if
+        there is none). thread and debug change nothing. Raises ConfigError without a dataset, for another number of
+        fetch_info, and for a fetch_handler.
+        """
+        if not isinstance(dataset, DatasetBase):
+            raise ConfigError(f"train_from_dataset: dataset is one of fluid.DatasetFactory, got {dataset!r}")
+        fetches = _list(fetch_list)
+        shown = [getattr(f, "name", f) for f in fetches] if fetch_info is None else list(fetch_info)
+        if len(shown) != len(fetches) or fetch_handler is not None:
+            raise ConfigError(
+                f"train_from_dataset: {len(shown)} fetch_info for {len(fetches)} in fetch_list, fetch_handler="
+                f"{fetch_handler!r}; give one fetch_info each, and no handler: fetch_list is printed"
+            )
+        for number, feed in enumerate(dataset.feeds(), 1):
+            asked = fetches if number % print_period == 0 else []
+            values = self.run(program, feed=feed, fetch_list=asked, scope=scope, return_numpy=False)
+            if asked:
+                parts = (f"{info}: {np.asarray(value)}" for info, value in zip(shown, values, strict=True))
+                sys.stdout.write(f"batch {number}: {', '.join(parts)}\n")
+
+    def infer_from_dataset(
+        self, program: Any = None, dataset: DatasetBase | None = None, scope: Scope | None = None, thread: int = 0,
+        debug: bool = False, fetch_list: Any = None, fetch_info: Sequence[str] | None = None, print_period: int = 100,
+        fetch_handler: Any = None,
+    ) -> None:  # fmt: skip
+        """train_from_dataset, which trains only if the Program does."""
+        self.train_from_dataset(
+            program, dataset, scope, thread, debug, fetch_list, fetch_info, print_period, fetch_handler
+        )
 
 
 class _ProgramRunner:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -88,6 +89,17 @@ class NumpyArrayInitializer(ours.Assign):
         super().__init__(value)
 
 
+def force_init_on_cpu() -> bool:
+    """False: a value does not depend on where it is made."""
+    return False
+
+
+@contextmanager
+def init_on_cpu() -> Iterator[None]:
+    """Nothing that is seen: inside the block initial values are as elsewhere."""
+    yield
+
+
 Constant = ConstantInitializer
 Uniform = UniformInitializer
 Normal = NormalInitializer
@@ -99,7 +111,7 @@ BilinearInitializer = Bilinear
 __all__ = [
     "MSRA", "Bilinear", "BilinearInitializer", "Constant", "ConstantInitializer", "MSRAInitializer", "Normal",
     "NormalInitializer", "NumpyArrayInitializer", "TruncatedNormal", "TruncatedNormalInitializer", "Uniform",
-    "UniformInitializer", "Xavier", "XavierInitializer",
+    "UniformInitializer", "Xavier", "XavierInitializer", "force_init_on_cpu", "init_on_cpu",
 ]  # fmt: skip
 
 __getattr__ = refusing("fluid.initializer", __name__)

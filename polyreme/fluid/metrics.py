@@ -112,6 +112,11 @@ class Auc(MetricBase):
     def eval(self) -> float:
         return self._counted.accumulate()
 
+    @staticmethod
+    def trapezoid_area(x1: float, x2: float, y1: float, y2: float) -> float:
+        """The area below a line from (x1, y1) to (x2, y2)."""
+        return abs(x1 - x2) * (y1 + y2) / 2.0
+
 
 class Accuracy(MetricBase):
     """The average of accuracies, each by its minibatch's size."""

@@ -13,6 +13,7 @@ from polyreme.fluid.absent import refusing
 from polyreme.fluid.clip import clip_recorded
 from polyreme.fluid.dygraph.learning_rate_scheduler import LearningRateDecay
 from polyreme.fluid.mode import begin
+from polyreme.fluid.wrapping_optimizers import LookaheadOptimizer, ModelAverage, RecomputeOptimizer
 from polyreme.program import gradient
 from polyreme.program.current import defaults, program_guard
 from polyreme.program.program import Program
@@ -320,9 +321,12 @@ __all__ = [
     "LambOptimizer",
     "LarsMomentum",
     "LarsMomentumOptimizer",
+    "LookaheadOptimizer",
+    "ModelAverage",
     "Momentum",
     "MomentumOptimizer",
     "RMSPropOptimizer",
+    "RecomputeOptimizer",
     "SGDOptimizer",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.fluid.absent import refusing
 from polyreme.profiler import Profiler, SortedKeys
 
-__all__ = ["profiler", "reset_profiler", "start_profiler", "stop_profiler"]
+__all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
 
 _STATES = ("CPU", "GPU", "All")
 _OPTIONS = ("Default", "OpDetail", "AllOpDetail")
@@ -82,6 +82,21 @@ def profiler(
         yield
     finally:
         stop_profiler(sorted_key, profile_path)
+
+
+@contextmanager
+def cuda_profiler(
+    output_file: str, output_mode: str | None = None, config: Sequence[str] | None = None
+) -> Iterator[None]:
+    """Inside the block, record what runs on the devices, and write it to output_file as profiler() does.
+
+    Raises ConfigError for config, which chose counters of nvprof, and for output_mode other than None and "kvp".
+    """
+    _check("output_mode", output_mode, (None, "kvp"))
+    if config is not None:
+        raise ConfigError("cuda_profiler: config chose counters of nvprof; leave it out")
+    with profiler("GPU", None, output_file):
+        yield
 
 
 def _stop(asked: str) -> Profiler:

@@ -17,6 +17,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DataError, ProgramError
 from polyreme.fluid.core import EOFException
 from polyreme.fluid.data_feeder import DataFeeder
+from polyreme.fluid.dataset import DatasetBase
 from polyreme.fluid.mode import in_dygraph_mode
 from polyreme.program.program import Program
 
@@ -170,6 +171,15 @@ class DataLoader:
         when, not what is read; reading ahead is what capacity says.
         """
         return GeneratorLoader(feed_list, capacity, iterable, return_list)
+
+    @staticmethod
+    def from_dataset(dataset: DatasetBase, places: Any, drop_last: bool = True) -> GeneratorLoader:
+        """A loader of a dataset of fluid.dataset, iterated over: a feed for each minibatch, a list of them for places.
+
+        drop_last: leave out a last minibatch that is smaller.
+        """
+        loader = GeneratorLoader(dataset.variables, None, True, False)
+        return loader.set_batch_generator(lambda: (list(f.values()) for f in dataset.feeds(drop_last)), places)
 
 
 class PyReader(GeneratorLoader):
