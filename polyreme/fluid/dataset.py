@@ -91,22 +91,22 @@ class DatasetBase:
                 raise DataError(f"{path}: the command {self.pipe_command!r} ended with {pipe.returncode}")
 
     def _row(self, words: list[str], where: str) -> Row:
-        row, position = [], 0
+        row, begin = [], 0
         for v in self.variables:
             try:
-                count = int(words[position])
+                count = int(words[begin])
                 values = np.array(
-                    [*map(float if v.dtype == dtypes.float32 else int, words[position + 1 : position + 1 + count])]
+                    [*map(float if v.dtype == dtypes.float32 else int, words[begin + 1 : begin + 1 + count])]
                 )
             except (IndexError, ValueError) as error:
                 raise DataError(f"{where}: slot {v.name} is not a number and that many values ({error})") from error
             if count < 1 or len(values) != count:
                 raise DataError(f"{where}: slot {v.name} says {count} values, has {len(values)}; needs at least 1")
             row.append(values.astype(v.dtype))
-            position += 1 + count
-        if position != len(words):
+            begin += 1 + count
+        if begin != len(words):
             raise DataError(
-                f"{where}: {len(words) - position} words follow the {len(self.variables)} slots of set_use_var"
+                f"{where}: {len(words) - begin} words follow the {len(self.variables)} slots of set_use_var"
             )
         return row
 
