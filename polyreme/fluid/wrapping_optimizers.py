@@ -24,6 +24,8 @@ _MOST_ADDED = 16384  # additions after which a sum is put aside, so that a float
 class ModelAverage(ProgramAverage):
     """The mean of each trainable parameter over a window of its latest values; make it after minimize().
 
+    Those made with ParamAttr(do_model_average=False) are left out.
+
     The window is cut when it holds at least min_average_window values and at least
     min(max_average_window, average_window_rate * updates so far); the values before the cut count until the next one.
     `with average.apply(executor):` puts the means in place of the parameters. Raises ConfigError for regularization.
@@ -36,7 +38,8 @@ class ModelAverage(ProgramAverage):
         super().__init__(name)
         if regularization is not None:
             raise ConfigError("ModelAverage: regularization belongs to the optimizer whose steps are averaged")
-        self._parameters = [p for p in default_main_program().all_parameters() if not p.stop_gradient]
+        trained = [p for p in default_main_program().all_parameters() if not p.stop_gradient]
+        self._parameters = [p for p in trained if p.do_model_average]
         self._updates, counted, before = (
             create_global_var([1], 0, "int64", True, name=self._new(what))
             for what in ("num_updates", "num_accumulates", "old_num_accumulates")

@@ -107,6 +107,7 @@ class Parameter(Tensor):
         self.optimize_attr = {"learning_rate": 1.0}
         self.regularizer: Any = None
         self.need_clip = True
+        self.do_model_average = True
         self.is_distributed = False
         self.split_axis: int | None = None
         self.layouts: dict[str, Any] = {}
@@ -167,7 +168,7 @@ class Parameter(Tensor):
 class ParamAttr:
     """How to make a parameter: its name, initial values, learning-rate factor, regularizer, and whether it is trained.
 
-    do_model_average is kept for scripts that set it; only True has an effect anywhere, and that is the default.
+    do_model_average: whether a ModelAverage averages it. need_clip: whether an optimizer's clip looks at its gradient.
     """
 
     name: str | None = None
@@ -237,4 +238,5 @@ def _with_attributes(made: Parameter, attr: ParamAttr) -> Parameter:
     made.optimize_attr = {"learning_rate": attr.learning_rate}
     made.regularizer = attr.regularizer
     made.need_clip = attr.need_clip
+    made.do_model_average = attr.do_model_average
     return made

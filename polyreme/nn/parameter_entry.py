@@ -245,7 +245,15 @@ def _columns(layers: Sequence[Any]) -> list[list[Parameter]]:
 
 
 def _form(p: Parameter) -> tuple:
-    how = (p.stop_gradient, p.need_clip, repr(p.optimize_attr), id(p.regularizer), p.split_axis, p.is_distributed)
+    how = (
+        p.stop_gradient,
+        p.need_clip,
+        p.do_model_average,
+        repr(p.optimize_attr),
+        id(p.regularizer),
+        p.split_axis,
+        p.is_distributed,
+    )
     place = None if not isinstance(p._array, jax.Array) else p._array.sharding
     return (tuple(p.shape), p.dtype, p.dims, is_made(p), place, *how)
 
@@ -260,7 +268,7 @@ def _stacked(entries: Sequence[Parameter], dim: str, lazily: _Drawing) -> Parame
         array.initializer = _DrawnTogether(lazily, [p._array for p in entries])
     whole = Parameter(array, trainable=not first.stop_gradient, name=first.name, dims=(dim, *first.dims))
     whole.has_entries = True
-    for name in ("optimize_attr", "regularizer", "need_clip", "is_distributed"):
+    for name in ("optimize_attr", "regularizer", "need_clip", "do_model_average", "is_distributed"):
         setattr(whole, name, getattr(first, name))
     return whole
 

@@ -72,6 +72,32 @@ def test_a_model_average_is_the_mean_of_its_window(script):
         fluid.optimizer.ModelAverage(0.5, regularization=fluid.regularizer.L2Decay(0.1))
 
 
+def test_parameters_may_be_left_out_of_a_model_average(script):
+    fluid = script
+    x = fluid.data("x", [None, 3])
+    left_out = fluid.ParamAttr("h", do_model_average=False)
+    y = fluid.layers.fc(fluid.layers.fc(x, 3, param_attr=left_out), 1, param_attr="w", bias_attr=False)
+    fluid.optimizer.SGD(RATE).minimize(fluid.layers.mean(fluid.layers.square(y - 1.0)))
+    average = fluid.optimizer.ModelAverage(1.0, min_average_window=3, max_average_window=3)
+    exe = fluid.Executor(fluid.CPUPlace())
+    weights(fluid, exe, 3)
+    latest = {name: np.array(fluid.global_scope().find_var(name).get_tensor()) for name in ("h", "w")}
+    with average.apply(exe):
+        averaged = {name: np.array(fluid.global_scope().find_var(name).get_tensor()) for name in latest}
+    np.testing.assert_array_equal(averaged["h"], latest["h"])
+    assert not np.allclose(averaged["w"], latest["w"])
+    with fluid.dygraph.guard():
+        attr = paddle.ParamAttr(do_model_average=False)
+        apart, other = paddle.create_parameter([1], "float32", attr=attr), paddle.create_parameter([1], "float32")
+        both = DynamicModelAverage(1.0, [apart, other], min_average_window=2, max_average_window=2)
+        for value in (1.0, 3.0):
+            apart.set_value(np.float32([value]))
+            other.set_value(np.float32([value]))
+            both.step()
+        with both.apply():
+            assert (apart.item(), other.item()) == (3.0, 2.0)
+
+
 def test_lookahead_steps_back_every_k_steps(script):
     fluid = script
     loss, _ = regression(fluid)

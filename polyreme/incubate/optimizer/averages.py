@@ -120,7 +120,8 @@ class ModelAverage(_Average):
 
     The window is cut when it holds at least min_average_window values and at least
     min(max_average_window, average_window_rate * updates so far); the values before the cut count until the next one.
-    minimize() is step(): the parameters are another optimizer's to change.
+    minimize() is step(): the parameters are another optimizer's to change. Those made with
+    ParamAttr(do_model_average=False) are left out.
 
     >>> from polyreme.nn.parameter import Parameter
     >>> w = Parameter(jnp.array([1.0]))
@@ -155,6 +156,8 @@ class ModelAverage(_Average):
             if isinstance(given, bool) or not isinstance(given, int) or given < 1:
                 raise ConfigError(f"ModelAverage: {what} is a whole number of at least 1, got {given!r}")
         self._least, self._most = min_average_window, max_average_window
+        if parameters is not None:
+            parameters = [p for p in parameters if getattr(p, "do_model_average", True)]
         super().__init__(parameters)
 
     def updated(
