@@ -190,6 +190,6 @@ def test_devices_without_host_memory_are_refused(monkeypatch):
 
 
 def test_offload_of_parameters_without_a_step_of_chunks_is_refused():
-    with pytest.raises(PlacementError, match=r"'param' needs a step.*PlannedStep"):
+    with pytest.raises(PlacementError, match=r"offload \['param', 'state'\] needs a step.*PlannedStep"):
         apply_plan(Plan.from_degrees(dp=8, offload=("param", "state")), Net())
     assert layout.active.layout is None
