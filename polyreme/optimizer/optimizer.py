@@ -36,7 +36,7 @@ from polyreme.optimizer.on_disk import BUCKET_BYTES, Bucket, StoredArray, Stored
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
 from polyreme.optimizer.state import OptimizerState
 from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, Update, compile_squares, compile_update
-from polyreme.optimizer.update_by_kind import KindUpdates, UpdateByKind, is_worthwhile
+from polyreme.optimizer.update_by_kind import Common, KindUpdates, UpdateByKind, is_worthwhile
 
 _COMMON = ("learning_rate", "weight_decay", "grad_clip")
 Check = Callable[[str, str, Any], Any]
@@ -447,15 +447,7 @@ class Optimizer(OptimizerState):
             )
         updates = self._updates_by_kind(live, squares)
         shared, place = self._shared.copies[devices], {id(p): at for at, p in enumerate(live)}
-        scalars = {n: t._array for n, t in shared.scalars.items()}
-        common = updates.common(
-            {
-                "lr": shared.rate._array,
-                "skip": None if skip is None else skip._array,
-                "scalars": scalars,
-                "squares": [v._array for v in squares],
-            }
-        )
+        common, scalars = _common(updates, shared, skip, squares)
         buckets = files.buckets_of(live)
         reading = [_update_file(bucket, place) for bucket in buckets]
 
@@ -498,15 +490,7 @@ class Optimizer(OptimizerState):
         of it."""
         assert self._late is not None  # who calls has found such state
         updates, shared = self._updates_by_kind(live, squares), self._shared.copies[devices]
-        scalars = {n: t._array for n, t in shared.scalars.items()}
-        common = updates.common(
-            {
-                "lr": shared.rate._array,
-                "skip": None if skip is None else skip._array,
-                "scalars": scalars,
-                "squares": [v._array for v in squares],
-            }
-        )
+        common, scalars = _common(updates, shared, skip, squares)
         places = {id(p): at for at, p in enumerate(live)}
         _keep_scalars(shared, self._late.step(live, TakenStep(updates, common, scalars, places)))
 
@@ -773,6 +757,20 @@ def _update_file(bucket: Bucket, live: Container[int]) -> UpdateFile:
     values = [p._array for p in parameters if isinstance(p._array, StoredArray)]
     gradients = [p._grad._array for p in parameters if isinstance(p._grad._array, StoredArray)]
     return UpdateFile(bucket.file, [*values, *gradients], len(values))
+
+
+def _common(
+    updates: KindUpdates, shared: Shared, skip: Tensor | None, squares: Sequence[Tensor]
+) -> tuple[Common, dict[str, jax.Array]]:
+    """What the updates of a step have in common, and the numbers kept for all parameters before it."""
+    scalars = {n: t._array for n, t in shared.scalars.items()}
+    inputs = {
+        "lr": shared.rate._array,
+        "skip": None if skip is None else skip._array,
+        "scalars": scalars,
+        "squares": [v._array for v in squares],
+    }
+    return updates.common(inputs), scalars
 
 
 def _keep_scalars(shared: Shared, scalars: Mapping[str, jax.Array]) -> None:
