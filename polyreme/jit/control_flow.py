@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from malt.operators import Undefined
 
 from polyreme.call_site import user_line
@@ -182,9 +183,13 @@ def if_stmt(
 
 
 def _decided(test: Any) -> Any:
-    """test, or True or False where shapes decide it: the capture is made for them, and has that side alone."""
+    """test, or True or False where shapes decide it: the capture is made for them, and has that side alone. A size that
+    an export leaves open decides nothing."""
     sizes = state.sizes_of(test) if staged(test) else None
-    return test if sizes is None or sizes.size != 1 else bool(sizes.item())
+    if sizes is None or sizes.size != 1:
+        return test
+    value = sizes.item()
+    return bool(value) if type(value) in (bool, int, np.bool_) else test
 
 
 def _staged_if(

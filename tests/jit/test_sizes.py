@@ -69,6 +69,22 @@ def test_an_export_leaves_open_what_follows_from_open_sizes(tmp_path):
         assert sizes.tolist() == [2 * shape[2], 2 * shape[3]]
 
 
+class DoublesUnlessTwo(nn.Layer):
+    def forward(self, x):
+        if paddle.shape(x)[0] - 2:
+            return x * 2
+        return x + 1
+
+
+def test_an_open_size_decides_an_if_when_it_is_known(tmp_path):
+    layer, spec = DoublesUnlessTwo(), InputSpec([None, 2], "float32")
+    paddle.jit.save(layer, str(tmp_path / "model"), input_spec=[spec])
+    loaded = paddle.jit.load(str(tmp_path / "model"))
+    for rows, value in ((2, 4.0), (5, 6.0)):
+        x = paddle.full([rows, 2], 3.0)
+        assert layer(x)[0, 0].item() == loaded(x)[0, 0].item() == value
+
+
 def test_control_flow_takes_them_for_tensors_and_the_host_reads_them():
     @paddle.jit.to_static
     def summed(x):
