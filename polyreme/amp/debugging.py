@@ -35,8 +35,8 @@ class DebugMode(enum.Enum):
 class TensorCheckerConfig:
     """What enable_tensor_checker looks at: the results and gradients of all ops, as FLAGS_check_nan_inf does
     (docs/numerics.md). debug_step: (first, last) of the calls of enable_tensor_checker, from 0, that switch it on, last
-    not among them. Raises ConfigError for lists of ops and for files, which are not supported, and for modes that log
-    every op's values.
+    not among them. stack_height_limit changes nothing: a message names the layer and the caller's line. Raises
+    ConfigError for lists of ops and for files, which are not supported, and for modes that log every op's values.
     """
 
     enable: bool

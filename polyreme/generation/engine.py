@@ -167,7 +167,7 @@ class TextEngine:
     time. Raises ConfigError for sizes that do not fit.
     """
 
-    max_model_len: Any | int
+    max_model_len: int
     block_size: int
     prefill_chunk: int
     max_num_seqs: int

@@ -39,7 +39,7 @@ class TextGenerator:
     kv_cache_dtype: Any
     num_drafted: int
     num_accepted: int
-    num_known: Any | int
+    num_known: int
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Seq2SeqGenerator:
 
     model: Any
     end: tuple[int, ...]
-    num_known: Any | int
+    num_known: int
 
     def __init__(self, model: Any, end: Sequence[int] = (), num_known: int | None = None) -> None:
         self.model, self.end = model, tuple(end)

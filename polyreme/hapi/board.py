@@ -117,7 +117,7 @@ class WandbCallback(_Board):
     active already is used, and left open. Needs wandb (`pip install wandb`); raises ConfigError where it is missing.
     """
 
-    settings: dict[str, str | Any]
+    settings: dict[str, Any]
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class PickledTensor:
     """A Tensor as the pickle has it: an array, and the Tensor's name, "" if it has none there."""
 
     name: str
-    array: np.ndarray | np.ndarray
+    array: np.ndarray
 
     def __init__(self, name: str, array: np.ndarray) -> None:
         # PaddlePaddle has no Tensors of uint16: this is how it keeps bfloat16

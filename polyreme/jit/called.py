@@ -21,7 +21,7 @@ class Called:
     arrays with them.
     """
 
-    name: Any | str
+    name: str
     calls: int
 
     def __init__(self, fn: Callable[..., Any], **options: Any) -> None:
