@@ -111,8 +111,9 @@ def open_parts(module: str, parts: Mapping[str, WeightSource]) -> tuple[WeightSo
             raise CheckpointError(f"{module}.weight.absmax: NaN or infinity among the scales; the file is damaged")
         return scales.reshape(outputs, groups).astype(np.float32)[index]
 
-    if parts["weight.absmax"].dtype == np.uint8 and not (parts.keys() >= OPTIONAL and "nested_offset" in state):
-        raise CheckpointError(f"{module}: scales of 8 bits without {' and '.join(_NESTED)}, which say what they mean")
+    lost = [*sorted(OPTIONAL - parts.keys()), *sorted({"nested_blocksize", "nested_offset"} - state.keys())]
+    if parts["weight.absmax"].dtype == np.uint8 and lost:
+        raise CheckpointError(f"{module}: scales of 8 bits without {' and '.join(lost)}, which say what they mean")
     codes = Changed((outputs, inputs), np.dtype(np.int8), read_codes)
     return codes, Changed((outputs, groups), np.dtype(np.float32), read_scales)
 

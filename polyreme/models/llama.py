@@ -7,7 +7,7 @@ embed, heads and kv_heads (each times head_dim: split by whole heads where mp di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class LlamaConfig:
     qk_norm: bool = False
     rope_scaling: FrequencyScaling | Mapping[str, Any] | None = None
     sliding_window: int = field(default=0, metadata={"least": 0})
-    full_blocks: tuple[int, ...] = ()
+    full_blocks: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rope_scaling", read_scaling(self.rope_scaling))
@@ -80,6 +80,7 @@ class LlamaConfig:
         if is_derived and self.num_heads > 0:
             object.__setattr__(self, "head_dim", max(1, self.hidden_size // self.num_heads))
         check_dimensions(self)
+        self._check_full_blocks()
         if self.head_dim % 2 and not is_derived:
             raise ConfigError(
                 f"LlamaConfig: head_dim {self.head_dim} is odd, and rotary positions turn pairs; make it "
@@ -96,6 +97,15 @@ class LlamaConfig:
                 f"LlamaConfig: num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
                 f"make num_kv_heads {nearest_divisor(self.num_heads, self.num_kv_heads)}"
             )
+
+    def _check_full_blocks(self) -> None:
+        numbers = self.full_blocks
+        if not isinstance(numbers, Sequence) or not {*numbers} <= {*range(self.num_layers)}:
+            raise ConfigError(
+                f"{type(self).__name__}: full_blocks {numbers!r}; give the numbers of blocks without a window, each of "
+                f"0 to {self.num_layers - 1}"
+            )
+        object.__setattr__(self, "full_blocks", tuple(numbers))
 
     def window(self, number: int) -> int:
         """Tokens that a token sees in a block with `number` before it; 0 for all before it."""

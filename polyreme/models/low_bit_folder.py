@@ -64,7 +64,9 @@ class LowBitLayout:
     kv_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        kinds = METHODS[self.method]
+        kinds = METHODS.get(self.method)
+        if kinds is None:
+            raise ConfigError(f"method {self.method!r} of weights of few bits; one of {', '.join(METHODS)}")
         if self.weight_dtype not in kinds:
             raise ConfigError(
                 f"weights of {self.weight_dtype} cannot be written as {self.method} lays them out; it has "

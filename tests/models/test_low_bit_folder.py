@@ -83,6 +83,22 @@ def test_nf4_is_read_as_bitsandbytes_reads_it(scales):
             np.testing.assert_array_equal(array, arrays[name])
 
 
+@pytest.mark.parametrize("key", ["nested_blocksize", "nested_offset"])
+def test_scales_of_8_bits_without_their_meaning_are_refused(key):
+    arrays = load_file(FIXTURES / "nf4_nested_scales.safetensors")
+    (name,) = (part for part in arrays if "quant_state" in part)
+    state = json.loads(arrays[name].tobytes())
+    del state[key]
+    arrays[name] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    with pytest.raises(CheckpointError, match=f"scales of 8 bits without {key}, which say"):
+        LowBitLayout("bitsandbytes", "nf4", 64).open("m", {f"m.{n}": a.view(parity.Whole) for n, a in arrays.items()})
+
+
+def test_another_layout_is_refused():
+    with pytest.raises(ConfigError, match="method 'awq' of weights of few bits; one of compressed-tensors, gptq"):
+        LowBitLayout("awq", "int4", 128)
+
+
 def test_nf4_that_is_not_read_is_refused(tmp_path):
     paddle.seed(0)
     model = low_bit(Llama(LlamaConfig.nano(hidden_size=64)), "nf4", 32, method="bitsandbytes")
