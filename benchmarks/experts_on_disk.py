@@ -9,13 +9,11 @@ memory, and processor time and seconds of a step. Ends with an error unless both
 
 import argparse
 import json
-import platform
 import resource
-import subprocess
-import sys
 import time
-from datetime import date
 from pathlib import Path
+
+import sides
 
 SIDES = {"all experts": ("param", "state"), "chosen experts": ("param", "state", "expert")}
 
@@ -104,22 +102,19 @@ def main() -> None:
     if args.side:
         print(json.dumps(_run_side(args.side, args)))
         return
-    results = {}
-    for name in SIDES:
-        command = [sys.executable, __file__, *sys.argv[1:], "--side", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        results[name] = json.loads(done.stdout.splitlines()[-1])
-        print(name, results[name], flush=True)
+    results = sides.run_each(__file__, [*SIDES])
     table = _table(results, args)
     print(table)
     if len({tuple(r["losses"]) for r in results.values()}) > 1:
         raise SystemExit("the sides have other losses")
     if args.save:
-        where = Path(__file__).parent / "results" / f"{args.save}.md"
-        head = f"# experts_on_disk.py, {date.today()}, {platform.machine()}, Python {platform.python_version()}\n\n"
-        where.write_text(f"{head}{table}\n", encoding="utf-8")
+        sides.save(
+            args.save,
+            "Experts on disk",
+            "Training a mixture whose experts lie on a disk: all of them moved each step, or those that tokens chose.",
+            table,
+            [],
+        )
 
 
 if __name__ == "__main__":

@@ -10,13 +10,10 @@ losses, bit for bit, and the peak on disk is at most a quarter of parameters and
 
 import argparse
 import json
-import platform
 import resource
-import subprocess
-import sys
 import time
-from datetime import date
-from pathlib import Path
+
+import sides
 
 SIDES = ("memory", "disk", "disk, nothing ahead")
 
@@ -119,14 +116,7 @@ def main() -> None:
     if args.side:
         print(json.dumps(_run_side(args.side, args)))
         return
-    results = {}
-    for name in SIDES:
-        command = [sys.executable, __file__, *sys.argv[1:], "--side", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        results[name] = json.loads(done.stdout.splitlines()[-1])
-        print(name, results[name], flush=True)
+    results = sides.run_each(__file__, SIDES)
     table = _table(results, args)
     print(table)
     if any(r["losses"] != results["memory"]["losses"] for r in results.values()):
@@ -134,9 +124,13 @@ def main() -> None:
     if results["disk"]["peak"] > 12 * results["disk"]["parameters"] / 4:
         raise SystemExit("the peak on disk is above a quarter of parameters and moments")
     if args.save:
-        where = Path(__file__).parent / "results" / f"{args.save}.md"
-        head = f"# offload.py, {date.today()}, {platform.machine()}, Python {platform.python_version()}\n\n"
-        where.write_text(f"{head}{table}\n", encoding="utf-8")
+        sides.save(
+            args.save,
+            "Offload",
+            "Training a GPT whose parameters and optimizer state lie in memory, or on a disk.",
+            table,
+            [],
+        )
 
 
 if __name__ == "__main__":

@@ -155,6 +155,20 @@ def start(script: str, options: argparse.Namespace, tuned: tuple[str, ...] = ())
     return [Side(script, n, chosen[n.removesuffix(TUNED)], ISA.get(options.isa, {})) for n in names]
 
 
+def run_each(script: str, names: Sequence[str]) -> dict[str, dict]:
+    """What each side tells, where one has the machine to itself: the last line, JSON, that the script prints when it is
+    run again with `--side NAME`, one after the other. Ends the program with the error of a side that fails."""
+    results = {}
+    for name in names:
+        command = [sys.executable, script, *sys.argv[1:], "--side", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        results[name] = json.loads(done.stdout.splitlines()[-1])
+        print(name, results[name], flush=True)
+    return results
+
+
 def check_values(values: dict[str, float], tolerance: float) -> None:
     """Refuses sides that do not compute the same thing; tolerance is absolute."""
     reference = next(iter(values.values()))
