@@ -34,8 +34,12 @@ class CustomOp(Op):
     over a mesh. Raises ConfigError for a rule that does not fit the parameters.
     """
 
+    positional: int
+
     uncast: frozenset[Any]
     opaque: None
+    names: tuple[str, ...]
+    index: dict[str, int]
     defaults: tuple[Any, ...]
     inputs: tuple[str, ...]
 

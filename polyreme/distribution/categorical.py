@@ -98,6 +98,7 @@ class Multinomial(Distribution):
     """
 
     total_count: int
+    probs: Any
 
     def __init__(self, total_count: int, probs: Any) -> None:
         if not isinstance(total_count, (int, np.integer)) or isinstance(total_count, bool) or total_count < 1:

@@ -32,6 +32,7 @@ class ContinuousBernoulli(Distribution):
     four terms in probs - 1/2; outside by their formulas, which lose precision by 1 / |probs - 1/2|, in float64.
     """
 
+    probs: Any
     lims: tuple[float, ...]
 
     def __init__(self, probs: Any, lims: Sequence[float] = (0.499, 0.501)) -> None:

@@ -40,6 +40,7 @@ from polyreme.ops.special import lgamma, logit
 class Bernoulli(ExponentialFamily):
     """1 with probability probs, else 0; probs in [0, 1]. `logits` is log(probs / (1 - probs))."""
 
+    probs: Any
     name: str
 
     def __init__(self, probs: Any, name: str | None = None) -> None:
@@ -109,6 +110,7 @@ class Binomial(Distribution):
     """
 
     total_count: Tensor
+    probs: Any
 
     def __init__(self, total_count: Any, probs: Any) -> None:
         check("Binomial", "total_count", total_count, non_negative)
@@ -154,6 +156,8 @@ class Binomial(Distribution):
 
 class Geometric(Distribution):
     """How many trials fail before the first that succeeds: 0, 1, 2, ...; probs in (0, 1] is that of success."""
+
+    probs: Any
 
     def __init__(self, probs: Any) -> None:
         check("Geometric", "probs", probs, above_zero_to_one)

@@ -250,6 +250,8 @@ class StudentT(LocationScale):
     """
 
     df: Tensor
+    loc: Tensor
+    scale: Tensor
     name: str
 
     def __init__(self, df: Any, loc: Any, scale: Any, name: str | None = None) -> None:

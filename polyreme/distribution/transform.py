@@ -114,6 +114,9 @@ class ChainTransform(Transform):
     """The transforms one after the other, the first on the list first."""
 
     transforms: list[Transform]
+    is_injective: bool
+    domain_rank: int
+    codomain_rank: int
 
     def __init__(self, transforms: Sequence[Transform]) -> None:
         self.transforms = as_transforms("ChainTransform", transforms)
@@ -154,6 +157,10 @@ class ChainTransform(Transform):
 
 class IndependentTransform(Transform):
     """base, its last reinterpreted_batch_rank batch dims counted as event dims: log determinants sum over them."""
+
+    is_injective: bool
+    domain_rank: int
+    codomain_rank: int
 
     def __init__(self, base: Transform, reinterpreted_batch_rank: int) -> None:
         (self._base,) = as_transforms("IndependentTransform", [base])

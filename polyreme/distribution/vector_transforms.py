@@ -20,6 +20,9 @@ from polyreme.ops.scan import cumprod, cumsum
 class ReshapeTransform(Transform):
     """The elements of an event of shape in_event_shape in out_event_shape; both hold equally many."""
 
+    domain_rank: int
+    codomain_rank: int
+
     def __init__(self, in_event_shape: Sequence[int], out_event_shape: Sequence[int]) -> None:
         self._in, self._out = tuple(in_event_shape), tuple(out_event_shape)
         if math.prod(self._in) != math.prod(self._out):
@@ -77,6 +80,10 @@ class SoftmaxTransform(Transform):
 
 class StackTransform(Transform):
     """Transforms side by side: the i-th acts on slice i along axis, which has as many slices."""
+
+    is_injective: bool
+    domain_rank: int
+    codomain_rank: int
 
     def __init__(self, transforms: Sequence[Transform], axis: int = 0) -> None:
         self._transforms = as_transforms("StackTransform", transforms)

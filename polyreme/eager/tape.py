@@ -235,8 +235,10 @@ class KernelNode(Node):
     kernel: Kernel
     num_outputs: int
     pullback: None
+    name: str
     edges: tuple[Any, ...]
     metas: Any
+    seq: int
     hooks: None
 
     __slots__ = ("kernel", "num_outputs", "primals", "pullback")

@@ -51,6 +51,7 @@ class MutablePlace:
 class Items(MutablePlace):
     """The content of a list, dict, set or deque."""
 
+    owner: Any
     name: str
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -95,6 +96,7 @@ class Items(MutablePlace):
 class Attribute(MutablePlace):
     """One attribute of an object."""
 
+    owner: Any
     attribute: str
     name: str
 

@@ -100,6 +100,9 @@ class KVCache(CacheRows):
     """
 
     batch: int
+    places: int
+    lengths: Any
+    layers: list[LayerCache]
 
     def __init__(self, model: Any, batch: int, places: int, dtype: Any = None) -> None:
         if batch < 1 or not 1 <= places <= model.config.seq_len:
@@ -150,6 +153,11 @@ class PagedRows(CacheRows):
     """
 
     block_tables: Tensor
+
+    places: int
+    is_empty: bool
+    lengths: Any
+    layers: list[LayerCache]
 
     def __init__(self, cache: PagedCache, batch: int, places: int) -> None:
         self.places, self.is_empty = places, False

@@ -77,6 +77,8 @@ class Parameter(Tensor):
     it; for what a Layer adjusts once a step, however many microbatches that has.
     """
 
+    stop_gradient: bool
+
     dims: tuple[str | None, ...] | tuple[None, ...]
     optimize_attr: dict[str, float]
 

@@ -649,8 +649,11 @@ class ReduceOnPlateau(LRScheduler):
     cooldown: int
     min_lr: float
     epsilon: float
+    base_lr: float
     cooldown_counter: int
     num_bad_epochs: int
+    last_epoch: int
+    keys: list[str]
 
     def __init__(
         self,

@@ -125,6 +125,9 @@ class RoundedLinear(Linear):
     It takes a Linear's place with the Linear's own parameters, so that nothing else of a model changes.
     """
 
+    name: str | None
+    weight: Parameter
+    bias: Parameter
     training: bool
     weight_dtype: str
     group_size: int
