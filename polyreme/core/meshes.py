@@ -52,3 +52,10 @@ def beside(array: Any, other: Any) -> Any:
         return array
     have, want = devices_of(array), devices_of(other)
     return array if not have or not want or have == want else jax.device_put(array, everywhere(other.sharding))
+
+
+def on_one_device(array: jax.Array) -> jax.Array:
+    """A whole copy on the first of its devices alone."""
+    if len(array.sharding.device_set) == 1:
+        return array
+    return jax.device_put(array, everywhere(array.sharding)).addressable_data(0)

@@ -24,7 +24,7 @@ def from_host(data: np.ndarray | np.generic, to: np.dtype | None = None) -> jax.
 def full_from_host(shape: Sequence[int], value: float, dtype: np.dtype) -> jax.Array:
     """An array with the value everywhere; it compiles nothing, and zeros take no memory before they are read."""
     if value == 0:
-        return jax.device_put(_aligned(_zeros, shape, dtype))
+        return jax.device_put(aligned_zeros(shape, dtype))
     data = _aligned(np.empty, shape, dtype)
     data.fill(value)
     return jax.device_put(data)
@@ -35,6 +35,11 @@ def aligned_copy(array: np.ndarray | np.generic) -> np.ndarray:
     copy = _aligned(np.empty, array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
+
+
+def aligned_zeros(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """Zeros on a 64-byte address, which take memory only where they are read or written."""
+    return _aligned(_zeros, shape, dtype)
 
 
 def _zeros(nbytes: int, dtype: type) -> np.ndarray:

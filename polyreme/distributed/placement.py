@@ -23,7 +23,7 @@ from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Parameter, Unmade, is_made
-from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, check_room
+from polyreme.optimizer.on_disk import FileTier, StateEntry, StateFiles, check_room
 
 KINDS = ("param", "use", "grad", "state")
 
@@ -81,7 +81,7 @@ def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
     if p.is_statistic:
         return dict.fromkeys(("param", "grad", "state"), layout.replicated())
     layouts = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
-    if layout.plan.offload.get("state") == "host":
+    if layout.plan.offload.get("state") == "host" and not _moves_by_entry(layout.plan, p):
         layouts["state"] = layouts["state"].with_memory_kind(HOST)
     if layouts["use"] == layouts["param"]:
         del layouts["use"]  # nothing to gather
@@ -89,11 +89,11 @@ def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
 
 
 def set_layouts(p: Parameter, plan: Plan, shardings: dict[str, NamedSharding]) -> None:
-    """Tell a parameter where it and what belongs to it go under a plan: these layouts, and the disk of its state."""
+    """Tell a parameter where it and what belongs to it go under a plan: these layouts, and the files of its state."""
     p.layouts = shardings
     by_entry = _moves_by_entry(plan, p)
-    is_on_disk = (plan.offload.get("state") == "disk" or by_entry) and not p.is_statistic
-    p.state_tier = DiskTier(plan.offload_path or "", plan.offload_buffers, by_entry) if is_on_disk else None
+    in_files = (plan.offload.get("state") == "disk" or by_entry) and not p.is_statistic
+    p.state_tier = FileTier(plan.offload_path, plan.offload_buffers, by_entry) if in_files else None
 
 
 def _moves_by_entry(plan: Plan, p: Parameter) -> bool:
@@ -117,39 +117,40 @@ def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
 
 def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
     """Give parameters their values in the order in which they were made, each moved to its tier before the next."""
-    if plan.offload.get("param") == "host":
-        for p in sorted(parameters, key=_order_made):
-            p.initialize()
-            if p.is_statistic:
-                state.write(p, put(p._array, p.layouts["param"]))
-            else:
-                p._array = HostArray(state.read(p), p.layouts["param"])
-        return
-    moved = [p for p in parameters if not p.is_statistic and ("param" in plan.offload or _moves_by_entry(plan, p))]
-    if "expert" in plan.offload and not any(_moves_by_entry(plan, p) for p in moved):
+    if "expert" in plan.offload and not any(_moves_by_entry(plan, p) for p in parameters):
         raise PlacementError(
             "plan: offload 'expert', and the model has no parameters of experts (logical dim 'expert' in front); leave "
             "'expert' out"
         )
-    tier = DiskTier(plan.offload_path or "", plan.offload_buffers)
+    on_disk = plan.offload.get("param") == "disk"
+    filed = [p for p in parameters if _moves_by_entry(plan, p) or (on_disk and not p.is_statistic)]
+    files = _parameter_files(plan, filed) if filed else None
+    in_host = plan.offload.get("param") == "host"
+    for p in sorted(parameters, key=_order_made):
+        p.initialize()
+        if files is not None and files.has(p):
+            stored = files.tensor(p, "param").stored
+            stored.fill(state.read(p))
+            stored.keeper = files
+            p._array = stored
+        elif in_host and not p.is_statistic:
+            p._array = HostArray(state.read(p), p.layouts["param"])
+        else:
+            state.write(p, put(p._array, p.layouts["param"]))
+
+
+def _parameter_files(plan: Plan, parameters: Sequence[Parameter]) -> StateFiles:
+    """Room in files for these parameters, once there is some for their gradients too."""
+    tier = FileTier(plan.offload_path, plan.offload_buffers)
     # before anything is written; the optimizer's state is asked for when there is an optimizer
-    check_room(tier, "parameters and gradients", 2 * sum(p.size * p.dtype.itemsize for p in moved))
+    check_room(tier, "parameters and gradients", 2 * sum(p.size * p.dtype.itemsize for p in parameters))
     files = StateFiles(tier, "parameters")
     entries = []
-    for p in moved:
+    for p in parameters:
         like = jax.ShapeDtypeStruct(tuple(p.shape), p.dtype, sharding=p.layouts["param"])
         entries.append((p, {"param": StateEntry(p.name, like, None, _moves_by_entry(plan, p))}))
     files.add(entries)
-    away = set(map(id, moved))
-    for p in sorted(parameters, key=_order_made):
-        p.initialize()
-        if id(p) not in away:
-            state.write(p, put(p._array, p.layouts["param"]))
-            continue
-        stored = files.tensor(p, "param").stored
-        stored.fill(state.read(p))
-        stored.keeper = files
-        p._array = stored
+    return files
 
 
 def _order_made(p: Parameter) -> int:

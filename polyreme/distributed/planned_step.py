@@ -185,10 +185,11 @@ def _check_recompute(model: Layer, plan: Plan) -> None:
 
 
 def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
-    if {"state", "expert"} & set(plan.offload.on_disk) and not optimizer.is_streamed and not mode.on:
+    in_files = plan.offload.get("state") == "disk" or "expert" in plan.offload
+    if in_files and not optimizer.is_streamed and not mode.on:
         raise ConfigError(
-            f"plan: offload of state to disk, and {type(optimizer).__name__} keeps no arrays for each parameter that "
-            "could go there; leave offload out, or use another optimizer, such as AdamW"
+            f"plan: offload {plan.offload.plain()}, and {type(optimizer).__name__} keeps no arrays for each parameter "
+            "that could go there; leave offload out, or use another optimizer, such as AdamW"
         )
 
 

@@ -1,4 +1,4 @@
-"""Arrays that live in files: each file a bucket of them, in a checkpoint's layout, brought and taken back by threads.
+"""Arrays that live in files, on a disk or in memory: each file a bucket of them, in a checkpoint's layout.
 
 While a caller works on one bucket a thread reads the next and another writes the one before. A file that a checkpoint
 has linked to is left as it is: the next write of its bucket makes a new one.
@@ -11,6 +11,7 @@ import errno
 import math
 import mmap
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -127,11 +128,14 @@ class BucketFile:
             fd = self._make(new)
             for start in range(len(self._head), self.nbytes if keeping else 0, _COPIED):
                 _write(fd, np.frombuffer(os.pread(self._fd, _COPIED, start), np.uint8), start)
-            os.replace(new, self.path)
+            self._rename(new)
             os.dup2(fd, self._fd, inheritable=False)
             os.close(fd)
             self._is_linked = False
         return self._fd
+
+    def _rename(self, new: Path) -> None:
+        os.replace(new, self.path)
 
     def _make(self, path: Path) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -155,6 +159,31 @@ class BucketFile:
                 text += f": it takes {self.nbytes} bytes, {free} are free"
                 raise NoSpaceError(text, self.nbytes, free) from error
             raise CheckpointError(text) from error
+
+
+class MemoryFile(BucketFile):
+    """A BucketFile in the host's memory, of which it takes what was written so far. A checkpoint copies it.
+
+    Raises ConfigError where the system has no such files.
+    """
+
+    def __init__(self, arrays: Sequence[tuple[str, np.dtype, tuple[int, ...]]]) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError(
+                f"offload to host: {sys.platform} has no files in memory (memfd_create); set offload to "
+                "{expert: disk}"
+            )
+        super().__init__(Path("offload"), arrays)
+        self.path = Path(f"/proc/self/fd/{self._fd}")
+
+    def _make(self, path: Path) -> int:
+        fd = os.memfd_create(path.name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, self.nbytes)
+        _write(fd, np.frombuffer(self._head, np.uint8), 0)
+        return fd
+
+    def _rename(self, new: Path) -> None:
+        """Nothing: whoever looks at it has it open."""
 
 
 class FrozenFile:

@@ -77,7 +77,7 @@ def check_settings(offload: Offload, path: object, ratio: object, buffers: objec
         )
     if not offload.on_disk and path is not None:
         raise ConfigError(f"offload_path={path!r} in plan, and nothing goes to disk; set offload to {{state: disk}}")
-    if not offload.on_disk and buffers != BUFFERS:
+    if not offload.on_disk and "expert" not in offload and buffers != BUFFERS:
         raise ConfigError(
             f"offload_buffers={buffers} in plan, and nothing goes to disk; leave it out, or set offload to "
             "{state: disk}"
@@ -87,10 +87,10 @@ def check_settings(offload: Offload, path: object, ratio: object, buffers: objec
             f"offload {offload.plain()} in plan: param to disk with the optimizer's state, which is larger, in memory; "
             "set offload to {param: disk, state: disk}"
         )
-    if "expert" in offload and "host" in (offload.get("param"), offload.get("state")):
+    if offload.get("expert") == "host" and offload.on_disk:
         raise ConfigError(
-            f"offload {offload.plain()} in plan: experts on disk and other parameters in the host's memory; set all to "
-            "disk, or leave those out"
+            f"offload {offload.plain()} in plan: experts, the most of a model, in the host's memory, and others on "
+            "disk; set expert to disk, or the others to host"
         )
     if "expert" in offload and ratio != 1:
         raise ConfigError(f"offload_ratio={ratio} in plan, and experts are offloaded whole; leave it out, or expert")
@@ -117,11 +117,6 @@ def _check(given: Any) -> dict[str, str]:
             raise ConfigError(f"unknown offload {kind!r} in plan{did_you_mean(kind, OFFLOAD)}")
         if tier not in TIERS:
             raise ConfigError(f"unknown tier {tier!r} of offload {kind!r} in plan{did_you_mean(tier, TIERS)}")
-        if kind == "expert" and tier != "disk":
-            raise ConfigError(
-                f"offload 'expert' to {tier} in plan is not available: experts are brought one by one from files; set "
-                "offload to {expert: disk}, or to {param: host, state: host}, which moves all experts"
-            )
         if tier == "disk" and kind not in _TO_DISK:
             raise ConfigError(
                 f"offload {kind!r} to disk in plan: only {', '.join(_TO_DISK)} goes there; the nearest is "

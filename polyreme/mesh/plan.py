@@ -95,15 +95,11 @@ class Plan:
             object.__setattr__(self, "strategy", Strategy.from_dict(self.strategy))
         object.__setattr__(self, "offload", Offload(self.offload))
         check_settings(self.offload, self.offload_path, self.offload_ratio, self.offload_buffers)
-        if "param" in self.offload and self.mesh.pp > 1:
+        if self.streams and self.mesh.pp > 1:
+            kinds = " and ".join(repr(kind) for kind in ("param", "expert") if kind in self.offload)
             raise ConfigError(
-                f"offload 'param' in plan on mesh {self.mesh}: stages of a pipeline hold their parameters; set pp to "
-                "1, or leave 'param' out"
-            )
-        if "expert" in self.offload and self.mesh.size > 1:
-            raise ConfigError(
-                f"offload 'expert' in plan on mesh {self.mesh}: experts move one by one on one device; leave 'expert' "
-                "out, as {param: disk, state: disk} moves those of each device, or make the mesh one device"
+                f"offload {kinds} in plan on mesh {self.mesh}: stages of a pipeline hold their parameters; set pp to "
+                f"1, or leave {kinds} out"
             )
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_share(self.recompute_share, self.recompute)

@@ -72,7 +72,7 @@ class Parameter(Tensor):
     dims: the logical dim of each of its dims, such as ("embed", "ffn"); a Strategy maps them to mesh axes.
     is_statistic: a forward moves it, as the running mean of a batch norm; no optimizer does, and every device has all
     of it. has_sparse_rows: embedding(sparse=True) has looked up rows of it; Adam(lazy_mode=True) updates those alone.
-    state_tier: where its optimizer state is kept if that is a disk (optimizer.on_disk.DiskTier).
+    state_tier: where its optimizer state is kept if that is in files (optimizer.on_disk.FileTier).
     after_update: called with an update's `skip` (a 0-D bool Tensor or None) after each that changes it, captured with
     it; for what a Layer adjusts once a step, however many microbatches that has.
     """

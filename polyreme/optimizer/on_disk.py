@@ -1,5 +1,5 @@
-"""Parameters, gradients and optimizer state that lie in files: values are read when asked for, in buckets of whole
-parameters.
+"""Parameters, gradients and optimizer state that lie in files, on a disk or in the host's memory: values are read when
+asked for, in buckets of whole parameters.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from polyreme.core.state import Elsewhere, TensorState, Tracer
+from polyreme.core.transfer import aligned_zeros
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError
-from polyreme.io.bucket_files import BucketFile, BucketStream, DiskSpeed, FilePart, free_bytes, measure
+from polyreme.io.bucket_files import BucketFile, BucketStream, DiskSpeed, FilePart, MemoryFile, free_bytes, measure
+from polyreme.system_memory import available_bytes
 
 BUCKET_BYTES = 32 << 20
 """State of parameters is joined into one file up to this; a parameter is never cut."""
@@ -35,13 +37,14 @@ Start = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class DiskTier:
-    """Where a parameter's optimizer state is kept: a folder, and how many buckets are on their way at once.
+class FileTier:
+    """Where files of a parameter's optimizer state are kept: in a folder, or in the host's memory if path is None; and
+    how many buckets are on their way at once.
 
     by_entry: each entry of the first dim moves by itself.
     """
 
-    path: str
+    path: str | None
     buffers: int
     by_entry: bool = False
 
@@ -106,7 +109,7 @@ class StoredArray(Elsewhere):
 
 
 class StoredEntries(StoredArray):
-    """A StoredArray on one device whose entries of the first dim are each a part of the file, read by themselves.
+    """A StoredArray whose entries of the first dim are parts of the file, one for each box of it, read by themselves.
 
     holds: of a gradient, the entries that are not 0; None for all. late: brings entries up to date that missed updates
     (optimizer.late_updates); whoever asks for the whole gets all as they would be had they missed none.
@@ -114,6 +117,14 @@ class StoredEntries(StoredArray):
 
     holds: frozenset[int] | None = None
     late: Any = None
+
+    def __init__(self, like: Any, file: BucketFile, places: Mapping[Start, int]) -> None:
+        super().__init__(like, file, places)
+        self._box_shape = self.sharding.shard_shape(self.shape)
+        self._parts: list[list[_EntryPart]] = [[] for _ in range(self.shape[0])]
+        for (entry, *rest), at in self.places.items():
+            nth = entry % self._box_shape[0]
+            self._parts[entry].append(_EntryPart(at, (entry - nth, *rest), nth))
 
     @property
     def saved(self) -> StoredArray:
@@ -124,7 +135,7 @@ class StoredEntries(StoredArray):
         self._settle()
         values = self.room()
         self.read_into(values, range(self.shape[0]) if self.holds is None else sorted(self.holds))
-        return self.whole(values)
+        return self.assemble(values)
 
     def fill(self, array: Any) -> None:
         self._settle()
@@ -135,39 +146,55 @@ class StoredEntries(StoredArray):
 
     def fill_entries(self, array: Any, entries: Iterable[int]) -> None:
         """Replace these entries by those of an array of the whole shape."""
-        values = np.asarray(array)
+        if not isinstance(array, jax.Array) or array.sharding != self.sharding:
+            array = jax.device_put(array, self.sharding)
+        boxes = {start: np.asarray(box) for start, box in boxes_of(array).items()}
         for entry in entries:
-            self.file.write_part(self._place(entry), values[entry : entry + 1])
+            for part in self._parts[entry]:
+                self.file.write_part(part.place, boxes[part.box][part.nth : part.nth + 1])
 
     def read_entry(self, entry: int) -> np.ndarray:
         """One entry, as it lies there: [1, ...]."""
-        return self.file.read_part(self._place(entry))
+        if len(self._parts[entry]) == 1:
+            return self.file.read_part(self._parts[entry][0].place)
+        values = np.empty((1, *self.shape[1:]), self.dtype)
+        for part in self._parts[entry]:
+            values[self._within(part)] = self.file.read_part(part.place)
+        return values
 
     def write_entry(self, entry: int, values: Any) -> None:
         """Replace one entry: [1, ...]."""
-        self.file.write_part(self._place(entry), np.asarray(values))
+        whole = np.asarray(values)
+        for part in self._parts[entry]:
+            self.file.write_part(part.place, whole[self._within(part)])
 
-    def room(self) -> np.ndarray:
-        """Zeros of the whole shape, which take memory only where something is read into them."""
-        raw = np.zeros(self.nbytes + _ALIGNMENT, np.uint8)
-        first = -raw.ctypes.data % _ALIGNMENT
-        return raw[first : first + self.nbytes].view(self.dtype).reshape(self.shape)
+    def room(self) -> dict[Start, np.ndarray]:
+        """Zeros for each box, by its start, which take memory only where something is read into them."""
+        starts = dict.fromkeys(_starts(self.sharding, self.shape).values())
+        return {start: aligned_zeros(self._box_shape, self.dtype) for start in starts}
 
-    def read_into(self, values: np.ndarray, entries: Iterable[int]) -> None:
-        """Read these entries, as they lie there, into their places in room()."""
+    def read_into(self, values: Mapping[Start, np.ndarray], entries: Iterable[int]) -> None:
+        """Read these entries, as they lie there, into their places in room(); assemble makes an array of it."""
         for entry in entries:
-            self.file.read_part(self._place(entry), values[entry].reshape(-1).view(np.uint8))
+            for part in self._parts[entry]:
+                self.file.read_part(part.place, values[part.box][part.nth].reshape(-1).view(np.uint8))
 
-    def whole(self, values: np.ndarray) -> jax.Array:
-        """The array of what was read into room()."""
-        return self.assemble({(0,) * len(self.shape): values})
-
-    def _place(self, entry: int) -> int:
-        return self.places[(entry, *(0,) * (len(self.shape) - 1))]
+    def _within(self, part: _EntryPart) -> tuple[slice, ...]:
+        """Where a part lies in its entry."""
+        inner = zip(part.box[1:], self._box_shape[1:], strict=True)
+        return (slice(None), *(slice(start, start + size) for start, size in inner))
 
     def _settle(self) -> None:
         if self.late is not None:
             self.late.settle()
+
+
+class _EntryPart(NamedTuple):
+    """A part of an entry: its place in the file, the box that it is in, by its start, and the entry's number there."""
+
+    place: int
+    box: Start
+    nth: int
 
 
 class StoredTensor(Tensor):
@@ -302,11 +329,11 @@ class StateFiles:
     cannot be written or that has no room.
     """
 
-    tier: DiskTier
+    tier: FileTier
     what: str
     stream: BucketStream
 
-    def __init__(self, tier: DiskTier, what: str = STATE) -> None:
+    def __init__(self, tier: FileTier, what: str = STATE) -> None:
         self.tier, self.what = tier, what
         self.stream = BucketStream(tier.buffers)
         self.buckets: list[Bucket] = []
@@ -325,17 +352,17 @@ class StateFiles:
     def add(self, entries: Sequence[tuple[Any, Mapping[str, StateEntry]]]) -> None:
         """Store the state of parameters, all on the same devices: slot or "master" -> its entry, by parameter."""
         nbytes = sum(_local_bytes(entry.like) for _, slots in entries for entry in slots.values())
-        folder = self._claim(nbytes)
+        self._claim(nbytes)
         filling: list[tuple[Any, Mapping[str, StateEntry]]] = []
         size = 0
         for p, slots in entries:
             more = sum(_local_bytes(entry.like) for entry in slots.values())
             if filling and size + more > BUCKET_BYTES:
-                self._add_bucket(folder, filling)
+                self._add_bucket(filling)
                 filling, size = [], 0
             filling.append((p, slots))
             size += more
-        self._add_bucket(folder, filling)
+        self._add_bucket(filling)
 
     def buckets_of(self, parameters: Sequence[Any]) -> list[Bucket]:
         """The buckets with state of any of these parameters, in the order of their files."""
@@ -351,7 +378,7 @@ class StateFiles:
         """Bytes of all files."""
         return sum(bucket.file.nbytes for bucket in self.buckets)
 
-    def _add_bucket(self, folder: Path, entries: Sequence[tuple[Any, Mapping[str, StateEntry]]]) -> None:
+    def _add_bucket(self, entries: Sequence[tuple[Any, Mapping[str, StateEntry]]]) -> None:
         listed: list[tuple[str, np.dtype, tuple[int, ...]]] = []
         placed: list[tuple[Any, str, StateEntry, dict[Start, int]]] = []
         for p, slots in entries:
@@ -363,7 +390,7 @@ class StateFiles:
                     listed.append((f"{entry.name}{at}", np.dtype(entry.like.dtype), shape))
                 placed.append((p, slot, entry, places))
         name = f"data-{jax.process_index():05d}-{len(self.buckets):05d}.safetensors"
-        file = BucketFile(folder / name, listed)
+        file = MemoryFile(listed) if self._folder is None else BucketFile(self._folder / name, listed)
         tensors = {}
         for p, slot, entry, places in placed:
             stored_array = (StoredEntries if entry.by_entry else StoredArray)(entry.like, file, places)
@@ -374,17 +401,17 @@ class StateFiles:
         self.buckets.append(bucket)
         self._home |= {id(p): bucket for p in bucket.parameters}
 
-    def _claim(self, nbytes: int) -> Path:
-        """The folder of its own, once there is room for so many bytes more."""
-        root = Path(self.tier.path)
+    def _claim(self, nbytes: int) -> None:
+        """Make the folder of its own, once there is room for so many bytes more."""
         check_room(self.tier, self.what, nbytes)
-        if self._folder is None:
-            self._folder, lock = _open_folder(root)
+        if self._folder is None and self.tier.path is not None:
+            self._folder, lock = _open_folder(Path(self.tier.path))
             weakref.finalize(self, _discard, self._folder, lock)
             self.speed = measure(self._folder)
-        return self._folder
 
     def __str__(self) -> str:
+        if self.tier.path is None:
+            return f"{self.what} of {self.nbytes / 1e6:,.1f} MB is in the host's memory, which it takes as it is used"
         text = f"{self.what} of {self.nbytes / 1e6:,.1f} MB is in {self.tier.path}, {len(self.buckets)} files"
         if self.speed is None:
             return text
@@ -395,8 +422,16 @@ class StateFiles:
         )
 
 
-def check_room(tier: DiskTier, what: str, nbytes: int) -> None:
-    """Raises ConfigError if a tier's disk has no room for so many bytes of this."""
+def check_room(tier: FileTier, what: str, nbytes: int) -> None:
+    """Raises ConfigError if a tier has no room for so many bytes of this."""
+    if tier.path is None:
+        available = available_bytes()
+        if available is not None and nbytes > available:
+            raise ConfigError(
+                f"offload to host: {nbytes} bytes of {what} go to the host's memory, {available} are available; set "
+                "offload to {expert: disk}, or make room"
+            )
+        return
     free = free_bytes(Path(tier.path))
     if nbytes > free:
         part = int(100 * free / nbytes) / 100

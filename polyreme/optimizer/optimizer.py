@@ -11,6 +11,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
@@ -22,7 +23,7 @@ from polyreme.core import state
 from polyreme.core.arguments import keywords_of
 from polyreme.core.checked import step_done
 from polyreme.core.device_memory import part, raise_explained
-from polyreme.core.meshes import HOST, Devices, everywhere
+from polyreme.core.meshes import HOST, Devices, everywhere, on_one_device
 from polyreme.core.state import TensorState
 from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
@@ -347,7 +348,9 @@ class Optimizer(OptimizerState):
                 squares = [self.squared_norms(MeshGroup(devices, tuple(live)))]
             self._check_clips(live, squares)
             near = [p for p in live if not self._files.has(p)]  # type: ignore[union-attr]
-            if near:
+            if any(isinstance(p._array, state.Elsewhere) for p in near):
+                self._update_one_by_one(devices, near, skip, squares)
+            elif near:
                 self._update_in_memory(devices, near, skip, squares)
             by_entry = [p for p in away if isinstance(p._array, StoredEntries)]
             whole = [p for p in away if not isinstance(p._array, StoredEntries)]
@@ -489,8 +492,10 @@ class Optimizer(OptimizerState):
         """The update of parameters whose entries lie on disk by themselves: of those with a gradient; others are told
         of it."""
         assert self._late is not None  # who calls has found such state
-        updates, shared = self._updates_by_kind(live, squares), self._shared.copies[devices]
+        updates, shared = self._updates_by_kind(live, squares, by_entry=True), self._shared.copies[devices]
+        # an entry is whole on one device, whatever devices share the parameter: the rule takes each element by itself
         common, scalars = _common(updates, shared, skip, squares)
+        common, scalars = common.on_one_device(), {n: on_one_device(v) for n, v in scalars.items()}
         places = {id(p): at for at, p in enumerate(live)}
         _keep_scalars(shared, self._late.step(live, TakenStep(updates, common, scalars, places)))
 
@@ -506,14 +511,18 @@ class Optimizer(OptimizerState):
                 "a whole parameter; use AdamW and ClipGradByGlobalNorm, or offload 'param' and 'state' in place of it"
             )
 
-    def _updates_by_kind(self, live: list[Any], squares: Sequence[Tensor]) -> KindUpdates:
-        """The updates of these parameters one by one."""
-        key = ("buckets", tuple((self._position[id(p)], self._options(p), p.dtype) for p in live), len(squares))
+    def _updates_by_kind(self, live: list[Any], squares: Sequence[Tensor], *, by_entry: bool = False) -> KindUpdates:
+        """The updates of these parameters one by one; by_entry: of entries of them, which lie on one device."""
+        kinds = tuple((self._position[id(p)], self._options(p), p.dtype) for p in live)
+        key = ("entries" if by_entry else "buckets", kinds, len(squares))
         updates: Any = self._updates.get(key)
         if updates is None:
             name = f"{type(self).__name__.lower()}_bucket"
             together = self._clipped_together() if squares else {}
-            updates = KindUpdates(self.rule, self.numbers, self.prepare, self._leaves(live), name, together)
+            leaves = self._leaves(live)
+            if by_entry:
+                leaves = [replace(leaf, param_layout=None, state_layout=None) for leaf in leaves]
+            updates = KindUpdates(self.rule, self.numbers, self.prepare, leaves, name, together)
             self._updates[key] = updates  # type: ignore[assignment]  # of another kind than the keys beside it
         return updates
 

@@ -19,7 +19,7 @@ from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CaptureError, CheckpointError, ShapeError
 from polyreme.optimizer.late_updates import LateUpdates
 from polyreme.optimizer.lr import LRScheduler
-from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray, StoredEntries, stored
+from polyreme.optimizer.on_disk import FileTier, StateEntry, StateFiles, StoredArray, StoredEntries, stored
 from polyreme.optimizer.shared import MeshGroup, SharedState, by_devices
 
 _LOW = (dtypes.float16, dtypes.bfloat16)
@@ -385,8 +385,8 @@ class OptimizerState:
             )
 
 
-def _tier_of(p: Any) -> DiskTier | None:
-    """Where the state of a parameter belongs if that is a disk of this process; nowhere where arrays have no memory."""
+def _tier_of(p: Any) -> FileTier | None:
+    """Where the state of a parameter belongs if that is files of this process; nowhere where arrays have no memory."""
     tier = None if abstract.mode.on else getattr(p, "state_tier", None)
     return tier if tier is not None and p.sharding_of("state").addressable_devices else None
 

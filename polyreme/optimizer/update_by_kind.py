@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from polyreme.core.meshes import devices_of
+from polyreme.core.meshes import devices_of, on_one_device
 from polyreme.core.transfer import from_host
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.update import (
@@ -55,6 +55,15 @@ class Common(NamedTuple):
     skip: Any
     norms: Mapping[int, jax.Array]
     numbers: NumbersBySettings
+
+    def on_one_device(self) -> Common:
+        """What one device has of these, which all devices of the parameters have whole."""
+        return Common(
+            on_one_device(self.lr),
+            None if self.skip is None else on_one_device(self.skip),
+            {clip: on_one_device(norm) for clip, norm in self.norms.items()},
+            {settings: {n: on_one_device(v) for n, v in numbers.items()} for settings, numbers in self.numbers.items()},
+        )
 
 
 class KindUpdates:

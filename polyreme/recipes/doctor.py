@@ -16,6 +16,7 @@ from typing import Any
 
 from polyreme import flags
 from polyreme.errors import ConfigError
+from polyreme.system_memory import memory_facts
 from polyreme.units import bytes_text
 
 _REQUIRED = ("jax", "jaxlib", "numpy", "safetensors", "xxhash", "pydantic", "tokenizers")
@@ -142,11 +143,9 @@ def _devices(timeout: float) -> Check:
 
 
 def _memory() -> list[Check]:
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
+    facts = memory_facts()
+    if not facts:
         return [Check("memory", True, "this system does not say")]
-    facts = {name: int(kib) << 10 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
     free, total = facts["MemAvailable"], facts["MemTotal"]
     found = f"{bytes_text(free)} free of {bytes_text(total)}"
     return [Check("memory", free >= _MIN_MEMORY_BYTES, found, f"free at least {bytes_text(_MIN_MEMORY_BYTES)}")]

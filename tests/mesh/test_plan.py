@@ -192,9 +192,9 @@ def test_prints_one_readable_block():
             "'param' in plan on mesh .*pp2.*: stages of a pipeline hold their parameters; set pp to 1",
         ),
         (
-            lambda: Plan(offload=["expert"]),
+            lambda: Plan.from_degrees(pp=2, offload=["param", "expert"]),
             ConfigError,
-            "'expert' to host in plan is not available: experts are brought one by one from files",
+            "'param' and 'expert' in plan on mesh .*set pp to 1, or leave 'param' and 'expert' out",
         ),
         (
             lambda: Plan(offload={"param": "disk", "state": "host"}, offload_path="x"),

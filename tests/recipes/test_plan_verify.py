@@ -112,7 +112,9 @@ def test_what_is_moved_outside_of_programs_is_refused():
         verify(config(), plan)
     run_config = config()
     streamed = run_config.model_copy(update={"plan": run_config.plan.model_copy(update={"offload": ["param"]})})
-    with pytest.raises(ConfigError, match=r"offload of param is not seen by comm.*leave param and expert out"):
+    with pytest.raises(
+        ConfigError, match=r"offload of param or expert is not seen by comm.*leave param and expert out"
+    ):
         communication.report(streamed)
 
 

@@ -32,7 +32,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh.schedule import Schedule, Task
 from polyreme.nn.alike import are_alike, tensors_of
-from polyreme.optimizer.on_disk import DiskTier, StateEntry, StateFiles, StoredArray, StoredEntries
+from polyreme.optimizer.on_disk import FileTier, Start, StateEntry, StateFiles, StoredArray, StoredEntries
 from polyreme.training.microbatches import Microbatch
 
 Values = list[tuple[TensorState, jax.Array]]
@@ -62,7 +62,7 @@ class Gradients:
 
     files: StateFiles
 
-    def __init__(self, tier: DiskTier, parameters: Sequence[Any]) -> None:
+    def __init__(self, tier: FileTier, parameters: Sequence[Any]) -> None:
         self.files = StateFiles(tier, "gradients")
         trained = [p for p in parameters if isinstance(p._array, StoredArray) and not p.stop_gradient]
         entries = []
@@ -124,7 +124,7 @@ class StreamedPipeline(Pipeline):
             )
         self._parameters = list(parameters)
         self.waiting = Waiting()
-        tier = DiskTier(self.plan.offload_path or "", self.plan.offload_buffers)
+        tier = FileTier(self.plan.offload_path, self.plan.offload_buffers)
         self.gradients = Gradients(tier, parameters)
         is_ahead = self.plan.offload_buffers > 1
         self._reader = ThreadPoolExecutor(1, "weights") if is_ahead else None
@@ -189,7 +189,7 @@ class ChosenExperts:
     def __init__(self, parameters: Sequence[Any], reader: ThreadPoolExecutor | None) -> None:
         self._stored: list[tuple[Any, StoredEntries]] = [(p, p._array) for p in parameters]
         self._reader = reader
-        self._rooms: list[np.ndarray] = []
+        self._rooms: list[dict[Start, np.ndarray]] = []
         self._reading: list[Future] = []
         self.chosen: frozenset[int] = frozenset()
 
@@ -205,7 +205,7 @@ class ChosenExperts:
         self._rooms = self._rooms or [array.room() for _, array in self._stored]
         for future in self._reading:
             waiting.result(future)
-        values = [(p, array.whole(room)) for (p, array), room in zip(self._stored, self._rooms, strict=True)]
+        values = [(p, array.assemble(room)) for (p, array), room in zip(self._stored, self._rooms, strict=True)]
         self._reading, self._rooms = [], []
         return values
 

@@ -32,8 +32,8 @@ def report(config: RunConfig, balance: float | None = None, topology: str = "") 
     plan.mesh.check_devices(len(devices))
     if plan.streams:
         raise ConfigError(
-            "plan: offload of param is not seen by comm, which reads the programs of one step or of pipeline stages; "
-            "leave param and expert out of plan.offload: each chunk has the collectives that its part of the step has"
+            "plan: offload of param or expert is not seen by comm, which reads the programs of one step or of pipeline "
+            "stages; leave param and expert out of plan.offload: each chunk has the collectives of its part of the step"
         )
     job = AbstractJob(job_of(config), plan, devices)
     try:

@@ -101,7 +101,7 @@ def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "")
             f"plan on mesh {plan.mesh} needs {plan.mesh.size} devices to be compiled for, this process has "
             f"{len(devices)}; set CPU_NUM={plan.mesh.size} before it starts, or call verify_apart"
         )
-    if plan.offload.on_disk or "param" in plan.offload:
+    if plan.offload.on_disk or plan.streams:
         raise ConfigError(
             f"plan: offload {plan.offload.plain()} cannot be verified: what is on disk, and parameters, are moved "
             "outside of the programs that are compiled; verify the plan without it"

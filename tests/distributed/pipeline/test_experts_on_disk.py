@@ -1,4 +1,4 @@
-"""Experts on disk, of which those that tokens chose are brought: the bits of a step that brings them all."""
+"""Experts in files, of which those that tokens chose are brought: the bits of a step that brings them all."""
 
 import contextlib
 import copy
@@ -16,6 +16,7 @@ import polyreme as paddle
 import polyreme.optimizer as opt
 from polyreme.core import rng, state
 from polyreme.distributed.checkpoint.store import CheckpointStore
+from polyreme.distributed.pipeline import streamed
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
@@ -27,7 +28,7 @@ from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm
 from polyreme.nn.lazy import LazyGuard
-from polyreme.optimizer import late_updates
+from polyreme.optimizer import late_updates, on_disk
 from polyreme.training import StepPolicy
 from tests.distributed.pipeline import experts_run
 
@@ -51,12 +52,15 @@ def tokens(step):
 
 
 class Run:
-    """A small Mixtral and its step, with its experts brought one by one or all."""
+    """A small Mixtral and its step, with its experts brought one by one or all. kinds: what goes to disk, or a mapping
+    of it to where it goes."""
 
     def __init__(self, path, kinds=("param", "state", "expert"), clip=1.0, optimizer=None, config=CONFIG, **more):
         clear_plan()
         rng.seed(3)
-        plan = Plan.from_degrees(offload=dict.fromkeys(kinds, "disk"), offload_path=str(path), **more)
+        offload = kinds if isinstance(kinds, dict) else dict.fromkeys(kinds, "disk")
+        where = {"offload_path": str(path)} if "disk" in offload.values() else {}
+        plan = Plan.from_degrees(offload=offload, **where, **more)
         self.rate = opt.lr.StepDecay(0.01, 2, 0.5)
 
         def adamw(model):
@@ -65,7 +69,7 @@ class Run:
         with LazyGuard():
             self.model = Mixtral(config)
         policy = StepPolicy(non_finite="skip")
-        self.step = PlannedStep(self.model, plan, optimizer or adamw, policy, jax.devices()[:1])
+        self.step = PlannedStep(self.model, plan, optimizer or adamw, policy, jax.devices()[: plan.mesh.size])
         self.optimizer, self.results = self.step.optimizer, []
 
     def steps(self, first, last):
@@ -141,6 +145,44 @@ def test_the_same_bits_as_when_all_experts_move(tmp_path, monkeypatch):
     with watching(up) as (read, written):
         check_same_bits(by_expert.values(), whole.values())
     assert written - {-1}  # those that had missed updates
+
+
+@pytest.mark.slow_cases("disk and host", "sharded")
+@pytest.mark.parametrize(
+    ("kinds", "mesh"),
+    [
+        pytest.param({"expert": "host"}, {"ep": 2, "sharding": 2, "sharding_stage": 3}, id="host"),
+        pytest.param({"expert": "disk", "param": "host", "state": "host"}, {"ep": 2}, id="disk and host"),
+        pytest.param({"expert": "disk"}, {"ep": 2, "dp": 2, "mp": 2, "expert_axes": ("ep", "mp")}, id="sharded"),
+    ],
+)
+def test_over_devices_experts_without_tokens_do_not_drift(kinds, mesh, tmp_path, monkeypatch):
+    """Against the same programs with every expert brought and updated in every step."""
+    chosen_ones = Run(tmp_path / "chosen", kinds, num_microbatches=2, **mesh).steps(0, 4)
+    up = chosen_ones.model.blocks[1].ffn.up
+    with watching(up) as (read, written):
+        chosen_ones.steps(4, 5)
+    wanted = chosen(chosen_ones, 1, 4)
+    assert (read - {-1}, written - {-1}) == (wanted, wanted)
+    assert 0 < len(wanted) < up.shape[0]
+    bring = streamed.ChosenExperts.bring
+    monkeypatch.setattr(streamed.ChosenExperts, "bring", lambda self, choices: bring(self, np.arange(8)))
+    every_one = Run(tmp_path / "every", kinds, num_microbatches=2, **mesh).steps(0, 5)
+    assert chosen_ones.results == every_one.results
+    check_same_bits(chosen_ones.values(), every_one.values())
+
+
+def test_a_checkpoint_of_experts_over_devices_goes_anywhere(tmp_path):
+    run = Run(tmp_path / "run", {"expert": "host"}, ep=2, sharding=2, sharding_stage=3).steps(0, 2)
+    with CheckpointStore(tmp_path / "kept") as store:
+        store.save(2, run.arrays(), {})
+        want = run.values()
+        run.steps(2, 3)  # while the store copies what was there
+        store.wait()
+        store.verify(2)
+        again = Run(tmp_path / "again", ("expert",))
+        again.load(store.restore(again.arrays(), 2)[0])
+        check_same_bits(again.values(), want)
 
 
 def test_a_checkpoint_holds_what_experts_missed_and_a_run_goes_on_from_it(tmp_path):
@@ -253,13 +295,11 @@ def test_a_parameter_is_read_and_written_as_any_other(tmp_path):
         np.testing.assert_array_equal(own.numpy(), theirs.numpy())
 
 
-def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"offload 'expert' in plan on mesh .*experts move one by one on one device"):
-        Plan.from_degrees(dp=2, offload={"expert": "disk"}, offload_path="x")
-    with pytest.raises(ConfigError, match="offload 'expert' to host in plan is not available: experts are brought one"):
-        Plan.from_degrees(offload=["expert"])
-    with pytest.raises(ConfigError, match="experts on disk and other parameters in the host's memory"):
-        Plan.from_degrees(offload={"expert": "disk", "state": "host"}, offload_path="x")
+def test_what_cannot_be_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"offload 'expert' in plan on mesh .*stages of a pipeline .* set pp to 1"):
+        Plan.from_degrees(pp=2, schedule="1F1B", num_microbatches=2, offload={"expert": "disk"}, offload_path="x")
+    with pytest.raises(ConfigError, match="experts, the most of a model, in the host's memory, and others on disk"):
+        Plan.from_degrees(offload={"expert": "host", "state": "disk"}, offload_path="x")
     with pytest.raises(ConfigError, match="needs a folder of the disk, offload_path is None"):
         Plan.from_degrees(offload={"expert": "disk"})
     with pytest.raises(ConfigError, match="with Lamb, which takes the norm of a whole parameter"):
@@ -275,3 +315,6 @@ def test_what_cannot_be_is_refused(tmp_path):
         PlannedStep(layers, plan, lambda model: opt.AdamW(0.01, parameters=model.parameters()), StepPolicy(), one)
     with pytest.raises(PlacementError, match="the model has no parameters of experts"):
         PlannedStep(gpt, plan, lambda model: opt.AdamW(0.01, parameters=model.parameters()), StepPolicy(), one)
+    monkeypatch.setattr(on_disk, "available_bytes", lambda: 20000)
+    with pytest.raises(ConfigError, match=r"98304 bytes of parameters .* host's memory, 20000 are available; set"):
+        Run(tmp_path, {"expert": "host"}, ep=2)
