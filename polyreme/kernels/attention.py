@@ -29,20 +29,22 @@ def attention(
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
     origin: jax.Array | None = None,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """softmax(scale * q k^T + mask) v: q [b, s, h, d], k [b, t, n, d] and v [b, t, n, e] -> [b, s, h, e].
 
     n divides h. causal lets query i see the keys up to i + t - s, so the last query sees every key. mask broadcasts to
     [b, h, s, t]: bool keeps where True and has no gradient, a float mask is added to the scores and has one. A query
     with no key left gives 0, and its gradient is 0. scale is d ** -0.5 unless given. Scores are computed in at least
-    float32. Dropout depends on the key and on the place (batch entry, head, query, key) alone; origin says where these
-    arrays begin in a whole that is split over devices (attention_blocked.Draw).
+    float32; softcap: above 0, a score x is softcap * tanh(x / softcap) before the mask. Dropout depends on the key and
+    on the place (batch entry, head, query, key) alone; origin says where these arrays begin in a whole that is split
+    over devices (attention_blocked.Draw).
 
     CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
     logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
-    GPU: cuDNN for float16 and bfloat16 where there is no mask and no dropout, s = t if causal, and d = e is a multiple
-    of 8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any order; for
-    forward mode use attention_plain.
+    GPU: cuDNN for float16 and bfloat16 where there is no mask, no dropout and no softcap, s = t if causal, and d = e is
+    a multiple of 8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any
+    order; for forward mode use attention_plain.
 
     Raises ShapeError for dims that do not fit, DTypeError for a mask neither bool nor float, ConfigError for a dropout
     rate outside [0, 1) or without a key, and where no kernel that is allowed takes the inputs.
@@ -54,18 +56,19 @@ def attention(
     check(q, k, v, mask, dropout_key, dropout_rate)
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     options = {"mask": mask, "dropout_key": dropout_key, "dropout_rate": dropout_rate, "origin": origin}
+    is_plain = mask is None and dropout_rate == 0 and not softcap
     for kernel in select.attention_order():
         if kernel == "efficient":
-            spec = AttentionSpec(causal=causal, scale=scale, dropout_rate=dropout_rate)
+            spec = AttentionSpec(causal=causal, scale=scale, dropout_rate=dropout_rate, softcap=softcap)
             return attention_blocked.attention(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))
         if kernel == "math":
-            return attention_plain(q, k, v, causal=causal, scale=scale, **options)
-        if select.backend() == "gpu" and mask is None and dropout_rate == 0 and _cudnn_takes(q, k, v, causal):
+            return attention_plain(q, k, v, causal=causal, scale=scale, softcap=softcap, **options)
+        if select.backend() == "gpu" and is_plain and _cudnn_takes(q, k, v, causal):
             return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal, implementation="cudnn")
     raise ConfigError(
-        f"attention: FLASH_ATTENTION alone is allowed, and it takes float16 or bfloat16 on a GPU without mask and "
-        f"dropout; got {q.dtype} {list(q.shape)} on {select.backend()}, mask: {mask is not None}, dropout "
-        f"{dropout_rate}; allow MATH or EFFICIENT_ATTENTION too"
+        f"attention: FLASH_ATTENTION alone is allowed, and it takes float16 or bfloat16 on a GPU without mask, "
+        f"dropout and softcap; got {q.dtype} {list(q.shape)} on {select.backend()}, mask: {mask is not None}, dropout "
+        f"{dropout_rate}, softcap {softcap}; allow MATH or EFFICIENT_ATTENTION too"
     )
 
 
@@ -80,12 +83,12 @@ def attention_plain(
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
     origin: jax.Array | None = None,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """The plain twin of attention: every score at once, derivatives by JAX, forward mode included."""
     check(q, k, v, mask, dropout_key, dropout_rate)
-    spec = AttentionSpec(
-        causal=causal, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_rate=dropout_rate
-    )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    spec = AttentionSpec(causal=causal, scale=scale, dropout_rate=dropout_rate, softcap=softcap)
     return plain_with_logsumexp(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))[0]
 
 
@@ -96,6 +99,7 @@ def plain_with_logsumexp(spec: AttentionSpec, q, k, v, mask, draw) -> tuple[jax.
     acc = jnp.promote_types(q.dtype, jnp.float32)
     q_grouped = q.reshape(b, s, n, h // n, d).astype(acc)
     scores = jnp.einsum("bsngd,btnd->bngst", q_grouped, k.astype(acc)) * spec.scale
+    scores = attention_blocked.soft_capped(scores, spec.softcap)
     scores = attention_blocked.masked(spec, scores, attention_blocked.grouped_mask(mask, n), t - s)
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     weights = jnp.exp(scores - lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0)))

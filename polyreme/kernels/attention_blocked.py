@@ -22,11 +22,12 @@ MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: progra
 
 
 class AttentionSpec(NamedTuple):
-    """What is fixed while tracing."""
+    """What is fixed while tracing; softcap: as of soft_capped."""
 
     causal: bool
     scale: float
     dropout_rate: float
+    softcap: float = 0.0
 
 
 class Draw(NamedTuple):
@@ -99,6 +100,16 @@ def attention(spec: AttentionSpec, q, k, v, mask, draw: Draw | None) -> jax.Arra
     return forward(spec, q, k, v, mask, draw)[0]
 
 
+def soft_capped(x, cap: float) -> jax.Array:
+    """cap * tanh(x / cap), which stays within cap; x if cap is 0. Source: arXiv:2408.00118, section 2."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def soft_cap_grad(grad, capped, cap: float) -> jax.Array:
+    """The gradient of x, given that of soft_capped(x, cap) and what this is."""
+    return grad * (1 - jnp.square(capped / cap)) if cap else grad
+
+
 def masked(spec: AttentionSpec, scores, mask, offset) -> jax.Array:
     """Scores [b, n, g, r, e] with -inf where a key may not be seen; query row i sees keys up to i + offset."""
     if mask is not None and mask.dtype == jnp.bool_:
@@ -168,10 +179,14 @@ class ScoreBlock:
     def __init__(self, spec: AttentionSpec, mask, offset, draw: Draw | None):
         self.spec, self.mask, self.offset, self.draw = spec, mask, offset, draw
 
-    def scores(self, qi, ke) -> jax.Array:
-        """qi [b, n, g, r, d], scaled; ke [b, n, e, d] -> [b, n, g, r, e]."""
+    def unmasked(self, qi, ke) -> jax.Array:
+        """Scores of what is seen and what is not: qi [b, n, g, r, d], scaled; ke [b, n, e, d] -> [b, n, g, r, e]."""
         raw = (_rows(qi) @ swap(ke)).reshape(*qi.shape[:-1], ke.shape[2])
-        return masked(self.spec, raw, self.mask, self.offset)
+        return soft_capped(raw, self.spec.softcap)
+
+    def masked(self, scores) -> jax.Array:
+        """unmasked(..) with -inf where a key may not be seen."""
+        return masked(self.spec, scores, self.mask, self.offset)
 
     def keep(self, shape):
         """Dropout's factor for the block, or None."""
@@ -231,7 +246,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
 
 def forward_block(block: ScoreBlock, qi, ke, ve):
     """-> out [b, n, g, r, x], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0."""
-    scores = block.scores(qi, ke)
+    scores = block.masked(block.unmasked(qi, ke))
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     top = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
     weights = jnp.exp(scores - top)
@@ -295,16 +310,18 @@ def backward_block(block: ScoreBlock, qi, do, lse, delta, ke, ve):
 
     dk and dv are made transposed: the long operand of the product then needs no transpose, which doubles its speed.
     """
-    probs = jnp.exp(block.scores(qi, ke) - lse)
+    scores = block.unmasked(qi, ke)
+    probs = jnp.exp(block.masked(scores) - lse)
     dprobs = (_rows(do) @ swap(ve)).reshape(probs.shape)
     keep = block.keep(probs.shape)
     dropped = probs
     if keep is not None:
         dropped, dprobs = probs * keep.astype(probs.dtype), dprobs * keep.astype(probs.dtype)
-    dscores = probs * (dprobs - delta)
+    dmasked = probs * (dprobs - delta)
+    dscores = soft_cap_grad(dmasked, scores, block.spec.softcap)
     dq = (_rows(dscores) @ ke).reshape(qi.shape)
     dk, dv = swap(_rows(qi)) @ _rows(dscores), swap(_rows(do)) @ _rows(dropped)
-    return dq, dk, dv, _bias_block(block, dscores)
+    return dq, dk, dv, _bias_block(block, dmasked)
 
 
 def has_gradient(mask) -> bool:

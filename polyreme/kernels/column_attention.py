@@ -43,6 +43,7 @@ def column_attention(
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
     origin: jax.Array | None = None,
+    softcap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """kernels.attention of q [b, s, h, d], k and v [b, t, n, d] under a mask of 1, n or h heads -> out, logsumexp.
 
@@ -57,7 +58,7 @@ def column_attention(
     (1, 2, 3)
     """
     check(q, k, v, None, dropout_key, dropout_rate)
-    spec = AttentionSpec(False, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
+    spec = AttentionSpec(False, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate, softcap)
     draw = attention_blocked.draw_of(dropout_key, origin) if dropout_rate > 0 else None
     in_blocks = all(isinstance(size, int) and size > 0 for size in (*q.shape, *k.shape))
     for kernel in select.attention_order(free=("efficient",)):

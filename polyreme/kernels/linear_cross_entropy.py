@@ -13,6 +13,7 @@ from jax import lax
 
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import select
+from polyreme.kernels.attention_blocked import soft_cap_grad, soft_capped
 from polyreme.kernels.linear import rows_product
 
 CHUNK_BYTES = 8 << 20  # of one chunk's logits: measured best of 8, 16 and 32 MiB at 2048 x 256 x 8192 on two cores
@@ -32,6 +33,7 @@ class CrossEntropySpec(NamedTuple):
     is_summed: bool
     chunks: int
     ways: int
+    softcap: float
 
 
 def linear_cross_entropy(
@@ -46,13 +48,14 @@ def linear_cross_entropy(
     vocab_first: bool = True,
     reduction: Reduction = "none",
     ways: int = 1,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """-log softmax(hidden weight^T + bias)[label], in float32 or wider: [t, m], [v, m], [t], [v] -> [t], reduced [].
 
     vocab_first=False takes the weight as [m, v]. Tokens labelled ignore_index give 0 and no gradient; "mean" divides by
     the number of the others, and is 0 when there is none; token_weight [t] multiplies each loss, and "mean" divides by
-    the sum of it. label_smoothing e puts (1 - e) on the label and e / v on
-    every class. A label outside [0, v) that is not ignore_index gives NaN for its token.
+    the sum of it. label_smoothing e puts (1 - e) on the label and e / v on every class. softcap: above 0, a logit x is
+    softcap * tanh(x / softcap). A label outside [0, v) that is not ignore_index gives NaN for its token.
 
     The tokens are walked in chunks of about CHUNK_BYTES of logits, taken with a stride, so that tokens split over a
     mesh axis stay where they are; ignored ones are added to a number that does not divide. ways is the number of equal
@@ -72,7 +75,9 @@ def linear_cross_entropy(
     parts = ways if hidden.shape[0] % ways == 0 else 1
     tokens, vocab = hidden.shape[0] // parts, weight.shape[0 if vocab_first else 1]
     chunks = chunk_count(tokens, vocab)
-    spec = CrossEntropySpec(int(ignore_index), float(label_smoothing), vocab_first, reduction != "none", chunks, parts)
+    spec = CrossEntropySpec(
+        int(ignore_index), float(label_smoothing), vocab_first, reduction != "none", chunks, parts, softcap
+    )
     more = -tokens % chunks if chunks > 1 else 0
     live = labels != ignore_index
     hidden, labels = _widened(hidden, parts, more), _widened(labels, parts, more, ignore_index)
@@ -100,13 +105,15 @@ def linear_cross_entropy_plain(
     label_smoothing: float = 0.0,
     vocab_first: bool = True,
     reduction: Reduction = "none",
+    softcap: float = 0.0,
 ) -> jax.Array:
     """The plain twin of linear_cross_entropy: all logits at once, derivatives by JAX, forward mode included."""
     _check(hidden, weight, labels, bias, token_weight, label_smoothing, vocab_first, reduction)
     acc = _wide(hidden)
     w = weight.T if vocab_first else weight
     logits = jnp.matmul(hidden, w, preferred_element_type=acc)
-    log_probs = jax.nn.log_softmax(logits if bias is None else logits + bias.astype(acc), axis=-1)
+    logits = logits if bias is None else logits + bias.astype(acc)
+    log_probs = jax.nn.log_softmax(soft_capped(logits, softcap), axis=-1)
     valid, vocab = labels != ignore_index, w.shape[1]
     picked = jnp.take_along_axis(log_probs, jnp.where(valid, labels, 0)[:, None], axis=-1)[:, 0]
     picked = jnp.where((labels >= 0) & (labels < vocab), picked, jnp.nan)
@@ -139,12 +146,14 @@ class _Head:
 
     def __init__(self, spec: CrossEntropySpec, weight, bias, acc):
         self.vocab_first, self.weight, self.bias, self.acc, self.ways = spec.vocab_first, weight, bias, acc, spec.ways
+        self.softcap = spec.softcap
         self.vocab, self.size = weight.shape if spec.vocab_first else weight.shape[::-1]
 
     def logits(self, h) -> jax.Array:
         w = self.weight.T if self.vocab_first else self.weight
         logits = jnp.matmul(h, w, preferred_element_type=self.acc)
         logits = logits if self.bias is None else logits + self.bias.astype(self.acc)
+        logits = soft_capped(logits, self.softcap)
         # made once: without the barrier XLA on CPU makes them again for loops that read them (1.3 to 1.5 times the time
         # of 2048 tokens at hidden sizes of 128 and 256), and keeps the product beside its sum with the bias
         return lax.optimization_barrier(logits) if select.backend() == "cpu" else logits
@@ -242,7 +251,7 @@ def _logits_grad(spec: CrossEntropySpec, logits, lse, labels, cotangent) -> jax.
     # of a label out of range nothing is picked, and only the smoothed part of the NaN has a gradient
     is_class = (labels >= 0) & (labels < logits.shape[1])
     lse = jnp.where(is_class, lse, lse - math.log(smooth) if smooth else jnp.inf)
-    return (jnp.exp(logits - lse[:, None]) - target) * weight[:, None]
+    return soft_cap_grad((jnp.exp(logits - lse[:, None]) - target) * weight[:, None], logits, spec.softcap)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

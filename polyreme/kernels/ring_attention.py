@@ -98,6 +98,7 @@ def ring_attention(
     mask: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """kernels.attention of q [b, s, h, d], k and v [b, t, n, d] split by `split` -> [b, s, h, d], split as q.
 
@@ -110,7 +111,7 @@ def ring_attention(
 
     Raises ShapeError for a length that the ring does not divide, and for causal with s != t; else as attention does.
     """
-    options = {"split": split, "causal": causal, "scale": scale, "mask": mask}
+    options = {"split": split, "causal": causal, "scale": scale, "mask": mask, "softcap": softcap}
     return _attention(_Ring, q, k, v, **options, dropout_key=dropout_key, dropout_rate=dropout_rate)
 
 
@@ -125,24 +126,25 @@ def gather_attention(
     mask: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """ring_attention with all keys and values on each device at once: what it gives, skips and raises is the same.
 
     Each device holds all of k and v, and in the backward pass their gradients in float32; it sends (ways - 1) b_l * t_l
     * n_l * d numbers of k and of v, once forward and again backward beside as many of float32 dk and dv.
     """
-    options = {"split": split, "causal": causal, "scale": scale, "mask": mask}
+    options = {"split": split, "causal": causal, "scale": scale, "mask": mask, "softcap": softcap}
     return _attention(_GatheredKeys, q, k, v, **options, dropout_key=dropout_key, dropout_rate=dropout_rate)
 
 
-def _attention(walk: type[_Ring], q, k, v, *, split: Split, causal, scale, mask, dropout_key, dropout_rate):
+def _attention(walk: type[_Ring], q, k, v, *, split: Split, causal, scale, mask, softcap, dropout_key, dropout_rate):
     _check_walk(walk, q, k, v, mask, split, dropout_key, dropout_rate)
     if causal and q.shape[1] != k.shape[1]:
         raise ShapeError(
             f"{walk.name}: causal with {q.shape[1]} queries and {k.shape[1]} keys; they must be equally many, or "
             "give a mask"
         )
-    spec = AttentionSpec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
+    spec = AttentionSpec(causal, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate, softcap)
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         if split.zigzag and mask.shape[2] > 1:
@@ -160,6 +162,7 @@ def ring_column_attention(
     scale: float | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    softcap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """kernels.column_attention round the ring -> out split as q, logsumexp [b, h, s] split alike.
 
@@ -167,6 +170,7 @@ def ring_column_attention(
     does, and ShapeError for blocks of columns that the parts of the sequence cut through.
     """
     options = {"split": split, "scale": scale, "dropout_key": dropout_key, "dropout_rate": dropout_rate}
+    options["softcap"] = softcap
     return _column_attention(_Ring, q, k, v, columns, **options)
 
 
@@ -180,13 +184,17 @@ def gather_column_attention(
     scale: float | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    softcap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """ring_column_attention with all keys and values on each device at once, as gather_attention has them."""
     options = {"split": split, "scale": scale, "dropout_key": dropout_key, "dropout_rate": dropout_rate}
+    options["softcap"] = softcap
     return _column_attention(_GatheredKeys, q, k, v, columns, **options)
 
 
-def _column_attention(walk: type[_Ring], q, k, v, columns: Columns, *, split: Split, scale, dropout_key, dropout_rate):
+def _column_attention(
+    walk: type[_Ring], q, k, v, columns: Columns, *, split: Split, scale, softcap, dropout_key, dropout_rate
+):
     _check_walk(walk, q, k, v, None, split, dropout_key, dropout_rate)
     ways = split.ways(split.seq)
     parts = 2 * ways if split.zigzag else ways
@@ -195,7 +203,7 @@ def _column_attention(walk: type[_Ring], q, k, v, columns: Columns, *, split: Sp
             f"{walk.name}: a block mask for {q.shape[1]} queries and {k.shape[1]} keys over {ways} devices; make "
             f"them multiples of {BLOCK * parts}, or split heads instead (sep_attention 'ulysses')"
         )
-    spec = AttentionSpec(False, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate)
+    spec = AttentionSpec(False, float(q.shape[-1] ** -0.5) if scale is None else scale, dropout_rate, softcap)
     out, lse = _walked(walk, spec, split, q, k, v, columns, _raw_key(dropout_key, dropout_rate))
     return out, shown_logsumexp(lse)
 
@@ -223,6 +231,7 @@ def ulysses_attention(
     mask: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """kernels.attention of q [b, s, h, d], k and v [b, t, n, d] split by `split` -> [b, s, h, d], split as q.
 
@@ -236,7 +245,7 @@ def ulysses_attention(
     if mask is not None:
         rest["mask"] = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         specs["mask"] = split.mask_spec(rest["mask"], split.heads + split.seq, ())
-    kernel = partial(attention, causal=causal, scale=scale)
+    kernel = partial(attention, causal=causal, scale=scale, softcap=softcap)
 
     def one(*args: Any, **options: Any) -> tuple[jax.Array]:
         return (kernel(*args, **options),)
@@ -254,6 +263,7 @@ def ulysses_column_attention(
     scale: float | None = None,
     dropout_key: jax.Array | None = None,
     dropout_rate: float = 0.0,
+    softcap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """kernels.column_attention -> out split as q, logsumexp [b, h, s] split by heads.
 
@@ -262,7 +272,7 @@ def ulysses_column_attention(
     """
     check(q, k, v, None, dropout_key, dropout_rate)
     rest, specs = {"columns": columns}, {"columns": split.columns_spec(columns, split.heads + split.seq)}
-    kernel = partial(column_attention, scale=scale)
+    kernel = partial(column_attention, scale=scale, softcap=softcap)
     return _by_heads(kernel, split, (q, k, v), rest, specs, _raw_key(dropout_key, dropout_rate), dropout_rate)
 
 

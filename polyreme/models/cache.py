@@ -47,32 +47,36 @@ class LayerCache:
         for held, new in zip(self.tensors, parts, strict=True):
             write(held, new, *where, out=held)
 
-    def attend(self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None) -> Any:
+    def attend(
+        self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+    ) -> Any:
         """Causal attention of new tokens to those in the cache and to themselves, which are put in.
 
         q [batch, s, heads, d], k [batch, s, kv_heads, d], v [batch, s, kv_heads, e] -> [batch, s, heads, e]. window,
-        scale: as of attend_cached.
+        scale, softcap: as of attend_cached.
         """
         start = self.owner.lengths
         self._put(tokens_cached, k, v, start)
         if not self.owner.is_empty:
-            return attend_cached(q, *self.tensors[:2], start, window, scale, **self._scales)
+            return attend_cached(q, *self.tensors[:2], start, window, scale, **self._scales, softcap=softcap)
         # nothing before them: as in training, without the places that are still free
         if window and window < q.shape[1]:
-            options = {"causal": True, "window_size": (window - 1, 0), "softmax_scale": scale}
+            options = {"causal": True, "window_size": (window - 1, 0), "softmax_scale": scale, "softcap": softcap}
             return F.flashmask_attention(q, k, v, training=False, **options)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, training=False, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, training=False, scale=scale, softcap=softcap)
 
 
 class PagedLayerCache(LayerCache):
     """What one block of a Decoder has of the rows of a PagedCache."""
 
-    def attend(self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None) -> Any:
+    def attend(
+        self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+    ) -> Any:
         """As of LayerCache; tokens past the blocks that a row's table names are left out."""
         start, tables, (batch, seq) = self.owner.lengths, self.owner.block_tables, q.shape[:2]
         keys, values = (x.reshape([batch * seq, *x.shape[2:]]) for x in (k, v))
         self._put(blocks_written, keys, values, tables, *self.owner.places_of(seq))
-        return attend_blocks(q, *self.tensors[:2], tables, start, window, scale, **self._scales)
+        return attend_blocks(q, *self.tensors[:2], tables, start, window, scale, **self._scales, softcap=softcap)
 
 
 class CacheRows:

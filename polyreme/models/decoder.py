@@ -61,6 +61,10 @@ class Decoder(Pretrained, Layer):
     family: Family
     documents: Documents | None = None
     """Those of the rows that are being read."""
+    logit_scale: float = 1.0
+    """What logits are multiplied by."""
+    logit_cap: float = 0.0
+    """A bound of logits: as softcap of F.scaled_dot_product_attention; none if 0."""
     is_order_free: bool = False
     """Whether only attention and `token_order` of all that this class does tell one place of a sequence from another. A
     subclass, whose code may be other, says so for itself."""
@@ -109,7 +113,9 @@ class Decoder(Pretrained, Layer):
 
     def project(self, x_bse: Any) -> Any:
         """[batch, seq, vocab] given the normed output of the last block."""
-        return x_bse.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
+        logits = x_bse.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
+        logits = logits if self.logit_scale == 1 else logits * self.logit_scale
+        return (logits / self.logit_cap).tanh() * self.logit_cap if self.logit_cap else logits
 
     @property
     def output_weight(self) -> Any:
@@ -303,7 +309,7 @@ def attend_causally(
     """Attention [batch, seq, heads, head_dim] of queries to the keys before them, of the last `window` if not 0.
 
     ends: as of Documents; a key is then seen within its document alone. recompute: as of run_part. options: training,
-    and dropout, the probability.
+    scale, softcap, and dropout, the probability.
     """
     seq = query.shape[1]
     is_wide = not window or window >= seq
@@ -315,13 +321,16 @@ def attend_causally(
     bounds = None if ends is None else ends.reshape([ends.shape[0], 1, seq, 1])
     size = None if is_wide else (window - 1, 0)
     attend = F.flashmask_attention
+    options["softmax_scale"] = options.pop("scale", None)
     return run_part("core_attn", recompute, attend, query, key, value, bounds, causal=True, window_size=size, **options)
 
 
 def next_token_loss(model: Decoder, hidden: Any, labels: Any) -> Any:
     """Mean cross-entropy of the labels given stream(tokens), nats a token, without the logits being stored."""
     tied = model.config.tie_embeddings
-    return F.fused_linear_cross_entropy(hidden, model.output_weight, labels, transpose_weight=tied)
+    hidden = hidden if model.logit_scale == 1 else hidden * model.logit_scale
+    options = {"transpose_weight": tied, "softcap": model.logit_cap}
+    return F.fused_linear_cross_entropy(hidden, model.output_weight, labels, **options)
 
 
 def check_dimensions(config: Any) -> None:

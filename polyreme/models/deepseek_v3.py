@@ -19,10 +19,10 @@ from polyreme.mesh.axes import nearest_multiples
 from polyreme.models.cache import LayerCache
 from polyreme.models.decoder import check_dimensions, next_token_loss
 from polyreme.models.families import DEEPSEEK_V3, latent_widths
-from polyreme.models.llama import DEFAULTS, FIXED, KEYS, Block, Llama, ffn_rules, linear, outer_rules
+from polyreme.models.llama import DEFAULTS, FIXED, KEYS, Block, BlockTraits, Llama, ffn_rules, linear, outer_rules
 from polyreme.models.mixtral import Mixtral, SparseBlock, balanced_loss, expert_rules, make_experts, make_router
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
-from polyreme.models.rotary import ROPE_KEYS, Table, Yarn, read_rope, read_scaling, rotary_table, rotate, write_rope
+from polyreme.models.rotary import ROPE_KEYS, Yarn, read_rope, read_scaling, rotate, write_rope
 from polyreme.nn import Layer, LayerList, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.layers.linear import Linear
@@ -36,7 +36,7 @@ LATENT_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class LatentConfig:
+class LatentConfig(BlockTraits):
     """Dimensions of a decoder with latent attention.
 
     kv_lora_rank: width of the latent that keys and values come from; q_lora_rank: of the one that queries come from,
@@ -83,6 +83,11 @@ class LatentConfig:
                 f"{name}: qk_rope_head_dim {self.qk_rope_head_dim} is odd, and rotary positions turn pairs; make it "
                 f"{nearest_multiples(self.qk_rope_head_dim, 2)}"
             )
+
+    @property
+    def rotary_width(self) -> int:
+        """Dims of a query and of a key that positions turn."""
+        return self.qk_rope_head_dim
 
     @property
     def head_dim(self) -> int:
@@ -262,11 +267,6 @@ class DeepseekV3(Mixtral):
         shared = config.n_shared_experts * config.expert_ffn_size
         return SparseBlock(config, attention, make_experts(config, router, shared))
 
-    def rotary_table(self, config: Any) -> Table:
-        """Cosines and sines by which queries and keys are turned, float32 [seq, qk_rope_head_dim]."""
-        sizes = (config.seq_len, config.qk_rope_head_dim, config.rope_theta)
-        return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
-
     @property
     def cache_dims(self) -> tuple[int, int, int]:
         """Keys and values of all heads, as they come out of the latent."""
@@ -382,6 +382,7 @@ PUBLISHED = PublishedFamily(
         "moe_layer_freq": (1,),
         "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
+        "partial_rotary_factor": (1.0, None),
     },
     spare=_is_spare,
     fit=_fit,

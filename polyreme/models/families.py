@@ -327,6 +327,57 @@ QWEN3 = replace(
     shape=partial(LLAMA.shape, qk_norm=True),
 )
 
+GEMMA = replace(
+    LLAMA,
+    name="gemma",
+    model=Reference("polyreme.models.gemma", "Gemma"),
+    config=Reference("polyreme.models.gemma", "GemmaConfig"),
+    published=Reference("polyreme.models.gemma", "PUBLISHED"),
+)
+
+GEMMA2 = replace(
+    LLAMA,
+    name="gemma2",
+    model=Reference("polyreme.models.gemma2", "Gemma2"),
+    config=Reference("polyreme.models.gemma2", "Gemma2Config"),
+    published=Reference("polyreme.models.gemma2", "PUBLISHED"),
+    shape=partial(LLAMA.shape, norm_places="around"),
+)
+
+GEMMA3 = replace(
+    LLAMA,
+    name="gemma3",
+    model=Reference("polyreme.models.gemma3", "Gemma3"),
+    config=Reference("polyreme.models.gemma3", "Gemma3Config"),
+    published=Reference("polyreme.models.gemma3", "PUBLISHED"),
+    shape=partial(LLAMA.shape, norm_places="around", qk_norm=True),
+)
+
+GRANITE = replace(
+    LLAMA,
+    name="granite",
+    model=Reference("polyreme.models.granite", "Granite"),
+    config=Reference("polyreme.models.granite", "GraniteConfig"),
+    published=Reference("polyreme.models.granite", "PUBLISHED"),
+)
+
+OLMO2 = replace(
+    LLAMA,
+    name="olmo2",
+    model=Reference("polyreme.models.olmo2", "Olmo2"),
+    config=Reference("polyreme.models.olmo2", "Olmo2Config"),
+    published=Reference("polyreme.models.olmo2", "PUBLISHED"),
+    shape=partial(LLAMA.shape, norm_places="after", qk_norm=True, whole_qk_norm=True),
+)
+
+PHI3 = replace(
+    LLAMA,
+    name="phi3",
+    model=Reference("polyreme.models.phi3", "Phi3"),
+    config=Reference("polyreme.models.phi3", "Phi3Config"),
+    published=Reference("polyreme.models.phi3", "PUBLISHED"),
+)
+
 LETTERS = 21
 """Letters of an alignment: twenty amino acids and the gap. One more stands for what is masked."""
 DISTANCE_BINS = 16
@@ -424,7 +475,11 @@ BERT = Family(
 )
 
 FAMILIES: Registry[Family] = Registry(
-    "model family", [GPT, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER]
+    "model family",
+    [
+        *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2),
+        *(MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
+    ],
 )
 """Families by the name that a configuration has, in the order that lists show them."""
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from polyreme.autograd.recompute import run_part
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import nearest_divisor, nearest_multiples
-from polyreme.models.cache import LayerCache
+from polyreme.models.cache import KVCache, LayerCache
 from polyreme.models.decoder import Decoder, attend_causally, check_dimensions
 from polyreme.models.families import LLAMA
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.models.rotary import (
     ROPE_KEYS,
     FrequencyScaling,
+    LongRope,
     Table,
     read_rope,
     read_scaling,
@@ -36,9 +38,36 @@ from polyreme.nn.layers.linear import map_each
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops.layout import constrain
 
+ACTIVATIONS: dict[str, Any] = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate=True)}
+"""What a gate may go through."""
+
+
+class BlockTraits:
+    """In what decoders of LLaMA's kind differ beside their dimensions; a family's config class says what it has.
+
+    norm_class: of every norm. norm_places: whether attention and feed-forward take normed input ("before"), give normed
+    output ("after") or both ("around"). activation: of the gate, one of ACTIVATIONS. whole_qk_norm: with qk_norm, the
+    heads of queries and those of keys are normed together. embedding_scale: what embeddings are multiplied by,
+    residual_scale what blocks add, logit_scale logits, score_scale scores of attention (head_dim ** -0.5 if None).
+    score_cap, logit_cap: bounds of scores and of logits, as softcap of F.scaled_dot_product_attention; none if 0.
+    rotary_fraction: of the dims of a head those that positions turn, the first ones.
+    """
+
+    norm_class: ClassVar[type[RMSNorm]] = RMSNorm
+    norm_places: ClassVar[str] = "before"
+    activation: ClassVar[str] = "silu"
+    whole_qk_norm: ClassVar[bool] = False
+    embedding_scale: ClassVar[float] = 1.0
+    residual_scale: ClassVar[float] = 1.0
+    logit_scale: ClassVar[float] = 1.0
+    score_scale: ClassVar[float | None] = None
+    score_cap: ClassVar[float] = 0.0
+    logit_cap: ClassVar[float] = 0.0
+    rotary_fraction: ClassVar[float] = 1.0
+
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(BlockTraits):
     """Dimensions of a LLaMA.
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads; num_heads if 0. head_dim: width
@@ -46,7 +75,8 @@ class LlamaConfig:
     round otherwise: the 7B's is 11008). seq_len: longest sequence, tokens. recompute: one of mesh.RECOMPUTE, or "" for
     what the plan in force says. qkv_bias, out_bias, mlp_bias: whether the projections into attention, the one out of it
     and those of the feed-forward add a bias. qk_norm: the queries and keys of each head are normed before they are
-    turned. rope_scaling: one of models.rotary.SCALINGS, or its fields with its `type`. sliding_window: a token sees so
+    turned. rope_scaling: one of models.rotary.SCALINGS, or its fields with its `type`. rotary_fraction: as of
+    BlockTraits. sliding_window: a token sees so
     many tokens, itself the last of them, in all blocks but those of these numbers, full_blocks; all before it if 0.
     """
 
@@ -69,6 +99,7 @@ class LlamaConfig:
     rope_scaling: FrequencyScaling | Mapping[str, Any] | None = None
     sliding_window: int = field(default=0, metadata={"least": 0})
     full_blocks: Sequence[int] = ()
+    rotary_fraction: float = 1.0  # type: ignore[misc]  # a trait that here is said of each model
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rope_scaling", read_scaling(self.rope_scaling))
@@ -92,6 +123,11 @@ class LlamaConfig:
                 f"{2 * self.num_heads} (rotary positions need an even head_dim); "
                 f"make it {nearest_multiples(self.hidden_size, 2 * self.num_heads)}"
             )
+        if not 0 < self.rotary_fraction <= 1 or self.rotary_width < 2 or self.rotary_width % 2:
+            raise ConfigError(
+                f"{type(self).__name__}: rotary_fraction {self.rotary_fraction} of head_dim {self.head_dim} turns "
+                f"{self.rotary_width} dims; give a fraction in (0, 1] of which an even number of dims comes"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"LlamaConfig: num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
@@ -110,6 +146,11 @@ class LlamaConfig:
     def window(self, number: int) -> int:
         """Tokens that a token sees in a block with `number` before it; 0 for all before it."""
         return 0 if number in self.full_blocks or self.sliding_window >= self.seq_len else self.sliding_window
+
+    @property
+    def rotary_width(self) -> int:
+        """Dims of a head that positions turn."""
+        return int(self.head_dim * self.rotary_fraction)
 
     @classmethod
     def nano(cls, **changes: Any) -> LlamaConfig:
@@ -143,61 +184,82 @@ class Attention(Layer):
         self.k = linear(width, kv_width, ("embed", "kv_heads"), bias)
         self.v = linear(width, kv_width, ("embed", "kv_heads"), bias)
         self.out = linear(q_width, width, ("heads", "embed"), config.out_bias)
-        self.q_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, epsilon=config.rms_norm_epsilon) if config.qk_norm else None
+        self.q_norm = self.k_norm = None
+        self.is_normed_whole = config.whole_qk_norm
+        if config.qk_norm:
+            widths = (q_width, kv_width) if self.is_normed_whole else (self.head_dim, self.head_dim)
+            self.q_norm, self.k_norm = (make_norm(config, size) for size in widths)
+        self.score_options = {"scale": config.score_scale, "softcap": config.score_cap}
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         batch, seq, _ = x_bse.shape
         q, k, v = map_each(x_bse, self.q, self.k, self.v)
+        if self.is_normed_whole:
+            q, k = self._normed(q, k)
         q = q.reshape([batch, seq, self.num_heads, self.head_dim])
         k = k.reshape([batch, seq, self.num_kv_heads, self.head_dim])
         v = v.reshape([batch, seq, self.num_kv_heads, self.head_dim])
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if not self.is_normed_whole:
+            q, k = self._normed(q, k)
         q = constrain(rotate(q, cos_sd, sin_sd), "batch", "block_seq", "heads", None)
         k = constrain(rotate(k, cos_sd, sin_sd), "batch", "block_seq", "kv_heads", None)
         v = constrain(v, "batch", "block_seq", "kv_heads", None)
         if cache is not None:
-            mixed = cache.attend(q, k, v, window=self.window)
+            mixed = cache.attend(q, k, v, window=self.window, **self.score_options)
             return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
-        mixed = attend_causally(self.recompute, q, k, v, ends, window=self.window, training=self.training)
+        options = {"window": self.window, "training": self.training, **self.score_options}
+        mixed = attend_causally(self.recompute, q, k, v, ends, **options)
         return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
+
+    def _normed(self, q: Any, k: Any) -> tuple[Any, Any]:
+        return (q, k) if self.q_norm is None or self.k_norm is None else (self.q_norm(q), self.k_norm(k))
 
 
 class FeedForward(Layer):
-    """down(silu(gate(x)) * up(x)). Source: arXiv:2002.05202. bias: whether each of the three adds one."""
+    """down(activation(gate(x)) * up(x)). Source: arXiv:2002.05202. bias: whether each of the three adds one."""
 
+    activation: str
     gate: Linear
     up: Linear
     down: Linear
 
     def __init__(self, config: LlamaConfig, bias: bool = False) -> None:
         super().__init__()
+        self.activation = config.activation
         self.gate = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"), bias)
         self.up = linear(config.hidden_size, config.ffn_size, ("embed", "ffn"), bias)
         self.down = linear(config.ffn_size, config.hidden_size, ("ffn", "embed"), bias)
 
     def forward(self, x_bse: Any) -> Any:
         gate, up = map_each(x_bse, self.gate, self.up)
-        hidden = F.silu(gate) * up
+        hidden = ACTIVATIONS[self.activation](gate) * up
         return self.down(constrain(hidden, "batch", "block_seq", "ffn"))
 
 
 class Block(Layer):
-    """x + attention(norm(x)), then x + ffn(norm(x)); an Attention and a FeedForward if not given."""
+    """x + attention(norm(x)), then x + ffn(norm(x)); an Attention and a FeedForward if not given. Where the norms are,
+    and by what these are multiplied before they are added, config says as BlockTraits."""
 
-    attention_norm: RMSNorm
+    attention_norm: Layer | None
     attention: Layer | Attention
-    ffn_norm: RMSNorm
+    attention_out_norm: Layer | None
+    ffn_norm: Layer | None
     ffn: Layer | FeedForward
+    ffn_out_norm: Layer | None
+    residual_scale: float
     recompute: str
 
     def __init__(self, config: LlamaConfig, attention: Layer | None = None, ffn: Layer | None = None) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
+        width, has_input_norms = config.hidden_size, config.norm_places != "after"
+        has_output_norms = config.norm_places != "before"
+        self.attention_norm = make_norm(config, width) if has_input_norms else None
         self.attention = attention or Attention(config)
-        self.ffn_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_epsilon)
+        self.attention_out_norm = make_norm(config, width) if has_output_norms else None
+        self.ffn_norm = make_norm(config, width) if has_input_norms else None
         self.ffn = ffn or FeedForward(config)
+        self.ffn_out_norm = make_norm(config, width) if has_output_norms else None
+        self.residual_scale = config.residual_scale
         self.recompute = config.recompute
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
@@ -205,14 +267,19 @@ class Block(Layer):
 
     def _compute(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         x_bse = self.attend(x_bse, cos_sd, sin_sd, cache, ends)
-        x_bse = x_bse + self.ffn(self.ffn_norm(x_bse))
-        return constrain(x_bse, "batch", "seq", "embed")
+        fed = self.ffn(x_bse if self.ffn_norm is None else self.ffn_norm(x_bse))
+        return constrain(self._joined(x_bse, fed, self.ffn_out_norm), "batch", "seq", "embed")
 
     def attend(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         """x + attention(norm(x))."""
-        normed = self.attention_norm(x_bse)
+        normed = x_bse if self.attention_norm is None else self.attention_norm(x_bse)
         apart = {} if ends is None else {"ends": ends}  # which not every attention takes
-        return x_bse + run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd, cache, **apart)
+        mixed = run_part("full_attn", self.recompute, self.attention, normed, cos_sd, sin_sd, cache, **apart)
+        return self._joined(x_bse, mixed, self.attention_out_norm)
+
+    def _joined(self, x_bse: Any, part: Any, norm: Layer | None) -> Any:
+        part = part if norm is None else norm(part)
+        return x_bse + (part if self.residual_scale == 1 else part * self.residual_scale)
 
 
 class Llama(Decoder):
@@ -239,38 +306,64 @@ class Llama(Decoder):
         width = config.hidden_size
         self.tokens = Embedding(config.vocab_size, width, weight_attr=normal(), dims=("vocab", "embed"))
         self.blocks = LayerList([self.make_block(config, number) for number in range(config.num_layers)])
-        self.norm = RMSNorm(width, epsilon=config.rms_norm_epsilon)
+        self.norm = make_norm(config, width)
+        self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         if not config.tie_embeddings:
             self.head = linear(width, config.vocab_size, ("embed", "vocab"))
-        cos, sin = self.rotary_table(config)
-        self.register_buffer("cos", to_tensor(cos), persistable=False)
-        self.register_buffer("sin", to_tensor(sin), persistable=False)
+        scaling = config.rope_scaling
+        # the most places of rows that turn by another table; 0 if all turn alike
+        self.short_places = scaling.original_max_position_embeddings if isinstance(scaling, LongRope) else 0
+        self.register_tables("", self.rotary_table(config, config.seq_len))
+        if 0 < self.short_places < config.seq_len:
+            self.register_tables("short_", self.rotary_table(config, self.short_places))
+
+    def register_tables(self, prefix: str, table: Table) -> None:
+        """Keep cosines and sines beside the parameters, under these names with the prefix."""
+        for name, array in zip(("cos", "sin"), table, strict=True):
+            self.register_buffer(f"{prefix}{name}", to_tensor(array), persistable=False)
 
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
         return Block(config, Attention(config, config.window(number)), FeedForward(config, config.mlp_bias))
 
-    def rotary_table(self, config: Any) -> Table:
-        """Cosines and sines by which queries and keys are turned."""
-        sizes = (config.seq_len, config.head_dim, config.rope_theta)
+    def rotary_table(self, config: Any, seq_len: int) -> Table:
+        """Cosines and sines by which queries and keys of rows of so many places are turned."""
+        sizes = (seq_len, config.rotary_width, config.rope_theta)
         return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
+
+    def tables_of(self, block: Layer, places: int) -> tuple[Any, Any]:
+        """The tables by which a block turns in rows that have so many places."""
+        if 0 < self.short_places < self.config.seq_len and places <= self.short_places:
+            return self.short_cos, self.short_sin
+        return self.cos, self.sin
+
+    def placed(self, x_bse: Any, cache: KVCache | None = None) -> Any:
+        """Token embeddings, times the family's embedding_scale."""
+        scale = self.config.embedding_scale
+        return x_bse if scale == 1 else x_bse * scale
 
     def run_block(self, block: Layer, x_bse: Any, cache: LayerCache | None = None, *more: Any) -> Any:
         """A block's output, its rotary positions being those of x. more: what else the block takes."""
         seq = x_bse.shape[1]
         if cache is not None:
-            places = cache.owner.positions(seq)
-            return block(x_bse, self.cos[places], self.sin[places], *more, cache=cache)
+            places, (cos, sin) = cache.owner.positions(seq), self.tables_of(block, cache.owner.places)
+            return block(x_bse, cos[places], sin[places], *more, cache=cache)
+        cos, sin = self.tables_of(block, seq)
         if self.documents is not None:
             ends, places = self.documents
-            return block(x_bse, self.cos[places], self.sin[places], *more, ends=ends)
+            return block(x_bse, cos[places], sin[places], *more, ends=ends)
         with self.keeping_order(seq):
-            return block(x_bse, self.places(self.cos[:seq]), self.places(self.sin[:seq]), *more)
+            return block(x_bse, self.places(cos[:seq]), self.places(sin[:seq]), *more)
 
 
 def normal() -> ParamAttr:
     """How matrices begin."""
     return ParamAttr(initializer=Normal(0.0, 0.02))
+
+
+def make_norm(config: Any, width: int) -> Layer:
+    """A norm of the family's kind over the last dim, of this width."""
+    return config.norm_class(width, epsilon=config.rms_norm_epsilon)
 
 
 def linear(ins: int, outs: int, dims: tuple[str, str], bias: bool = False) -> Linear:
@@ -312,9 +405,15 @@ def linear_rules(theirs: str, ours: str) -> tuple[WeightRule, ...]:
     return WeightRule(f"{theirs}.weight", f"{ours}.weight"), WeightRule(f"{theirs}.bias", f"{ours}.bias", SAME)
 
 
-def attention_rules(there: str = "model.layers.{n}", here: str = "blocks.{n}") -> list[WeightRule]:
-    """The weights of a block's attention and norms."""
-    norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
+NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
+"""What the norms of a block are called there, and here."""
+
+
+def attention_rules(
+    there: str = "model.layers.{n}", here: str = "blocks.{n}", block_norms: Mapping[str, str] = NORMS
+) -> list[WeightRule]:
+    """The weights of a block's attention and norms; block_norms: as NORMS."""
+    norms = {**block_norms}
     norms |= {f"self_attn.{name}": f"attention.{name}" for name in ("q_norm", "k_norm")}
     rules = [WeightRule(f"{there}.{name}.weight", f"{here}.{ours}.weight", SAME) for name, ours in norms.items()]
     for name, ours in {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "out"}.items():
@@ -327,18 +426,24 @@ def ffn_rules(there: str = "model.layers.{n}.mlp", here: str = "blocks.{n}.ffn")
     return [rule for name in ("gate", "up", "down") for rule in linear_rules(f"{there}.{name}_proj", f"{here}.{name}")]
 
 
-def block_rules(config: Any) -> list[WeightRule]:
-    """All the weights."""
-    return [*outer_rules(), *attention_rules(), *ffn_rules()]
+def block_rules(config: Any, block_norms: Mapping[str, str] = NORMS) -> list[WeightRule]:
+    """All the weights; block_norms: as NORMS."""
+    return [*outer_rules(), *attention_rules(block_norms=block_norms), *ffn_rules()]
 
 
-def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_biases(config: Mapping[str, Any]) -> dict[str, Any]:
+    """qkv_bias, out_bias, mlp_bias and rotary positions."""
     bias = bool(config.get("attention_bias"))
     return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bool(config.get("mlp_bias"))} | read_rope(config)
 
 
-def _write(config: LlamaConfig) -> dict[str, Any]:
+def write_biases(config: LlamaConfig) -> dict[str, Any]:
+    """The keys that these fields become."""
     return {"attention_bias": config.out_bias, "mlp_bias": config.mlp_bias} | write_rope(config)
+
+
+BIAS_KEYS = ("attention_bias", "mlp_bias", *ROPE_KEYS)
+"""What config.json says of biases and of rotary positions."""
 
 
 PUBLISHED = PublishedFamily(
@@ -349,7 +454,7 @@ PUBLISHED = PublishedFamily(
     defaults={**DEFAULTS, "max_position_embeddings": 2048},
     fixed=FIXED,
     prefix="model.",
-    read=_read,
-    read_keys=("attention_bias", "mlp_bias", *ROPE_KEYS),
-    write=_write,
+    read=read_biases,
+    read_keys=BIAS_KEYS,
+    write=write_biases,
 )

@@ -6,6 +6,7 @@ A family's file holds one `PublishedFamily`; reading and writing folders (models
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -102,8 +103,28 @@ def merged(count: int, is_transposed: bool) -> Conversion:
     return Conversion(load, store)
 
 
+def rows_of(sizes: Callable[[Any], Sequence[int]], number: int) -> Conversion:
+    """A linear map that is one of several there, one under the other in one array of [out, in]: the part with this
+    number of those that have so many rows, given our config."""
+
+    def load(sources: list[WeightSource], config: Any) -> WeightSource:
+        (whole,), rows = sources, sizes(config)
+        if len(whole.shape) != 2 or whole.shape[0] != sum(rows):
+            raise ShapeError(f"a weight of {list(whole.shape)}, of which {list(rows)} rows are one map each")
+        start = sum(rows[:number])
+
+        def read(index: Index) -> np.ndarray:
+            columns, taken = index[0], range(rows[number])[index[1]]
+            return whole.read((slice(start + taken.start, start + taken.stop), columns)).T
+
+        return Changed((whole.shape[1], rows[number]), whole.dtype, read)
+
+    return Conversion(load, lambda array, config: [array.T])
+
+
 class WeightRule(NamedTuple):
-    """A weight: its name there, its name here, and what else differs.
+    """A weight: its name there, its name here, and what else differs. Of several with one name there each is a part of
+    it, one under the other in the order of the rules.
 
     {n} in names stands for the number of a block; in theirs {e} for that of an expert, and {a,b} for a and b: all of
     them are one of ours.
@@ -240,11 +261,12 @@ def kept_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Weight(NamedTuple):
-    """One of our parameters: its name, the names of what it is made of, and how."""
+    """One of our parameters: its name, the names of what it is made of, and how; place: of its rule among the rules."""
 
     ours: str
     theirs: tuple[str, ...]
     change: Conversion
+    place: int
 
 
 def match(published: PublishedFamily, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Weight]:
@@ -254,14 +276,14 @@ def match(published: PublishedFamily, config: Any, shapes: Mapping[str, tuple[in
         (re.compile(re.escape(rule.ours).replace(r"\{n\}", r"(\d+)")), rule) for rule in published.weights(config)
     ]
     for name, shape in shapes.items():
-        for pattern, rule in patterns:
+        for place, (pattern, rule) in enumerate(patterns):
             if hit := pattern.fullmatch(name):
                 number = hit[1] if hit.groups() else ""
                 theirs = rule.theirs.replace("{n}", number)
                 choices = _CHOICES.search(theirs)
                 parts = choices[1].split(",") if choices else [*map(str, range(shape[0]))] if "{e}" in theirs else []
                 names = [re.sub(r"\{.+?\}", part, theirs) for part in parts] or [theirs]
-                weights.append(Weight(name, tuple(names), rule.change))
+                weights.append(Weight(name, tuple(names), rule.change, place))
                 break
         else:
             raise ConfigError(f"{published.architecture}: no rule says what {name} is made of")
@@ -317,9 +339,18 @@ def store_weights(
     published: PublishedFamily, config: Any, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The weights as published, one of our parameters after the other; read: name -> its array."""
-    for weight in match(published, config, shapes):
-        names = [name.removeprefix(published.prefix) if published.bare else name for name in weight.theirs]
-        yield from zip(names, weight.change.store(read(weight.ours), config), strict=True)
+    weights = match(published, config, shapes)
+    missing = Counter(name for weight in weights for name in weight.theirs)
+    parts: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for weight in weights:
+        for name, array in zip(weight.theirs, weight.change.store(read(weight.ours), config), strict=True):
+            missing[name] -= 1
+            parts.setdefault(name, []).append((weight.place, array))
+            if missing[name]:
+                continue
+            arrays = [part for _, part in sorted(parts.pop(name), key=lambda item: item[0])]
+            array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            yield name.removeprefix(published.prefix) if published.bare else name, array
 
 
 def _with_prefix(published: PublishedFamily, files: Mapping[str, WeightSource]) -> Mapping[str, WeightSource]:

@@ -31,7 +31,8 @@ class Qwen2(Llama):
     is_order_free: property = Llama.is_order_free
 
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What config.json says of a block: that its tokens see all before them, or a window."""
 QWEN_DEFAULTS = {**DEFAULTS, "use_sliding_window": False, "max_position_embeddings": 32768, "rope_theta": 10000.0}
 """What config.json of a Qwen means by leaving a key out."""
 WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
@@ -44,22 +45,30 @@ def read_windows(config: Mapping[str, Any]) -> dict[str, Any]:
         return {"sliding_window": 0}
     count = config["num_hidden_layers"]
     first = min(config.get("max_window_layers", count), count)
-    kinds = config.get("layer_types") or [_FULL] * first + [_SLIDING] * (count - first)
-    if len(kinds) != count or {*kinds} - {_FULL, _SLIDING}:
-        raise ConfigError(f"config.json: layer_types {kinds}; give {_FULL} or {_SLIDING} for each of {count} blocks")
-    full = tuple(number for number, kind in enumerate(kinds) if kind == _FULL)
-    return (
-        {"sliding_window": config["sliding_window"], "full_blocks": full}
-        if _SLIDING in kinds
-        else {"sliding_window": 0}
-    )
+    full = read_layer_types(config.get("layer_types") or [FULL] * first + [SLIDING] * (count - first), count)
+    if len(full) == count:
+        return {"sliding_window": 0}
+    return {"sliding_window": config["sliding_window"], "full_blocks": full}
+
+
+def read_layer_types(kinds: Any, count: int) -> tuple[int, ...]:
+    """full_blocks. Raises ConfigError for what is no list of kinds, one for each of so many blocks."""
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (FULL, SLIDING) for kind in kinds):
+        raise ConfigError(f"config.json: layer_types {kinds}; give {FULL} or {SLIDING} for each of {count} blocks")
+    return tuple(number for number, kind in enumerate(kinds) if kind == FULL)
+
+
+def layer_types(config: Any) -> list[str]:
+    """The kind of each block."""
+    full = {*config.full_blocks} if config.sliding_window else {*range(config.num_layers)}
+    return [FULL if number in full else SLIDING for number in range(config.num_layers)]
 
 
 def write_windows(config: Any) -> dict[str, Any]:
     """The keys that these fields become."""
     window, count = config.sliding_window, config.num_layers
-    kinds = [_FULL if number in config.full_blocks or not window else _SLIDING for number in range(count)]
-    first = kinds.index(_SLIDING) if window else count
+    kinds = layer_types(config)
+    first = kinds.index(SLIDING) if window else count
     keys = {"use_sliding_window": bool(window), "sliding_window": window or None, "max_window_layers": first}
     return {**keys, "layer_types": kinds}
 

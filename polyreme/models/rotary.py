@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -154,11 +154,70 @@ class Yarn:
         return 0.1 * scale * math.log(self.factor) + 1
 
 
+@dataclass(frozen=True)
+class LongRope:
+    """Each pair of dims turns a number of times slower of its own: by short_factor in texts of at most
+    original_max_position_embeddings tokens, by long_factor in longer ones. Source: arXiv:2402.13753.
+
+    Cosines and sines are multiplied by attention_factor; where that is 0 by sqrt(1 + log(factor) / log(original
+    length)), factor, if above 1, being the length of the model's texts over the original one. Raises ConfigError for
+    factors of other lengths and for one that is not positive.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    factor: float = 1.0
+    attention_factor: float = 0.0
+    type: str = "longrope"
+
+    def __post_init__(self) -> None:
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if not isinstance(factors, (list, tuple)) or any(not _is_positive(value) for value in factors):
+                raise ConfigError(f"rope_scaling: {name} {factors!r}; give a positive number for each pair of dims")
+            object.__setattr__(self, name, tuple(map(float, factors)))
+        if len(self.short_factor) != len(self.long_factor) or self.factor <= 0 or self.attention_factor < 0:
+            raise ConfigError(
+                f"rope_scaling: {len(self.short_factor)} numbers of short_factor, {len(self.long_factor)} of "
+                f"long_factor, factor {self.factor}, attention_factor {self.attention_factor}; give as many of both, "
+                "and positive ones"
+            )
+        _check_length(self.original_max_position_embeddings)
+
+    def table(self, seq_len: int, width: int, theta: float) -> Table:
+        """As rotary_table."""
+        factors = self.long_factor if seq_len > self.original_max_position_embeddings else self.short_factor
+        if len(factors) != width // 2:
+            raise ConfigError(
+                f"rope_scaling: {len(factors)} numbers of short_factor and long_factor; {width} dims are turned, which "
+                f"are {width // 2} pairs"
+            )
+        cos, sin = rotary_table(seq_len, width, theta, 1 / np.array(factors))
+        return cos * np.float32(self.magnitude), sin * np.float32(self.magnitude)
+
+    def written(self, seq_len: int) -> dict[str, Any]:
+        """Its fields in config.json, where the original length stands beside them: the three that the reference takes,
+        and attention_factor where it follows from no length."""
+        fields = {"type": self.type, "short_factor": [*self.short_factor], "long_factor": [*self.long_factor]}
+        implied = replace(self, factor=seq_len / self.original_max_position_embeddings, attention_factor=0.0)
+        is_implied = implied.magnitude == self.magnitude
+        return fields if is_implied else {**fields, "attention_factor": self.magnitude}
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.attention_factor or self.factor <= 1:
+            return self.attention_factor or 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position_embeddings))
+
+
 SCALINGS: dict[str, type] = {
     "linear": LinearScaling,
     "dynamic": DynamicScaling,
     "llama3": Llama3Scaling,
     "yarn": Yarn,
+    "longrope": LongRope,
 }
 """By the type that a configuration names."""
 
@@ -187,29 +246,58 @@ def read_scaling(given: Mapping[str, Any] | FrequencyScaling | None, types: tupl
         ) from None
 
 
-ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
+ROPE_KEYS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
 """What config.json says of rotary positions."""
+_WHOLE = ("rotary_fraction", 1)
 
 
 def read_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_theta and rope_scaling, from what config.json says in its older spelling or in its newer."""
+    """rope_theta, rope_scaling and where it is said rotary_fraction, from what config.json says in its older spelling
+    or in its newer."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = scaling.pop("rope_theta", config.get("rope_theta"))
-    if scaling.get("rope_type", scaling.get("type", "default")) in ("dynamic", "llama3", "yarn"):
+    fraction = scaling.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    fields = {"rope_theta": theta, "rotary_fraction": fraction}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind in ("su", "longrope"):
+        _complete_longrope(scaling, config)
+    elif kind in ("dynamic", "llama3", "yarn"):
         scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
-    return ({} if theta is None else {"rope_theta": float(theta)}) | {"rope_scaling": read_scaling(scaling)}
+    said = {name: float(value) for name, value in fields.items() if value is not None and (name, value) != _WHOLE}
+    return said | {"rope_scaling": read_scaling(scaling)}
+
+
+def _complete_longrope(scaling: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """What config.json says of it elsewhere; "su" is its first name."""
+    scaling["rope_type"] = "longrope"
+    longest, original = config["max_position_embeddings"], config.get("original_max_position_embeddings")
+    if original:  # the reference then takes the ratio for the factor, whatever that says
+        scaling["factor"] = longest / original
+    scaling.setdefault("original_max_position_embeddings", original or longest)
 
 
 def write_rope(config: Any) -> dict[str, Any]:
     """What config.json says of rotary positions, in the spelling that older and newer programs read."""
     scaling = config.rope_scaling
     fields = None
+    more: dict[str, Any] = {} if config.rotary_fraction == 1 else {"partial_rotary_factor": config.rotary_fraction}
     if scaling is not None:
         # 0 stands for what follows from the others
         given = asdict(scaling).items()
         fields = {key: value for key, value in given if key != "type" and (value != 0 or value is False)}
         fields["rope_type"] = scaling.type
-    return {"rope_theta": config.rope_theta, "rope_scaling": fields}
+    if isinstance(scaling, LongRope):
+        fields, more = (
+            scaling.written(config.seq_len),
+            more | {"original_max_position_embeddings": scaling.original_max_position_embeddings},
+        )
+    return {"rope_theta": config.rope_theta, "rope_scaling": fields, **more}
 
 
 def rotary_table(seq_len: int, head_dim: int, theta: float, slowed: np.ndarray | float = 1.0) -> Table:
@@ -220,9 +308,12 @@ def rotary_table(seq_len: int, head_dim: int, theta: float, slowed: np.ndarray |
 
 
 def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
-    """x with each pair (i, i + head_dim / 2) rotated by its position's angle; a table for each row, [batch, seq, dims],
-    where rows are at other positions."""
-    half = x_bshd.shape[-1] // 2
+    """x with each pair (i, i + dims / 2) of its first dims rotated by its position's angle, as many as the tables [seq,
+    dims] have; a table for each row, [batch, seq, dims], where rows are at other positions."""
+    width = cos_sd.shape[-1]
+    if width < x_bshd.shape[-1]:
+        return concat([rotate(x_bshd[..., :width], cos_sd, sin_sd), x_bshd[..., width:]], axis=-1)
+    half = width // 2
     turned = concat([-x_bshd[..., half:], x_bshd[..., :half]], axis=-1)
     cos, sin = cos_sd.unsqueeze(-2).astype(x_bshd.dtype), sin_sd.unsqueeze(-2).astype(x_bshd.dtype)
     return x_bshd * cos + turned * sin
@@ -231,6 +322,10 @@ def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
 def _frequencies(width: int, theta: float) -> np.ndarray:
     """Radians a position of each pair of dims, float64 [width / 2]."""
     return theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _check_length(original: int) -> None:

@@ -34,6 +34,7 @@ def _attend(
     rate: float,
     key: Array | None,
     over: SegmentExchange | None,
+    softcap: float,
 ) -> Array:
     q, k, v = promote_floating(q, k, v)
     batched = q.ndim == 4
@@ -50,7 +51,8 @@ def _attend(
         seen = lax.broadcasted_iota(jnp.int32, (q.shape[1], k.shape[1]), 1) <= jnp.arange(q.shape[1])[:, None]
         mask, causal = _both(mask, seen), False
     attend = kernels.attention if over is None else over.attend
-    out = attend(q, k, v, causal=causal, scale=scale, mask=mask, dropout_key=key, dropout_rate=rate)
+    options = {"mask": mask, "dropout_key": key, "dropout_rate": rate, "softcap": softcap}
+    out = attend(q, k, v, causal=causal, scale=scale, **options)
     return out if batched else out[0]
 
 
@@ -83,9 +85,10 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     over: Any = None,
+    softcap: float = 0.0,
 ) -> Array:
     """scaled_dot_product_attention without dropout; over: the Exchange of a sequence split over devices."""
-    return _attend(query, key, value, attn_mask, is_causal, scale, 0.0, None, over)
+    return _attend(query, key, value, attn_mask, is_causal, scale, 0.0, None, over, softcap)
 
 
 @op(amp="low", method=False, saves=True, rule=_attention_rule)
@@ -99,9 +102,10 @@ def attention_with_dropout(
     dropout_p: float = 0.0,
     dropout_key: Key = DRAWN,
     over: Any = None,
+    softcap: float = 0.0,
 ) -> Array:
     """scaled_dot_product_attention with dropout of the probabilities; over as in attention."""
-    return _attend(query, key, value, attn_mask, is_causal, scale, dropout_p, dropout_key, over)
+    return _attend(query, key, value, attn_mask, is_causal, scale, dropout_p, dropout_key, over, softcap)
 
 
 @composite(method=False)
@@ -117,17 +121,18 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = True,
     name: str | None = None,
+    softcap: float = 0.0,
 ) -> AnyTensor:
     """softmax(scale * query key^T + mask) value -> [batch, s, heads, e].
 
     query [batch, s, heads, d], key [batch, t, kv_heads, d], value [batch, t, kv_heads, e].
 
     attn_mask broadcasts to [batch, heads, s, t]: bool keeps where True, a number is added. is_causal: query i sees the
-    keys up to i; with a mask as well both hold. scale is d ** -0.5 unless given. kv_heads may divide heads
-    (enable_gqa). A query that sees no key gives 0. Dropout acts on the probabilities, in training only. [seq,
-    heads, d] is one batch entry. Under a plan with sep > 1 the sequence is split over devices (ops.segment). Raises
-    ShapeError for dims that do not fit; ConfigError for a backend, which is chosen by the device here. Source:
-    arXiv:1706.03762, arXiv:2307.08691.
+    keys up to i; with a mask as well both hold. scale is d ** -0.5 unless given. softcap: above 0, a score x is
+    softcap * tanh(x / softcap) before the mask (arXiv:2408.00118). kv_heads may divide heads (enable_gqa). A query that
+    sees no key gives 0. Dropout acts on the probabilities, in training only. [seq, heads, d] is one batch entry. Under
+    a plan with sep > 1 the sequence is split over devices (ops.segment). Raises ShapeError for dims that do not fit;
+    ConfigError for a backend, which is chosen by the device here. Source: arXiv:1706.03762, arXiv:2307.08691.
     """
     if backend is not None:
         raise ConfigError(
@@ -140,8 +145,10 @@ def scaled_dot_product_attention(
         )
     over = exchange(query.shape, key.shape, causal=is_causal)
     if training and dropout_p != 0:
-        return attention_with_dropout(query, key, value, attn_mask, is_causal, scale, dropout_p, over=over)
-    return attention(query, key, value, attn_mask, is_causal, scale, over)
+        return attention_with_dropout(
+            query, key, value, attn_mask, is_causal, scale, dropout_p, over=over, softcap=softcap
+        )
+    return attention(query, key, value, attn_mask, is_causal, scale, over, softcap)
 
 
 @op(amp="fp32", method=False)

@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from polyreme.core.op import op
 from polyreme.errors import ShapeError
+from polyreme.kernels.attention_blocked import soft_capped
 from polyreme.ops.by_index import bounded, read
 
 
@@ -80,11 +81,13 @@ def attend_cached(
     scale: float | None = None,
     key_scales: Array | None = None,
     value_scales: Array | None = None,
+    softcap: float = 0.0,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to the places of a cache up to their own.
 
     query [b, s, h, d], keys [b, n, places, d], values [b, n, places, e], start [b] -> [b, s, h, e]. window: so many
-    places, its own the last of them; all if 0. scale is d ** -0.5 unless given. key_scales, value_scales: what codes of
+    places, its own the last of them; all if 0. scale is d ** -0.5 unless given; softcap: as of
+    scaled_dot_product_attention. key_scales, value_scales: what codes of
     token_codes are multiplied by, [b, n, places, 1]. Scores are computed in at least float32. Raises ShapeError for
     dims that do not fit.
     """
@@ -101,6 +104,7 @@ def attend_cached(
     scores = jnp.einsum("bnrd,bntd->bnrt", grouped, keys, preferred_element_type=acc)
     scores = _scaled(scores, key_scales)
     scores = scores.reshape(b, n, h // n, s, places) * (d**-0.5 if scale is None else scale)
+    scores = soft_capped(scores, softcap)
     place = start.reshape(b, 1, 1, 1, 1).astype(jnp.int32) + jnp.arange(s, dtype=jnp.int32)[:, None]
     key = jnp.arange(places, dtype=jnp.int32)
     seen = (key <= place) & (key > place - window) if window else key <= place
@@ -189,12 +193,13 @@ def attend_blocks(
     scale: float | None = None,
     key_scales: Array | None = None,
     value_scales: Array | None = None,
+    softcap: float = 0.0,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to their sequence's places, in blocks, up to theirs.
 
     query [b, s, h, d], keys [blocks, n, block_size, d], values [blocks, n, block_size, e], block_tables [b, count] as
     of blocks_written, start [b] -> [b, s, h, e]. window, scale: as of attend_cached; key_scales, value_scales likewise,
-    [blocks, n, block_size, 1]. A round takes the same places of
+    [blocks, n, block_size, 1]; softcap too. A round takes the same places of
     all sequences, and there are as many rounds as the longest needs: to a shorter one the later rounds add exact zeros,
     so that its bits do not depend on the others. What lies in a block past a sequence's end counts for nothing, be it
     NaN. Raises ShapeError for dims that do not fit.
@@ -229,7 +234,7 @@ def attend_blocks(
         scores = jnp.einsum("bnrd,bntd->bnrt", grouped, fetch(keys, ids), preferred_element_type=acc)
         scores = scores if key_scales is None else _scaled(scores, fetch(key_scales, ids))
         seen = (place <= query_place) & (place > query_place - window) if window else place <= query_place
-        scores = jnp.where(seen, scores * scaling, -jnp.inf)
+        scores = jnp.where(seen, soft_capped(scores * scaling, softcap), -jnp.inf)
         is_in = (place < start[:, None] + s)[:, None, :, None]
         rows_of_values = jnp.where(is_in, fetch(values, ids), jnp.zeros((), query.dtype))
         larger = jnp.maximum(most, scores.max(-1))

@@ -320,6 +320,7 @@ def linear_cross_entropy_of_classes(
     rows: tuple[tuple[int | None, ...], ...] = (),
     class_weight: Array | None = None,
     dtype: DTypeLike | None = None,
+    softcap: float = 0.0,
 ) -> Array:
     """fused_linear_cross_entropy without the check of the labels' values; a label out of range gives NaN.
 
@@ -351,6 +352,7 @@ def linear_cross_entropy_of_classes(
         vocab_first=transpose_weight,
         reduction=reduction,  # type: ignore[arg-type]
         ways=ways[0] * ways[1],
+        softcap=softcap,
     )
     if reduction == "none":
         loss = segment.part_tokens(loss, label.shape, ways)[index].reshape(shape)
@@ -370,15 +372,17 @@ def fused_linear_cross_entropy(
     rows: Sequence[slice] = (),
     class_weight: AnyTensor | None = None,
     dtype: DTypeLike | None = None,
+    softcap: float = 0.0,
 ) -> AnyTensor:
     """cross_entropy(hidden @ weight + bias, label) without the logits ever being whole in memory.
 
     hidden [*b, m], weight [m, classes] (transpose_weight: [classes, m], as an embedding has it), bias [classes], label
     [*b], or in the same order [tokens], each also with a last dim of 1 -> [], or unreduced the label's shape. rows:
     slices of the leading dims of hidden, steps above 0; label is for hidden[rows], and the other rows are passed over
-    (each costs as much as one with a label). class_weight [classes] is cross_entropy's weight. The loss is float32 or
-    wider, under autocast too, unless dtype says otherwise. Raises ShapeError, DTypeError and IndexError as
-    cross_entropy does, ConfigError for rows that are no such slices.
+    (each costs as much as one with a label). class_weight [classes] is cross_entropy's weight. softcap: above 0, a
+    logit x is softcap * tanh(x / softcap). The loss is float32 or wider, under autocast too, unless dtype says
+    otherwise. Raises ShapeError, DTypeError and IndexError as cross_entropy does, ConfigError for rows that are no such
+    slices.
     """
     if len(weight.shape) == 2:
         classes = weight.shape[0 if transpose_weight else 1]
@@ -391,7 +395,7 @@ def fused_linear_cross_entropy(
     bounds = tuple((item.start, item.stop, item.step) for item in rows)
     ways = segment.token_ways(hidden.shape)
     options = (transpose_weight, ignore_index, label_smoothing, reduction, ways)
-    return linear_cross_entropy_of_classes(hidden, weight, label, *options, bias, bounds, class_weight, dtype)
+    return linear_cross_entropy_of_classes(hidden, weight, label, *options, bias, bounds, class_weight, dtype, softcap)
 
 
 ALIASES: dict[str, str] = {}

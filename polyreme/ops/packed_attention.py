@@ -174,6 +174,7 @@ def segment_attention(
     window: tuple[int, int] = (-1, -1),
     dropout: float = 0.0,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Any:
     """Attention within each of many sequences: [tokens, heads, d], [keys, kv_heads, d] twice -> [tokens, heads, d].
 
@@ -197,7 +198,7 @@ def segment_attention(
         _check_lengths(what, cu, most, x.shape[0], padded)
     bounds = segment_bounds(*cumulated, k.shape[0], causal, window, *used, tuple(longest) if padded else None)
     q, k, v = (x.unsqueeze(0) for x in qkv)
-    return _attend(q, k, v, bounds, None, False, (-1, -1), dropout, scale)[0].squeeze(0)
+    return _attend(q, k, v, bounds, None, False, (-1, -1), dropout, scale, softcap)[0].squeeze(0)
 
 
 @composite(method=False)
@@ -262,19 +263,20 @@ def flash_attention_v3_varlen(
 
     Returns [tokens, heads, d]. cu_seqlens [batch + 1] are the ends of the sequences, from 0 on; seqused [batch] uses
     only so many of each. window_size (left, right): query i sees keys i - left to i + right, -1 all. causal and the
-    window count from the end: the last query lies at the last key. Source: arXiv:2407.08608. Raises ShapeError for dims
-    or lengths that do not fit, ConfigError for qv, the scales of float8 inputs, softcap, and how a GPU splits the work.
+    window count from the end: the last query lies at the last key. softcap: as of scaled_dot_product_attention. Source:
+    arXiv:2407.08608. Raises ShapeError for dims or lengths that do not fit, ConfigError for qv, the scales of float8
+    inputs, and how a GPU splits the work.
     """
     what = "flash_attention_v3_varlen"
     given = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "pack_gqa": pack_gqa}
     refused = [n for n, value in given.items() if value is not None]
-    refused += [n for n, off in (("softcap", softcap == 0), ("num_splits", num_splits == 1)) if not off]
-    refused += ["sm_margin"] if sm_margin else []
+    refused += [n for n, off in (("num_splits", num_splits == 1), ("sm_margin", sm_margin == 0)) if not off]
     if refused:
         raise ConfigError(f"{what}: {', '.join(refused)} cannot be honoured here; leave it out")
     return segment_attention(
         what, (query, key, value), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k),
         used=(seqused_q, seqused_k), causal=causal, window=tuple(window_size), scale=softmax_scale,
+        softcap=softcap,
     )  # fmt: skip
 
 
@@ -363,11 +365,11 @@ def _columns_rule(call: OpCall) -> ShardingRule:
 
 
 def _attend_columns(
-    qkv: tuple[Array, Array, Array], columns: Columns, scale: float | None, over: SegmentExchange | None, **drawn: Any
+    qkv: tuple[Array, Array, Array], columns: Columns, scale: float | None, over: SegmentExchange | None, **options: Any
 ) -> tuple[Array, Array]:
     q, k, v = promote_floating(*qkv)
     attend = kernels.column_attention if over is None else over.attend_columns
-    return attend(q, k, v, columns, scale=scale, **drawn)
+    return attend(q, k, v, columns, scale=scale, **options)
 
 
 @op(amp="low", method=False, saves=True, rule=_columns_rule)
@@ -381,13 +383,14 @@ def column_attention(
     window: tuple[int, int] = (-1, -1),
     scale: float | None = None,
     over: Any = None,
+    softcap: float = 0.0,
 ) -> tuple[Array, Array]:
     """flashmask_attention without dropout -> (out, logsumexp [batch, heads, s], in float32 or wider).
 
     over: the SegmentExchange of arrays that a plan lays over devices.
     """
     columns = _columns(query, key, startend_row_indices, block_mask, is_causal, window)
-    return _attend_columns((query, key, value), columns, scale, over)
+    return _attend_columns((query, key, value), columns, scale, over, softcap=softcap)
 
 
 @op(amp="low", method=False, saves=True, rule=_columns_rule)
@@ -403,23 +406,24 @@ def column_attention_with_dropout(
     dropout_p: float = 0.0,
     dropout_key: Key = DRAWN,
     over: Any = None,
+    softcap: float = 0.0,
 ) -> tuple[Array, Array]:
     """column_attention with dropout of the probabilities."""
     columns = _columns(query, key, startend_row_indices, block_mask, is_causal, window)
-    drawn = {"dropout_rate": dropout_p, "dropout_key": dropout_key}
-    return _attend_columns((query, key, value), columns, scale, over, **drawn)
+    options = {"dropout_rate": dropout_p, "dropout_key": dropout_key, "softcap": softcap}
+    return _attend_columns((query, key, value), columns, scale, over, **options)
 
 
 def _attend(
     query: Any, key: Any, value: Any, bounds: Any, blocks: Any, causal: bool, window: tuple[int, int], dropout: float,
-    scale: float | None,
+    scale: float | None, softcap: float,
 ) -> tuple[Any, Any]:  # fmt: skip
     over = exchange(query.shape, key.shape, whole=True, causal=causal)
     if dropout != 0:
         return column_attention_with_dropout(
-            query, key, value, bounds, blocks, causal, window, scale, dropout, over=over
+            query, key, value, bounds, blocks, causal, window, scale, dropout, over=over, softcap=softcap
         )
-    return column_attention(query, key, value, bounds, blocks, causal, window, scale, over)
+    return column_attention(query, key, value, bounds, blocks, causal, window, scale, over, softcap)
 
 
 def _check_counted(bounds: Any, queries: int) -> None:
@@ -452,6 +456,7 @@ def flashmask_attention(
     name: str | None = None,
     softmax_scale: float | None = None,
     block_mask: AnyTensor | None = None,
+    softcap: float = 0.0,
 ) -> Any:
     """Attention whose mask is kept as bounds of rows for each key: [batch, s, heads, d] -> the same.
 
@@ -466,9 +471,9 @@ def flashmask_attention(
     startend_row_indices. A query that sees no key gives 0. return_softmax_lse: -> (out, logsumexp [batch, heads, s],
     -inf for such a query). Blocks of 128 queries and 128 keys of which no pair is seen are skipped, forward and
     backward, so time grows with what is seen and memory with s + keys. Under a plan, batches and heads lie as the plan
-    says; a sequence that is split (sep) is exchanged as by scaled_dot_product_attention. Source: arXiv:2410.01359.
-    Raises ShapeError for dims that do not fit and for a row below 0, DTypeError for bounds that are no integers,
-    ConfigError for a seed of its own.
+    says; a sequence that is split (sep) is exchanged as by scaled_dot_product_attention, whose softcap this has too.
+    Source: arXiv:2410.01359. Raises ShapeError for dims that do not fit and for a row below 0, DTypeError for bounds
+    that are no integers, ConfigError for a seed of its own.
 
     >>> q = paddle.ones([1, 4, 2, 8])
     >>> ends = paddle.to_tensor([2, 2, 4, 4], dtype="int32").reshape([1, 1, 4, 1])  # two documents of two tokens
@@ -485,10 +490,10 @@ def flashmask_attention(
     rate = dropout if training else 0.0
     square = tuple(query.shape[-3:-2]) == tuple(key.shape[-3:-2])
     if startend_row_indices is None and window == (-1, -1) and not return_softmax_lse and (square or not causal):
-        return scaled_dot_product_attention(query, key, value, None, rate, causal, scale=softmax_scale)
+        return scaled_dot_product_attention(query, key, value, None, rate, causal, scale=softmax_scale, softcap=softcap)
     if startend_row_indices is not None:
         _check_counted(startend_row_indices, query.shape[1])
-    args = (startend_row_indices, block_mask, causal, window, rate, softmax_scale)
+    args = (startend_row_indices, block_mask, causal, window, rate, softmax_scale, softcap)
     out, lse = _attend(query, key, value, *args)
     return (out, lse) if return_softmax_lse else out
 

@@ -23,11 +23,12 @@ class ModelShape:
     experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
     every token besides; tokens_per_expert: of a sequence, where experts choose as many, else 0; dense_layers: first
     layers that have the dense feed-forward even so. biases, learned_positions, tied: as in GPT-2; rms_norm: as in
-    LLaMA; qk_norm: queries and keys are normed, head by head; qkv_bias: theirs and the values' projections have
-    biases, whatever `biases` says. dropout: whether masks are drawn. kv_rank: above 0 keys and values come from a
-    latent of that width and of rope_head_dim numbers that all heads share, and queries from one of width q_rank, if
-    that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that predict one token further each, of a
-    layer and the output projection.
+    LLaMA. norm_places: whether attention and feed-forward take normed input ("before"), give normed output ("after") or
+    both ("around"). qk_norm: queries and keys are normed, head by head, or all heads together if whole_qk_norm.
+    qkv_bias: theirs and the values' projections have biases, whatever `biases` says. dropout: whether masks are drawn.
+    kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all heads share,
+    and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that
+    predict one token further each, of a layer and the output projection.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -51,7 +52,9 @@ class ModelShape:
     learned_positions: bool = True
     tied: bool = True
     rms_norm: bool = False
+    norm_places: Literal["before", "after", "around"] = "before"
     qk_norm: bool = False
+    whole_qk_norm: bool = False
     qkv_bias: bool = False
     dropout: bool = False
     kv_rank: int = 0
@@ -215,8 +218,9 @@ class _BlockBuilder:
         )
 
     def head_norm(self, x: Value) -> Value:
-        """RMSNorm of each head's queries or keys."""
-        weight = self.weight(f"{x.name}_norm", ("embed",), (self.shape.head_dim,))
+        """RMSNorm of each head's queries or keys, or of all heads'."""
+        heads = {"q": self.shape.heads, "k": self.shape.kv_heads}[x.name] if self.shape.whole_qk_norm else 1
+        weight = self.weight(f"{x.name}_norm", ("embed",), (heads * self.shape.head_dim,))
         out = replace(x, name=f"{x.name}_normed")
         return self.add(
             "norm", f"{x.name}_norm", [x], out, weights=(weight,), saved=(x.name,), part="full_attn", unfused=8.0
@@ -357,8 +361,13 @@ def _layer(shape: ModelShape, attend: _Part, name: str, repeats: int, feed: _Par
 
 
 def _add_layer(build: _BlockBuilder, x: Value, attend: _Part, feed: _Part) -> Value:
-    x = build.join("attention_add", x, _attention(build, build.norm("attention_norm", x), attend))
-    return build.join("ffn_add", x, feed(build, build.norm("ffn_norm", x)))
+    places = build.shape.norm_places
+
+    def add(name: str, x: Value, part: Callable[[_BlockBuilder, Value], Value]) -> Value:
+        out = part(build, x if places == "after" else build.norm(f"{name}_norm", x))
+        return build.join(f"{name}_add", x, out if places == "before" else build.norm(f"{name}_out_norm", out))
+
+    return add("ffn", add("attention", x, lambda build, x: _attention(build, x, attend)), feed)
 
 
 def _attention(build: _BlockBuilder, x: Value, attend: _Part) -> Value:

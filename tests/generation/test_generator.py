@@ -45,7 +45,9 @@ def likeliest_after(model, prompt, count):
     return ids[len(prompt) :], logs
 
 
-@pytest.mark.parametrize("name", ["llama_llama3", "mistral", "mixtral", "deepseek_v3", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama_llama3", "mistral", "gemma2", "gemma3", "phi3_long", "mixtral", "deepseek_v3", "gpt2"]
+)
 def test_a_cache_gives_the_hidden_states_of_the_whole_text(name):
     """Of rows that begin with 7 tokens, then grow by 6, windows and all."""
     model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)

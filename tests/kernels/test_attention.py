@@ -95,6 +95,13 @@ def test_a_scale_equals_twin():
     compare(qkv(70, 70), terms=70, causal=False, scale=0.5)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_softcap_equals_twin(masked):
+    """Of several blocks; a mask that is added comes after it, with a gradient of its own."""
+    mask = {"mask": normal(5, 130, 130)} if masked else {}
+    compare(qkv(130, 130), terms=130, causal=True, scale=2.0, softcap=0.8, **mask)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
 def test_equals_twin_in_other_dtypes(dtype):
     compare(qkv(70, 70, dtype=dtype), terms=70, dtype=dtype, causal=True)

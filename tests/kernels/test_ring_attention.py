@@ -139,6 +139,15 @@ def test_equals_whole_attention_in_other_dtypes(kernel, dtype):
     compare(kernel, split(sep=2, mp=2), qkv(dtype=dtype), causal=True, dtype=dtype)
 
 
+@BOTH
+def test_a_softcap_is_that_of_one_device(kernel):
+    capped = functools.partial(kernel, split=split(sep=2, mp=2), causal=True, softcap=0.8)
+    args, ct = qkv(), normal(9, 2, 48, 8, 4)
+    got = jax.jit(lambda *a: pulled(capped, *a))(args, None, ct)
+    want = jax.jit(lambda *a: pulled(attention_plain, *a, causal=True, softcap=0.8))(args, None, ct)
+    assert_near(got, want, jnp.float32, 96)
+
+
 def test_a_batch_that_is_not_split_over_an_axis_of_the_mesh():
     for kernel in (ring_attention, ulysses_attention):
         over = split(dp=2, sep=2)

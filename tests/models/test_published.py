@@ -14,11 +14,12 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.mesh import Plan
 from polyreme.models import AutoConfig, AutoModelForCausalLM
+from polyreme.models.cache import KVCache
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.pretrained import open_published
 from polyreme.models.published import read_config
 from polyreme.models.qwen2 import Qwen2
-from polyreme.models.rotary import Yarn
+from polyreme.models.rotary import LongRope, Yarn
 from tests.models import parity
 
 FOLDERS = parity.FIXTURES / "folders"
@@ -116,6 +117,10 @@ def test_newer_and_older_spellings(copied):
     [
         ("llama", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}),
         ("mistral", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "sliding_window": 4096}),
+        ("gemma", {"rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_activation": None}),
+        ("gemma2", {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256}),
+        ("gemma3", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+        ("granite", {"embedding_multiplier": 1.0, "attention_multiplier": 1.0, "logits_scaling": 1.0}),
         ("mixtral", {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2}),
         ("qwen2", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768}),
         ("qwen3", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 128}),
@@ -142,6 +147,21 @@ def test_a_key_that_is_left_out_means_what_transformers_means_by_it(name, meant)
         # the scaling begins past the positions that there are
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, True),
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, True),
+        # transformers 5 says rotary positions by the kind of block
+        (
+            "gemma3",
+            {
+                "rope_theta": None,
+                "rope_local_base_freq": None,
+                "rope_scaling": None,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                },
+            },
+            True,
+        ),
+        ("gemma2", {"attn_logit_softcapping": None}, False),
         ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, False),
     ],
 )
@@ -157,6 +177,28 @@ def test_other_spellings_of_a_model(name, changes, same, tmp_path):
     assert bool(np.abs(got - want).max() <= atol) == same
     model.save_pretrained(tmp_path / "written")
     assert AutoConfig.from_pretrained(tmp_path / "written") == config
+
+
+def test_longrope_goes_by_the_places_that_rows_have():
+    """A row of at most the original length turns by the short factors, whatever the model has room for."""
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / "phi3_long")
+    tokens = to_tensor(np.random.default_rng(3).integers(0, 48, (1, 8)))
+    short = AutoModelForCausalLM.from_pretrained(FOLDERS / "phi3_long", seq_len=8)
+    long = LongRope(
+        (1.0, 1.5, 2.0), (2.0, 3.0, 4.0), 7, factor=4.0, attention_factor=model.config.rope_scaling.magnitude
+    )
+    other = AutoModelForCausalLM.from_pretrained(FOLDERS / "phi3_long", rope_scaling=long)
+    got, want = model(tokens).numpy(), short(tokens).numpy()
+    np.testing.assert_array_equal(got, want)
+    assert np.abs(other(tokens).numpy() - want).max() > 1e-3
+    caches = [KVCache(model, 1, places) for places in (8, 16)]
+    first, second = (model.project(model.extend(tokens, cache)).numpy() for cache in caches)
+    sizes = {key: getattr(model.config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    atol = parity.tolerance(parity.forward_terms(sizes, 8), want)
+    np.testing.assert_allclose(first, want, rtol=0, atol=atol)
+    np.testing.assert_allclose(second, other(tokens).numpy(), rtol=0, atol=atol)
+    with pytest.raises(ConfigError, match="3 numbers of short_factor and long_factor; 4 dims are turned"):
+        AutoModelForCausalLM.from_pretrained(FOLDERS / "phi3_long", rotary_fraction=0.7)
 
 
 def test_borders_of_yarn_may_lie_between_pairs():
@@ -177,7 +219,11 @@ def test_borders_of_yarn_may_lie_between_pairs():
         ({"architectures": ["LlamaForCausalLn"]}, "unknown architecture 'LlamaForCausalLn'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and only 'silu' or 'swish'"),
         ({"logit_scale": 2.0}, r"keys that are not known here: logit_scale=2.0; .* give ignore=\['logit_scale'\]"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "unknown type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "su2", "factor": 2.0}}, "unknown type 'su2'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "longrope.*long_factor.*fields of .*LongRope",
+        ),
         ({"num_local_experts": 3, "model_type": "qwen3_moe", "num_experts": 4}, "num_experts is 4, and num_local_exp"),
         (
             {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full"], "model_type": "qwen2"},

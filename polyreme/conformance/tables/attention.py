@@ -20,10 +20,11 @@ def then(make, *args):
     return lambda rng: (*make(rng), *args)
 
 
-def probs(q, k, causal=False, scale=None, mask=None):
+def probs(q, k, causal=False, scale=None, mask=None, softcap=0):
     """[batch, heads, s, t]: query i sees keys 0 ... i if causal."""
     k = np.repeat(k, q.shape[-2] // k.shape[-2], -2).astype("float64")
     scores = np.einsum("bshd,bthd->bhst", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if causal:
@@ -31,9 +32,9 @@ def probs(q, k, causal=False, scale=None, mask=None):
     return sp.softmax(scores, -1)
 
 
-def attend(q, k, v, mask=None, causal=False, scale=None):
+def attend(q, k, v, mask=None, causal=False, scale=None, softcap=0):
     v = np.repeat(v, q.shape[-2] // v.shape[-2], -2)
-    return np.einsum("bhst,bthd->bshd", probs(q, k, causal, scale, mask), v)
+    return np.einsum("bhst,bthd->bshd", probs(q, k, causal, scale, mask, softcap), v)
 
 
 def turned(tensors, sin, cos, ids, adjacent, time_major, base):
@@ -101,6 +102,7 @@ CASES = [
     Case("scaled_dot_product_attention", lambda rng: (*UNIFORM, None, 0.5), check=check_dropout, no_grad=RANDOM, tag="dropout", bad=((Q, K, V, None, 1.5), ConfigError, "1.5")),
     Case("scaled_dot_product_attention", then(QKV, None, 0.5, False, False), lambda q, k, v, *_: attend(q, k, v), terms=40, tag="eval", bad=((Q, K, V, None, 0.0, False, True, "math"), ConfigError, "backend='math'")),
     Case("scaled_dot_product_attention", then(QKV, None, 0.0, False, True, None, 0.7), lambda q, k, v, *_: attend(q, k, v, scale=0.7), terms=40, tag="scale", bad=((Q, K, V, None, 0.0, False, True, None, None, False), ShapeError, "enable_gqa")),
+    Case("scaled_dot_product_attention", then(QKV, MASK), lambda q, k, v, m, **_: attend(q, k, v, m, True, softcap=0.7), kwargs={"is_causal": True, "softcap": 0.7}, terms=40, tag="softcap"),
     Case("attention_probs", lambda rng: (*QKV(rng)[:2], True, 0.4), probs, terms=24, bad=((Q, V[..., :2]), ShapeError, "attention_probs")),
     Case("flash_attention", then(QKV, 0.0, True), lambda q, k, v, *_: attend(q, k, v, causal=True), terms=40, bad=SMALL),
     Case("flash_attention", then(QKV, 0.0, True, True), lambda q, k, v, *_: (attend(q, k, v, causal=True), probs(q, k, True)), terms=40, tag="probs", bad=((Q, K, V, 0.5, False, True), ConfigError, "return_softmax=True")),

@@ -37,7 +37,7 @@ def codes(x):
     return np.round(x / np.where(scale == 0, 1, scale)).astype("int8"), scale
 
 
-def attend(query, keys, values, start, window=0, scale=None, key_scales=1, value_scales=1):
+def attend(query, keys, values, start, window=0, scale=None, key_scales=1, value_scales=1, softcap=0):
     """One query at a time: softmax over the places up to its own."""
     keys, values = keys * key_scales, values * value_scales
     out = np.zeros((*query.shape[:3], values.shape[-1]))
@@ -46,6 +46,7 @@ def attend(query, keys, values, start, window=0, scale=None, key_scales=1, value
         end, n = start[b] + s + 1, h * keys.shape[1] // query.shape[2]
         seen = slice(max(end - window, 0) if window else 0, end)
         scores = keys[b, n, seen].astype("float64") @ query[b, s, h] * scale
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
         out[b, s, h] = sp.softmax(scores) @ values[b, n, seen]
     return out
 
@@ -69,10 +70,13 @@ def from_blocks(cache, tables):
     return np.stack([np.concatenate([cache[max(t, 0)].swapaxes(0, 1) for t in row]) for row in tables])
 
 
-def attend_in_blocks(query, keys, values, tables, start, window=0, scale=None, key_scales=None, value_scales=None):
+def attend_in_blocks(
+    query, keys, values, tables, start, window=0, scale=None, key_scales=None, value_scales=None, softcap=0
+):
     if key_scales is not None:
         keys, values = keys * key_scales, values * value_scales
-    return attend(query, *(from_blocks(x, tables).swapaxes(1, 2) for x in (keys, values)), start, window, scale)
+    whole = (from_blocks(x, tables).swapaxes(1, 2) for x in (keys, values))
+    return attend(query, *whole, start, window, scale, softcap=softcap)
 
 
 def in_codes(*shapes):
@@ -98,7 +102,7 @@ CASES = [
     Case("tokens_cached", then(floats((1, 2, 4, 3), (1, 1, 2, 3)), START[1:]), tokens, tag="one"),
     Case("tokens_cached", then(floats((1, 2, 4, 3), (1, 1, 2, 3)), START[1:] + 1), tokens, tag="past-the-end"),
     Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START), attend, terms=24, bad=((ONES, ONES, ONES, START), ShapeError, r"start \[2\]; needs")),
-    Case("attend_cached", then(floats((2, 2, 2, 3), (2, 2, 5, 3), (2, 2, 5, 3)), START, 2, 0.5), attend, terms=24, tag="window"),
+    Case("attend_cached", then(floats((2, 2, 2, 3), (2, 2, 5, 3), (2, 2, 5, 3)), START, 2, 0.5), attend, kwargs={"softcap": 0.7}, terms=24, tag="window"),
     Case("token_codes", lambda rng: (np.array([[[0.5, -2, 1], [0, 0, 0]], [[254, 127, -1], [3, 1e-3, 0]]], "float32"),), codes, no_grad="rounding"),
     Case("attend_cached", lambda rng: in_codes((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2))(rng, START), attend, terms=24, no_grad="codes are not trained", tag="codes"),
     Case("cache_mask", lambda rng: (START, 2, 5), mask, no_grad=WHERE, bad=((START, 1, 1, ONES), ShapeError, "cache of 1 places")),
@@ -107,7 +111,7 @@ CASES = [
     Case("blocks_written", then(floats((4, 1, 2, 3), (5, 1, 3)), TABLES, SEQUENCE, PLACE), into_blocks),
     Case("blocks_gathered", then(floats((4, 1, 2, 3)), TABLES), from_blocks),
     Case("attend_blocks", then(floats((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2)), TABLES, START - 1), attend_in_blocks, terms=24, no_grad=CACHED, bad=((ONES, ONES, ONES, TABLES, START), ShapeError, r"start \[2\]; needs")),
-    Case("attend_blocks", then(floats((2, 2, 2, 3), (4, 2, 1, 3), (4, 2, 1, 3)), np.array([[3, 0, 1, -1, -1], [0, 1, 2, 3, 3]], "int32"), START, 2, 0.5), attend_in_blocks, terms=24, no_grad=CACHED, tag="window"),
+    Case("attend_blocks", then(floats((2, 2, 2, 3), (4, 2, 1, 3), (4, 2, 1, 3)), np.array([[3, 0, 1, -1, -1], [0, 1, 2, 3, 3]], "int32"), START, 2, 0.5), attend_in_blocks, kwargs={"softcap": 0.7}, terms=24, no_grad=CACHED, tag="window"),
     Case("attend_blocks", lambda rng: in_codes((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2))(rng, TABLES, START - 1), attend_in_blocks, terms=24, no_grad=CACHED, tag="codes"),
     Case("block_angles", then(floats((2, 1, 4, 1, 2)), SEQUENCE, PLACE), angles, bad=((ONES, SEQUENCE, PLACE), ShapeError, r"rope_emb \[1, 1, 1, 2\]")),
     Case("block_angles", then(floats((2, 3, 4, 1, 2)), SEQUENCE, PLACE, False), angles, tag="halves"),

@@ -85,8 +85,10 @@ def fused(
     reduction="mean",
     bias=0.0,
     class_weight=None,
+    softcap=0,
 ):
     scores = h.astype("float64") @ (w.T if transpose_weight else w) + bias
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
     label = label[..., 0] if label.ndim == h.ndim else label
     return hard(scores, label, class_weight, ignore_index, reduction, label_smoothing=label_smoothing)
 
@@ -145,5 +147,6 @@ CASES = [
     Case("fused_linear_cross_entropy", head(COLUMN, rows=(5, 3)), fused, terms=24, bad=((*FUSED, np.array([0, 1, 3, 0])), IndexError, "label: 3")),
     Case("fused_linear_cross_entropy", head(LABEL, True), lambda h, w, y, t, **k: fused(h, w, y, True, **k), kwargs={"label_smoothing": 0.1, "reduction": "none"}, terms=24, tag="none", bad=((FUSED[0], FUSED[1].T[:, :4], LABEL, True), ShapeError, "do not fit")),
     Case("fused_linear_cross_entropy", lambda rng: (rng.standard_normal((2, 6, 5)).astype("float32"), rng.standard_normal((5, 3)).astype("float32"), LABEL.reshape(2, 2)), shifted, kwargs={"bias": WEIGHT, "class_weight": WEIGHT, "rows": (slice(None), slice(1, -1, 3))}, terms=24, tag="rows", bad=((*FUSED, LABEL), ConfigError, "rows .* needs slices with steps above 0")),
+    Case("fused_linear_cross_entropy", head(LABEL, rows=(5, 3)), fused, kwargs={"softcap": 0.7}, terms=24, tag="softcap"),
     Case("fused_linear_cross_entropy", lambda rng: (rng.standard_normal((2, 2, 5)).astype("float32"), rng.standard_normal((5, 3)).astype("float32"), LABEL.reshape(2, 2), False, -100, 0.0, "sum", WEIGHT), fused, terms=24, tag="batched", bad=((*FUSED, LABEL, False, -100, 0.0, "avg"), ConfigError, "reduction")),
 ]  # fmt: skip

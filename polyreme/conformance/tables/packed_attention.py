@@ -84,12 +84,14 @@ def segments(cu_q, cu_k, tokens, causal):
 
 
 def flashmask(
-    q, k, v, bounds=None, causal=False, window_size=None, block_mask=None, softmax_scale=None, return_softmax_lse=False
-):
+    q, k, v, bounds=None, causal=False, window_size=None, block_mask=None, softmax_scale=None,
+    return_softmax_lse=False, softcap=0,
+):  # fmt: skip
     window = (window_size,) * 2 if isinstance(window_size, int) else window_size or (-1, -1)
     mask = seen_by_columns(q, k, bounds, block_mask, causal, window)
     k, v = (np.repeat(x, q.shape[2] // x.shape[2], 2) for x in (k, v))
     scores = np.einsum("bshd,bthd->bhst", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
     weights = np.exp(scores) * mask
     total = weights.sum(-1, keepdims=True)
     out = np.einsum("bhst,bthd->bshd", weights / np.where(total == 0, 1, total), v)
@@ -142,6 +144,7 @@ CASES = [
     Case("flashmask_attention", then(QKV, FOUR), flashmask, terms=40, tag="both-4"),
     Case("flashmask_attention", then(QKV, FOR_HEADS), flashmask, kwargs={"causal": True, "window_size": 2}, terms=40, tag="heads-window"),
     Case("flashmask_attention", then(QKV), flashmask, terms=40, tag="plain"),
+    Case("flashmask_attention", then(QKV, COLUMN), flashmask, kwargs={"causal": True, "window_size": 3, "softcap": 0.7}, terms=40, tag="softcap"),
     Case("flashmask_attention", then(floats((1, 130, 1, 2), (1, 130, 1, 2), (1, 130, 1, 2)), np.full((1, 1, 130, 2), [130, 0], "int32")), flashmask, kwargs={"block_mask": np.array([[[[1, 0], [1, 1]]]], "int32")}, terms=300, tag="blocks"),
     Case("sparse_attention", then(BHSD, OFFSET, COLUMNS), by_rows, terms=24, bad=((ONES, ONES, ONES, OFFSET, COLUMNS), ShapeError, "sparse_attention: query")),
     Case("sparse_attention", then(BHSD, OFFSET, COLUMNS, PADDING, LOWER), by_rows, terms=24, tag="masks"),
