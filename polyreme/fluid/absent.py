@@ -9,9 +9,7 @@ from typing import Any
 
 _LABELS = "choose and label boxes in the reader, or with layers.py_func; rpn_target_assign does it for anchors"
 _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distributed.fleet"
-_SEARCH = "use BeamSearchDecoder with dynamic_decode"
 INSTEAD: dict[str, str] = {
-    "beam_search": _SEARCH, "beam_search_decode": _SEARCH,
     "reorder_lod_tensor_by_rank": "leave it out: DynamicRNN takes sequences in the order in which they are fed",
     "data_norm": "use batch_norm; its statistics were kept by parameter servers",
     "monkey_patch_variable": "leave it out: Variables have operators",

@@ -83,8 +83,8 @@ def awaited() -> Iterator[None]:
     raise_late(found)
 
 
-def _fail(error: BaseException) -> None:
-    """A program found something wrong."""
+def fail(error: BaseException) -> None:
+    """A program found something wrong: raised when the call that ran it ends."""
     if calls.waiting:
         calls.failures.append(error)
     else:  # one of a pipeline's programs: the schedule goes on
@@ -309,7 +309,7 @@ def check(test: Any, message: Callable[[], Any] | None, source: str) -> None:
         if not holds:
             said = later.made(arrays)
             words = "" if message is None else f"{said}\n"
-            _fail(AssertionError(f"{words}assert {source} failed at {line}"))
+            fail(AssertionError(f"{words}assert {source} failed at {line}"))
 
     at_run_time(checked, state.read(condition(test)), *later.arrays())
 
@@ -356,7 +356,7 @@ def raise_if(pred: TensorState, error: Exception) -> None:
 
     def checked(fails: Any) -> None:
         if fails:
-            _fail(error)
+            fail(error)
 
     at_run_time(checked, state.read(condition(pred)))
 

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from polyreme.core.state import ProgramRecorder, TensorState
-from polyreme.core.symbol import Symbol
+from polyreme.core.symbol import PROBES, Symbol
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError
@@ -23,7 +25,7 @@ from polyreme.program.branches import Cond, Recompute, While
 from polyreme.program.current import defaults, inside
 from polyreme.program.derivatives import Derive
 from polyreme.program.frame import Frame
-from polyreme.program.operation import Operation
+from polyreme.program.operation import Operation, OperationBlock
 from polyreme.program.values import Ref, SizeOf
 
 
@@ -65,10 +67,11 @@ def _as_now(result: Any) -> Any:
     """A result with Variables for what its own stand for at this point: those from outside will be put back."""
     leaves: list[Any] = []
     spec = flatten(result, leaves)
-    return rebuild(spec, iter([_alias(v) if isinstance(v, Variable) else v for v in leaves]))
+    return rebuild(spec, iter([alias(v) if isinstance(v, Variable) else v for v in leaves]))
 
 
-def _alias(variable: Variable) -> Variable:
+def alias(variable: Variable) -> Variable:
+    """A Variable for the value that this one has now."""
     made = Variable.__new__(Variable)
     Tensor.__init__(made, variable._array, stop_gradient=variable.stop_gradient)
     made.__dict__.update({k: v for k, v in variable.__dict__.items() if k in ("_name", "block", "lod")})
@@ -100,13 +103,46 @@ def _append(recorder: ProgramRecorder, op: Operation, count: int, prefix: str) -
         op.run(frame)
         return [frame.values[n] for n in op.outputs]
 
-    results = _inferred(op, run)
+    results = _inferred(op, run, lambda: _declared(op))
     op.outputs = []
     return recorder.defined(op, results, prefix)
 
 
-def _inferred(op: Operation, run: Callable[[Frame], Any]) -> list[Any]:
-    """run's results, with the shapes they have when the operation runs on abstract Tensors."""
+def _declared(op: Operation) -> list[Any] | None:
+    """The results of a Cond or While for each probe, from what its blocks give as they were recorded; None if that
+    cannot be said. A size that differs, between branches or from step to step, is not known.
+    """
+    if isinstance(op, Cond):
+        pairs = zip(_variables(op.true, op.true.gives), _variables(op.false, op.false.gives), strict=True)
+    elif isinstance(op, While):
+        pairs = zip(_variables(defaults.block, op.init), _variables(op.body, op.body.gives), strict=True)
+    else:
+        return None
+    every = list(pairs)
+    return [[_either(op.kind, one, other, probe) for one, other in every] for probe in PROBES]
+
+
+def _variables(block: OperationBlock, given: Sequence[Any]) -> list[TensorState]:
+    """What Refs of a block stand for, and numbers as Tensors."""
+    return [block.find_var(v.name) if isinstance(v, Ref) else Tensor(v) for v in given]  # type: ignore[misc]
+
+
+def _either(what: str, one: TensorState, other: TensorState, probe: int) -> infer.InferredTensor:
+    """A value that is one or the other."""
+    a, b = (v._array.at(probe) if isinstance(v._array, Symbol) else v._array for v in (one, other))
+    if a.dtype != b.dtype or len(a.shape) != len(b.shape):
+        raise ProgramError(
+            f"{what}: a value is {a.dtype.name} of {len(a.shape)} dims or {b.dtype.name} of {len(b.shape)}, as its "
+            "blocks run; give it one dtype and number of dims"
+        )
+    sizes = tuple(n if n == m else probe for n, m in zip(a.shape, b.shape, strict=True))
+    return infer.InferredTensor(jax.ShapeDtypeStruct(sizes, a.dtype), one.stop_gradient and other.stop_gradient)
+
+
+def _inferred(
+    op: Operation, run: Callable[[Frame], Any], declared: Callable[[], list[Any] | None] | None = None
+) -> list[Any]:
+    """run's results, with the shapes they have when the operation runs on abstract Tensors, else those declared."""
     block, needed = defaults.block, {}
     for name in [*op.reads(), *op.writes()]:
         found = block.find_var(name)
@@ -119,7 +155,7 @@ def _inferred(op: Operation, run: Callable[[Frame], Any]) -> list[Any]:
         return values.replace(run(frame), TensorState, infer.InferredTensor.of)
 
     with tape.GradEnabled(tape.grad_mode.enabled):
-        return infer.probed(known, run_on, {}, sampled=not isinstance(op, While))
+        return infer.probed(known, run_on, {}, not isinstance(op, While), declared)
 
 
 def cond(recorder: ProgramRecorder, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:

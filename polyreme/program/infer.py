@@ -73,9 +73,10 @@ def probed(
     run: Callable[[dict[str, Tensor]], Any],
     starts: dict[str, Any],
     sampled: bool = True,
+    declared: Callable[[], list[Any] | None] | None = None,
 ) -> list[Any]:
     """run's result on abstract Tensors, for each probe size if a size or value depends on it; on samples of values if
-    it needs them. sampled: False for what may never end on values of our choice.
+    it needs them, else what is declared. sampled: False for what may never end on values of our choice.
     """
     symbols = [t._array for t in by_name.values() if isinstance(t._array, Symbol)]
     probes = PROBES if any(s.is_dynamic or s.known is not None for s in symbols) else PROBES[:1]
@@ -83,6 +84,8 @@ def probed(
         return [_abstractly(by_name, run, starts, probe) for probe in probes]
     except HostValueError as error:
         results = _on_samples(by_name, run, starts) if sampled else None
+        if results is None and declared is not None:
+            results = declared()
         if results is not None:
             return results
         what = str(error).partition(" needs the value on the host")[0]

@@ -10,6 +10,7 @@ import numpy as np
 from polyreme.core import backend, state
 from polyreme.core import dtype as dtypes
 from polyreme.core import place as places
+from polyreme.core.symbol import PROBES
 from polyreme.errors import ConfigError, ProgramError
 from polyreme.program.block import Block, Variable
 from polyreme.program.current import defaults
@@ -58,17 +59,21 @@ def data(name: str, shape: Sequence[int | None], dtype: Any = None, lod_level: i
     block = defaults.main.global_block()
     variable = _declared(block, name, sizes, dtypes.as_dtype(dtype or dtypes.default_dtype()))
     if len(variable.lod) != lod_level:
-        variable.lod = tuple(_declared(block, f"{name}@LOD{i}", [None], dtypes.int64) for i in range(lod_level))
+        variable.lod = tuple(_declared(block, f"{name}@LOD{i}", [None], dtypes.int64, 1) for i in range(lod_level))
     return variable
 
 
-def _declared(block: Block, name: str, sizes: list[int | None], dtype: np.dtype) -> Variable:
-    """The Variable that is fed under this name: the one there is, if it is alike, else a new one in its place."""
+def _declared(block: Block, name: str, sizes: list[int | None], dtype: np.dtype, more: int = 0) -> Variable:
+    """The Variable that is fed under this name: the one there is, if it is alike, else a new one in its place.
+
+    more: by how much a size that is not known is larger than what stands for a batch.
+    """
     former = block.vars.get(name)
     if isinstance(former, Variable) and former.is_data:
         if former.shape == [-1 if s is None else s for s in sizes] and former.dtype == dtype:
             return former
         del block.vars[name]
-    variable = block.create_var(name, sizes, dtype)
+    probed = tuple(tuple(probe + more if s in (None, -1) else int(s) for s in sizes) for probe in PROBES)
+    variable = block.create_var(name, sizes, dtype, probed=probed if more else None)
     variable.is_data = True
     return variable

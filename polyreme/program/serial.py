@@ -90,7 +90,7 @@ def _variable_json(encoder: Encoder, name: str, var: Tensor) -> dict[str, Any]:
     if symbol.known is not None:
         body["known"] = [encoder.array(np.asarray(k)) for k in symbol.known]
     if getattr(var, "lod", ()):
-        body["lod"] = [level.name for level in var.lod]  # type: ignore[attr-defined]
+        body["lod"] = [level._array.name for level in var.lod]  # type: ignore[attr-defined]
     return {**body, **_attributes(encoder, var, name, _NOT_WRITTEN)}
 
 
@@ -237,8 +237,9 @@ class _ProgramReader:
                 parameter._array = Symbol(entry["value"], sizes, parameter._array.dtype, weak, known)
             parameter.__dict__.update(self._decoder.decode(entry["attributes"]))
         for entry in entries:
-            if "lod" in entry:
-                block.vars[entry["name"]].lod = tuple(block.vars[n] for n in entry["lod"])
+            levels = [block.find_var(n) for n in entry.get("lod", ())]
+            if levels and None not in levels:  # a pruned Program has no offsets that nothing reads
+                block.vars[entry["name"]].lod = tuple(levels)
 
     def _append(self, block: Any, entry: Mapping[str, Any]) -> None:
         op = self._operation(entry)

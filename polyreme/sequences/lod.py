@@ -13,14 +13,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import DYNAMIC, PROBES
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError, ShapeError
 from polyreme.ops import OPS
-from polyreme.program import infer
+from polyreme.program import infer, values
 from polyreme.program.block import Block, Variable
+from polyreme.program.control import alias
 from polyreme.program.current import defaults
 from polyreme.program.infer import InferredTensor
 from polyreme.program.operation import Call, function_of
@@ -134,7 +136,7 @@ def _pass_on(op: Call, block: Block) -> None:
 
 _PICK_ROWS = {"gather", "gather_nd", "index_select", "masked_select", "take", "index_sample"}
 """Ops whose result has as many rows as their index, which may be as unknown as those of what they pick from."""
-_SEQUENCE_OPS = "polyreme.ops.sequence"
+_SEQUENCE_OPS = ("polyreme.ops.sequence", "polyreme.sequences.")
 """The modules whose ops hand nothing on of themselves: the layer that calls one says what its result is."""
 
 
@@ -162,10 +164,10 @@ def rows(value: Variable) -> Any:
 def longest(lod: Lod) -> Any:
     """The length of the longest innermost sequence as a size, or None if it is fed by nobody."""
     level = lod[-1]
-    if not level.is_data:
+    if not _is_fed(level):
         return None
     block = level.block
-    name = f"{level.name}@MAX"
+    name = _longest_name(level)
     found = block.vars.get(name)
     if not isinstance(found, Variable):
         found = block.create_var(name, [None], "bool")
@@ -173,27 +175,83 @@ def longest(lod: Lod) -> Any:
     return rows(found)
 
 
+def _longest_name(level: Variable) -> str:
+    return f"{level.name}@MAX"
+
+
+def fed_beside(value: Any) -> list[Variable]:
+    """What is fed with a Variable that is fed: the offsets of its levels, and where asked for the longest length."""
+    levels = [level for level in getattr(value, "lod", ()) if level.is_data]
+    asked = [level.block.vars.get(_longest_name(level)) for level in levels]
+    return [*levels, *(v for v in asked if isinstance(v, Variable))]
+
+
 def counted(counts: Any) -> Any:
     """The sum of an integer Variable, as a size. A Program that uses it is not compiled but run op by op."""
     return rows(_record("sequence_room", counts, np.bool_))
 
 
+def _is_fed(level: Variable) -> bool:
+    """Whether these offsets are those that were fed, and nothing gave them another value since."""
+    return level.is_data and level._array.name == level.name
+
+
 def _record(name: str, x: Variable, dtype: Any) -> Variable:
     """The call of an op that gives one unknown size of its own, which cannot be inferred."""
-    seen = [InferredTensor(jax.ShapeDtypeStruct((probe,), dtype), True) for probe in PROBES]
-    return state.require_recorder(name).defined(Call(name=name, args=(Ref(x._array.name),)), seen, name)
+    return uninferred(name, (x,), [((DYNAMIC,), dtype, 0)])[0]
+
+
+def uninferred(name: str, args: tuple[Any, ...], results: Sequence[tuple[Sequence[int], Any, int]]) -> list[Variable]:
+    """The call of an op whose results cannot be inferred: each of this shape, in which sizes that are not known are all
+    one size and so many more, and of this dtype."""
+    recorder = state.require_recorder(name)
+    named = values.replace(args, TensorState, lambda tensor: Ref(recorder.name_of(tensor)))
+    seen = [
+        [
+            InferredTensor(
+                jax.ShapeDtypeStruct(tuple(probe + more if s == DYNAMIC else s for s in shape), np.dtype(dtype)),
+                not dtypes.is_floating(np.dtype(dtype)),
+            )
+            for shape, dtype, more in results
+        ]
+        for probe in PROBES
+    ]
+    return [divided(v, ()) for v in recorder.defined(Call(name=name, args=named), seen, name)]
 
 
 def lengths(level: Variable) -> Variable:
     """The length of each sequence of a level, [n], which is what ops take."""
     known = _SequenceNotes.of(defaults.main).lengths
-    result = known.get(level.name)
-    # one that was computed inside a branch is not known outside of it
-    if result is None or defaults.block.find_var(result.name) is not result:
+    key = level._array.name
+    result = known.get(key)
+    # one of a branch is not known outside of it; in a loop, offsets from outside may be others at the next step
+    if result is None or result.block is not defaults.block:
         # offsets that are fed are one more than a batch, whose size stands for the number of sequences
-        result = _record("diff", level, np.int64) if level.is_data else OPS["diff"](level)
-        known[level.name] = divided(result, ())
+        fed = level.is_data or key != level.name
+        result = _record("diff", level, np.int64) if fed else OPS["diff"](level)
+        known[key] = divided(result, ())
     return result
+
+
+def rebind(what: str, target: Variable, source: Any) -> None:
+    """Give target the sequences of source, whose value it was given. Raises ProgramError for another number of levels
+    where that happens in a loop or branch, after which it may have either."""
+    have, new = lod_of(target), lod_of(source)
+    if [level._array.name for level in have] == [level._array.name for level in new]:
+        return
+    if target.block is defaults.block:
+        divided(target, new)
+        return
+    if len(have) != len(new):
+        raise ProgramError(
+            f"{what}: {target.name!r} has {len(have)} levels of sequences outside of this block, and is given "
+            f"{len(new)}; divide it as it was with lod_reset"
+        )
+    # what else is divided by these levels goes on with the values that they have
+    own = [alias(level) for level in have]
+    divided(target, own)
+    for level, other in zip(own, new, strict=True):
+        state.write(level, other._array)
 
 
 def inner(lod: Lod) -> Variable:
@@ -237,7 +295,7 @@ def with_longest(program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
         target = block.vars.get(name)
         if not isinstance(target, Variable) or not target.lod or not isinstance(value, LoDTensor):
             continue
-        asked = f"{target.lod[-1].name}@MAX"
+        asked = _longest_name(target.lod[-1])
         if asked in block.vars and value.lod():
             full[asked] = np.zeros(max(value.recursive_sequence_lengths()[-1], default=0), bool)
     return full

@@ -34,6 +34,7 @@ from polyreme.program.open_sizes import results_of
 from polyreme.program.passes.dead import prune
 from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope
+from polyreme.sequences import lod as lods
 from polyreme.static.loaded_model import LoadedModel
 
 __all__ = [
@@ -203,9 +204,9 @@ def normalize_program(program: Program, feed_vars: Any, fetch_vars: Any, **kwarg
     pruned = test if skip else prune(test, [v.name for v in fetches], [v.name for v in feeds])
     block, fed = pruned.global_block(), {v.name for v in feeds}
     for v in feeds:
-        for level in getattr(v, "lod", ()):
-            fed.add(level.name)
-            block.vars.setdefault(level.name, test.global_block().vars[level.name])
+        for beside in lods.fed_beside(v):
+            fed.add(beside.name)
+            block.vars.setdefault(beside.name, test.global_block().vars[beside.name])
     needed = {n for op in block.ops for n in op.reads()}
     missing = [
         n for n, v in block.vars.items() if isinstance(v, BlockVariable) and v.is_data and n in needed and n not in fed

@@ -72,9 +72,6 @@ def test_an_array_outside_of_loops_is_a_list(script):
     np.testing.assert_array_equal(values[0], np.concatenate([rows, 2 * rows], 1))
     np.testing.assert_array_equal(values[1], [3, 3])
     np.testing.assert_array_equal(values[2], np.stack([rows, 2 * rows], 1))
-    loop = L.While(L.less_than(i, i))
-    with pytest.raises(ProgramError, match="maximum_iterations"), loop.block():
-        L.array_read(array, i)
 
 
 def test_dynamic_rnn_is_trained_through(script):

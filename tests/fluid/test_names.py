@@ -43,7 +43,6 @@ def test_parameters_are_those_of_1_7():
     [
         (fluid, "transpiler", "parameter servers"),
         (fluid.layers, "filter_by_instag", "reader"),
-        (fluid.layers, "beam_search", "use BeamSearchDecoder"),
         (fluid.layers, "softmaxx", "docs/fluid.md"),
         (fluid.dygraph, "Linearr", "did you mean 'Linear'"),
     ],

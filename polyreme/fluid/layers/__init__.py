@@ -2,6 +2,7 @@
 
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.layers.arrays import *
+from polyreme.fluid.layers.beams import *
 from polyreme.fluid.layers.boxes import *
 from polyreme.fluid.layers.class_loss import *
 from polyreme.fluid.layers.control_flow import *

@@ -1,14 +1,15 @@
 """Arrays of Variables: create_array, array_write, array_read, array_length, tensor_array_to_tensor.
 
 Outside of loops an array is a list that is known while recording. The first While that reads or writes it makes one
-Variable of it, with room for as many elements more as the loop has steps at most, so it needs maximum_iterations.
+Variable of it: with maximum_iterations a buffer with room for as many elements more as the loop has steps at most,
+which is compiled; else a value that grows, whose elements may have any number of rows, in a Program that runs op by op.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.core import dtype as dtypes
@@ -18,34 +19,48 @@ from polyreme.fluid.layers.elementwise import put
 from polyreme.ops import OPS
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
-from polyreme.ops.creation import full, zeros_like
+from polyreme.ops.creation import full
 from polyreme.ops.gather_scatter import gather
 from polyreme.ops.manipulation import concat, moveaxis, reshape, squeeze, stack, unsqueeze
 from polyreme.ops.scatter import scatter
 from polyreme.program.block import Block
 from polyreme.program.current import inside
+from polyreme.sequences import elements as el
 from polyreme.sequences import lod as lods
 
 
 @dataclass(eq=False)
 class Loop:
-    """A While whose block is being recorded. parent: the block it stands in, maximum: the bound on its steps."""
+    """A While whose block is being recorded. parent: the block it stands in, maximum: the bound on its steps.
+
+    arrays: what it reads or writes.
+    """
 
     parent: Block
     maximum: int | None
+    arrays: list[VariableArray] = field(default_factory=list)
+
+    def check_room(self) -> None:
+        """Behind the loop: let the Program raise ShapeError if it wrote more elements than there is room for."""
+        for array in self.arrays if not _loops else ():
+            array.check_room()
 
 
 _loops: list[Loop] = []
 
 
 @contextmanager
-def within_loop(parent: Block, maximum: int | None) -> Iterator[None]:
+def within_loop(parent: Block, maximum: int | None) -> Iterator[Loop]:
     """Arrays that are read or written inside the block belong to a loop."""
     _loops.append(Loop(parent, maximum))
     try:
-        yield
+        yield _loops[-1]
     finally:
         _loops.pop()
+
+
+_COUNT = ([1], "int64", 0)
+"""What an array that grows is to ops: how many elements it has."""
 
 
 class VariableArray:
@@ -56,6 +71,9 @@ class VariableArray:
         self._elements: list[Any] = []
         self._buffer: Any = None
         self._length: Any = None
+        self._growing: Any = None
+        self._shape: list[int] = []
+        self._levels: int | None = None
         self._prepared: list[Loop] = []
 
     def write(self, x: Any, i: Any) -> None:
@@ -64,9 +82,14 @@ class VariableArray:
             raise DTypeError(f"array_write: x is {x.dtype.name}, the array {self.dtype.name}; cast it")
         self._prepare(x)
         position = _known(i)
+        if self._growing is not None:
+            self._check(x)
+            args = (self._growing, i, self._entry(x))
+            put(self._growing, lods.uninferred("array_with_element", args, [_COUNT])[0], "array_write")
+            return
         if self._buffer is not None:
             index = reshape(ar.cast(i, "int64"), [1])
-            self._check(x, self._buffer.shape[1:])
+            self._check(x)
             put(self._buffer, scatter(self._buffer, index, unsqueeze(x, 0), True), "array_write")
             put(self._length, mt.maximum(self._length, mt.scale(index, 1, 1)), "array_write")
             return
@@ -80,17 +103,49 @@ class VariableArray:
     def read(self, i: Any) -> Any:
         """Element i. Raises ShapeError for one that is known not to be there."""
         self._prepare(None)
-        at = _known(i)
-        if self._buffer is None and at is not None:
-            if not 0 <= at < len(self._elements):
-                raise ShapeError(f"array_read: element {at} of an array of {len(self._elements)}")
-            return self._elements[at]
+        position = _known(i)
+        if self._growing is not None:
+            return self._read_growing(i)
+        if self._buffer is None and position is not None:
+            if not 0 <= position < len(self._elements):
+                raise ShapeError(f"array_read: element {position} of an array of {len(self._elements)}")
+            return self._elements[position]
         return squeeze(gather(self._all(), reshape(ar.cast(i, "int64"), [1])), [0])
 
     def length(self) -> Any:
         """How many elements there are, int64 [1]."""
         self._prepare(None)
+        if self._growing is not None:
+            return OPS["assign"](self._growing)
         return full([1], len(self._elements), "int64") if self._length is None else OPS["assign"](self._length)
+
+    def value(self, what: str) -> Any:
+        """The array as one Variable, in a Program that runs op by op. Raises ProgramError for one of a bounded loop."""
+        if self._buffer is not None:
+            raise ProgramError(
+                f"{what}: the array belongs to a While with maximum_iterations, where all elements have one shape; "
+                "leave that out"
+            )
+        self._grow_freely(None)
+        return self._growing
+
+    def joined(self, axis: int, stacked: bool) -> tuple[Any, Any]:
+        """tensor_array_to_tensor of an array that grows, or whose elements are of several shapes."""
+        shape = [-1 if d == axis % max(len(self._shape), 1) else n for d, n in enumerate(self._shape)]
+        shape = [*self._shape[:axis], -1, *self._shape[axis:]] if stacked else shape
+        results = [(shape, self.dtype, 0), ([-1], "int32", 0)]
+        made = lods.uninferred("joined_elements", (self.value("tensor_array_to_tensor"), axis, stacked), results)
+        return made[0], made[1]
+
+    def check_room(self) -> None:
+        """Let the Program raise ShapeError where more elements were written than a bounded loop has room for."""
+        if self._buffer is not None:
+            el.checked_room(self._length, self._buffer.shape[0])
+
+    @property
+    def grows(self) -> bool:
+        """Whether a While without maximum_iterations writes or reads it."""
+        return self._growing is not None
 
     def elements(self) -> Any:
         """All elements, stacked: where a loop wrote some, how many there are is known when it runs."""
@@ -104,23 +159,57 @@ class VariableArray:
             raise ShapeError("array_read: the array is empty; array_write gives it elements")
         return stack(self._elements, 0) if self._buffer is None else self._buffer
 
-    def _check(self, x: Any, shape: Any) -> None:
-        if list(x.shape) != list(shape):
+    def _check(self, x: Any) -> None:
+        shape = self._shape if self._growing is not None else self._buffer.shape[1:]
+        if len(x.shape) != len(shape) or any(-1 not in (n, m) and n != m for n, m in zip(x.shape, shape, strict=True)):
             raise ShapeError(f"array_write: x {list(x.shape)}, elements {list(shape)}; all have one shape")
 
     def _prepare(self, x: Any) -> None:
-        """Make room for what the loop that is recorded writes, in front of it."""
+        """Make one Variable of what the loop that is recorded reads or writes, in front of it."""
         for loop in _loops:
             if loop in self._prepared:
                 continue
             self._prepared.append(loop)
-            if loop.maximum is None:
-                raise ProgramError(
-                    "While: its block reads or writes an array of Variables, which needs a bound on its steps; give "
-                    "While(cond, maximum_iterations=)"
-                )
+            loop.arrays.append(self)
+            if self._growing is not None:
+                continue
             with inside(loop.parent):
-                self._grow(x, loop.maximum)
+                if loop.maximum is not None:
+                    self._grow(x, loop.maximum)
+                elif self._buffer is None:
+                    self._grow_freely(x)
+                elif x is not None:
+                    raise ProgramError(
+                        "array_write: the array was written in a While with maximum_iterations, and is in one without; "
+                        "give both, or none"
+                    )
+
+    def _grow_freely(self, x: Any) -> None:
+        if self._growing is not None:
+            return
+        first = self._elements[0] if self._elements else x
+        if first is None:
+            raise ShapeError("array_read: the array is empty; array_write gives it elements")
+        self._levels = len(lods.lod_of(first))
+        # what has sequences, or a dim besides its rows, may have other rows as another element
+        self._shape = [-1, *first.shape[1:]] if self._levels or len(first.shape) > 1 else list(first.shape)
+        entries = [self._entry(v) for v in self._elements]
+        (self._growing,) = lods.uninferred("array_of_elements", (entries,), [_COUNT])
+
+    def _entry(self, x: Any) -> list[Any]:
+        """An element's rows and the offsets of its levels. Raises ShapeError for fewer levels than the first has."""
+        levels = lods.lod_of(x)
+        if len(levels) < (self._levels or 0):
+            raise ShapeError(
+                f"array_write: x has {len(levels)} levels of sequences, the first element {self._levels}; divide it "
+                "with lod_reset"
+            )
+        return [x, *levels[: self._levels]]
+
+    def _read_growing(self, i: Any) -> Any:
+        results = [(self._shape, self.dtype, 0), *[([-1], "int64", 1)] * (self._levels or 0)]
+        rows, *levels = lods.uninferred("element_of_array", (self._growing, i), results)
+        return lods.divided(rows, levels)
 
     def _grow(self, x: Any, count: int) -> None:
         if self._buffer is None and not self._elements:
@@ -132,8 +221,7 @@ class VariableArray:
             self._buffer = full([count, *x.shape], 0, self.dtype)
         else:
             have = self._all()
-            room = concat([zeros_like(have[:1])] * count, 0)
-            self._buffer = concat([have, room], 0)
+            self._buffer = concat([have, full([count, *have.shape[1:]], 0, self.dtype)], 0)
         self._length = full([1], len(self._elements), "int64") if self._length is None else self._length
 
 
@@ -145,7 +233,8 @@ def _known(index: Any) -> int | None:
     return int(values[0].reshape(-1)[0])
 
 
-def _array(what: str, value: Any) -> VariableArray:
+def as_array(what: str, value: Any) -> VariableArray:
+    """value. Raises TypeError for what is no array of Variables."""
     if not isinstance(value, VariableArray):
         raise TypeError(f"{what} takes an array that create_array made, got {type(value).__name__}")
     return value
@@ -161,11 +250,12 @@ def create_array(dtype: Any) -> VariableArray:
 def array_write(x: Any, i: Any, array: Any = None) -> VariableArray:
     """array, of which x is element i from here on; a new one if there is none. i: int64 [1].
 
-    Outside of a While, i is known while recording (fill_constant, increment) and at most the length. Inside of one,
-    which then needs maximum_iterations, an element beyond the room there is, the elements before the loop and one for
-    each of its steps, is lost.
+    Outside of a While, i is known while recording (fill_constant, increment) and at most the length. Inside of one
+    with maximum_iterations there is room for the elements before the loop and one for each of its steps; the Program
+    raises ShapeError where it writes beyond. Inside of one without, the array grows from its end, and an element may
+    have other rows and sequences than the one before.
     """
-    target = VariableArray(x.dtype) if array is None else _array("array_write", array)
+    target = VariableArray(x.dtype) if array is None else as_array("array_write", array)
     target.write(x, i)
     return target
 
@@ -173,13 +263,13 @@ def array_write(x: Any, i: Any, array: Any = None) -> VariableArray:
 @layer
 def array_read(array: Any, i: Any) -> Any:
     """Element i of an array, i int64 [1]."""
-    return _array("array_read", array).read(i)
+    return as_array("array_read", array).read(i)
 
 
 @layer
 def array_length(array: Any) -> Any:
     """How many elements an array has, int64 [1]."""
-    return _array("array_length", array).length()
+    return as_array("array_length", array).length()
 
 
 @layer
@@ -190,7 +280,10 @@ def tensor_array_to_tensor(
 
     Where a While wrote elements their number is known when it has run: the Program then runs op by op.
     """
-    every = _array("tensor_array_to_tensor", input).elements()
+    array = as_array("tensor_array_to_tensor", input)
+    if array.grows:
+        return array.joined(axis, use_stack)
+    every = array.elements()
     one = every.shape[1:]
     if use_stack:
         return moveaxis(every, 0, axis), full([lods.rows(every)], 1, "int32")

@@ -32,7 +32,18 @@ from polyreme.program.values import Ref, SizeOf
 cond: Callable[..., Any] = layer(functional.cond)
 case: Callable[..., Any] = layer(functional.case)
 switch_case: Callable[..., Any] = layer(functional.switch_case)
-while_loop: Callable[..., Any] = layer(functional.while_loop)
+
+
+@layer
+def while_loop(
+    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], is_test: bool = False,
+    name: str | None = None, maximum_iterations: int | None = None,
+) -> list[Any]:  # fmt: skip
+    """loop_vars = body(*loop_vars) while cond(*loop_vars); returns the last. See While for arrays and the bound."""
+    with within_loop(defaults.block, maximum_iterations) as loop:
+        ends = functional.while_loop(cond, body, loop_vars, maximum_iterations=maximum_iterations)
+    loop.check_room()
+    return ends
 
 
 @layer
@@ -51,7 +62,8 @@ def _condition(what: str, value: Any) -> Variable:
 class While:
     """Run a block while cond, a bool Variable of shape [1] that the block gives a new value, is true.
 
-    maximum_iterations: a bound on the steps, which gradients through the loop need. is_test changes nothing here: what
+    maximum_iterations: a bound on the steps, which gradients through a compiled loop need. Without it a Program whose
+    loop reads or writes arrays of Variables runs op by op, and the arrays grow. is_test changes nothing here: what
     backward needs is kept where there is a backward.
 
         i, n = fill_constant([1], "int64", 0), fill_constant([1], "int64", 10)
@@ -73,7 +85,7 @@ class While:
     def block(self) -> Iterator[None]:
         """What is repeated. Raises ProgramError if it leaves cond as it was."""
         recorder = state.require_recorder("While.block")
-        with within_loop(defaults.block, self._maximum), control.recording(recorder) as ran:
+        with within_loop(defaults.block, self._maximum) as loop, control.recording(recorder) as ran:
             yield
         if id(self._cond) not in ran.carried:
             raise ProgramError(
@@ -84,6 +96,7 @@ class While:
             pass
         tested.result, ran.result = [self._cond], []
         control.loop_of(recorder, tested, ran, [], self._maximum)
+        loop.check_room()
 
 
 class Switch:

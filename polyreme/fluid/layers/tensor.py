@@ -24,8 +24,10 @@ from polyreme.ops import search
 from polyreme.ops.manipulation import concat as joined
 from polyreme.ops.manipulation import flip
 from polyreme.ops.repetition import tile
+from polyreme.program.block import Variable
 from polyreme.program.current import defaults
 from polyreme.program.parameters import LayerParameters
+from polyreme.sequences import lod as lods
 
 
 @layer
@@ -118,11 +120,19 @@ def concat(input: Any, axis: Any = 0, name: str | None = None) -> Any:
 
 @layer
 def assign(input: Any, output: Any = None) -> Any:
-    """A copy of a Variable or an ndarray; written into output if that is given. Raises TypeError for anything else."""
+    """A copy of a Variable or an ndarray; written into output if that is given, which then has input's sequences.
+
+    Raises TypeError for anything else.
+    """
     if not isinstance(input, (TensorState, np.ndarray)):
         raise TypeError(f"fluid.layers.assign takes a Variable or an ndarray, got {type(input).__name__}")
     made = cr.assign(input)
-    return made if output is None else put(output, made, "assign")
+    if output is None:
+        return made
+    put(output, made, "assign")
+    if isinstance(output, Variable) and not output.persistable:
+        lods.rebind("assign", output, input)
+    return output
 
 
 @layer

@@ -16,7 +16,7 @@ from polyreme.core import rng
 from polyreme.core.op import KEY
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ProgramError
+from polyreme.errors import CaptureError, ProgramError
 from polyreme.program import infer, values
 from polyreme.program.block import Block, Variable
 from polyreme.program.branches import Cond, Recompute, While
@@ -155,7 +155,10 @@ def _call_draws(call: Call, likes: Mapping[str, Tensor]) -> bool:
     if arguments is None:
         return True
     before = rng.default_generator.drawn
-    results_of(call, arguments)
+    try:
+        results_of(call, arguments)
+    except CaptureError:  # what it does follows from values that it meets when the Program runs
+        return True
     return rng.default_generator.drawn != before
 
 
