@@ -30,9 +30,6 @@ CONVOLUTION = 4
 PACKING = 1.03
 """Bytes of scratch over the bytes in it at the peak: buffers of unlike lifetimes leave gaps."""
 
-ROWS = 128
-"""Rows that experts' products have beyond those that come (kernels.grouped.BLOCK)."""
-
 PIECES = 16
 """Buffers that a block's recomputed values are about."""
 
@@ -133,7 +130,7 @@ def _starts_of_experts(
     """Where the loops over blocks of rows start from: those of the backward of experts' products, and of a second
     forward."""
     for what, rows in (("gradient of rows", op.inputs[0]), ("output", op.output)):
-        yield f"start of the {what}", Held((cuts.local(rows, samples) + ROWS * rows.shape[-1]) * itemsize)
+        yield f"start of the {what}", Held(cuts.local(rows, samples) * itemsize)
     weights = sum(value.size / cuts.ways("use", value) for value in block.parameters if value.name in op.weights)
     yield "start of the gradient of weights", Held(weights * itemsize)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyreme.kernels import attention_blocked, grouped
+from polyreme.kernels import attention_blocked
 from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES, chunk_count
 from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
 from polyreme.planner import Memory, ModelShape, Training, memory_cpu
@@ -183,7 +183,7 @@ def test_rows_of_experts_have_loops_that_start_from_zeros():
     for training, itemsize in ((WIDE, 4), (LOW, 2)):
         stage = Stage(shape.graph(), plan, 8, training, stage_pieces(shape.graph(), plan)[0])
         kept = OnProcessor(stage).kept(block)[0]
-        rows = 8 * 128 * 2 + memory_cpu.ROWS
+        rows = 8 * 128 * 2
         assert kept["expert_down: start of the gradient of rows"].nbytes == rows * 256 * itemsize
         assert kept["expert_up: start of the gradient of weights"].nbytes == 4 * 64 * 256 * itemsize
         # a second forward has loops of its own
@@ -234,7 +234,6 @@ def test_the_processor_model_follows_the_kernels():
     for rows, vocab in ((60, 1 << 20), (2048, 16384), (2047, 16384), (8191, 50304), (8192, 50304), (4092, 1000)):
         assert chunks_of_tokens(rows, vocab) == chunk_count(rows, vocab)
     assert attention_blocked.BLOCK_QUERIES == memory_cpu.QUERIES
-    assert grouped.BLOCK == memory_cpu.ROWS
 
 
 def test_values_lie_in_free_buffers_largest_first():
