@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,7 +170,16 @@ class _Header:
         return read
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, _Entry]]:
+def _read_header(path: Path) -> tuple[Mapping[str, Any], Mapping[str, _Entry]]:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    return _header_of(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=2)  # model and tokenizer read it, which has a hundred thousand texts
+def _header_of(path: Path, changed: int, nbytes: int) -> tuple[Mapping[str, Any], Mapping[str, _Entry]]:
     try:
         with open(path, "rb") as file:
             return _Header(file).read()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -47,6 +50,8 @@ from polyreme.nn.lazy import LazyGuard
 from polyreme.nn.quant import QuantizedLinear
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|MB|KB|B)?", re.IGNORECASE)
+_READERS = 4
+"""Threads that read weights: decoding and copying wait for memory, which few cores use up."""
 _UNITS = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
 
 
@@ -177,17 +182,39 @@ def load_pretrained(
     if plan is not None:
         apply_plan(plan, loaded, devices)
     wanted = _dtype(dtype, opened)
-    for name, source in sources.items():
+
+    def place(name: str) -> Any:
         tensor = tensors[name]
         as_stored = np.dtype(wanted) if dtypes.is_floating(tensor.dtype) else np.dtype(tensor.dtype)
         layouts = getattr(tensor, "layouts", None)
         where = layouts["param"] if layouts else None if plan is None else tensor._array.sharding
-        state.write(tensor, _place(source, as_stored, where))
+        return _place(sources[name], as_stored, where)
+
+    for name, array in zip(sources, in_order(place, sources), strict=True):
+        state.write(tensors[name], array)
     for name in tensors.keys() - sources.keys():
         tensors[name].initialize()
     _set_dtype(loaded, wanted)
     loaded.eval()
     return loaded
+
+
+def in_order(read: Callable[[str], Any], names: Iterable[str]) -> Iterator[Any]:
+    """read of each name, in their order; meanwhile threads read a few of the next, so that files are decoded on all
+    cores while memory holds little beside what was taken."""
+    workers = min(_READERS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers, "polyreme-reading") as pool:
+        ahead: deque[Future[Any]] = deque()
+        try:
+            for name in names:
+                ahead.append(pool.submit(read, name))
+                if len(ahead) > workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
 
 
 def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:

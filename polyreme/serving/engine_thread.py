@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.sampling import SamplingParams
 
 Deliver = Callable[[Any], None]
+_log = logging.getLogger("polyreme.serving")
 
 
 class EngineRequest(NamedTuple):
@@ -31,10 +34,18 @@ class EngineThread:
 
     Methods are called from the event loop. What a step gives is handed over there, to the function that came with the
     request: StepOutputs, or the exception that a step raised, which ends every request that was in the engine.
+    chores: what the engine is to do besides, one after another, each while no request is there.
     """
 
-    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop, on_step: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        loop: asyncio.AbstractEventLoop,
+        on_step: Callable[[Any], None],
+        chores: Sequence[Callable[[], None]] = (),
+    ) -> None:
         self._engine, self._loop, self._on_step = engine, loop, on_step
+        self._chores = deque(chores)
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deliver: dict[str, Deliver] = {}
         self._is_closing = False
@@ -89,7 +100,11 @@ class EngineThread:
     def _run(self) -> None:
         while not self._is_closing:
             self._take_orders()
-            if not self._engine.has_unfinished or self._is_closing:
+            if self._is_closing:
+                continue
+            if not self._engine.has_unfinished:
+                if self._chores:
+                    self._do(self._chores.popleft())
                 continue
             try:
                 outputs = self._engine.step()
@@ -98,8 +113,14 @@ class EngineThread:
                 continue
             self._tell(self._hand_over, outputs, self._engine.statistics)
 
+    def _do(self, chore: Callable[[], None]) -> None:
+        try:
+            chore()
+        except Exception:  # noqa: BLE001  (a request that needs the same will be told)
+            _log.exception("a chore of the engine failed")
+
     def _take_orders(self) -> None:
-        wait = not self._engine.has_unfinished
+        wait = not self._engine.has_unfinished and not self._chores
         while True:
             try:
                 order = self._orders.get(block=wait)

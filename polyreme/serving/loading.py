@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from polyreme.errors import ConfigError, did_you_mean
@@ -76,7 +77,8 @@ def load_served(
     """What lies at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served: what
     writes text, or, of a BERT or an ERNIE, what makes vectors.
 
-    Its programs are compiled, so that the first request waits no longer than others. Raises as reading weights does,
+    Programs that write are compiled for one size of prompt; those for other sizes and ways of choosing are the model's
+    chores. Raises as reading weights does,
     CheckpointError for a model without a tokenizer.
     """
     if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
@@ -105,20 +107,24 @@ def load_served(
         kv_cache_dtype=options.kv_cache_dtype,
     )
     say("compiling")
-    warm(engine)
+    first, *others = warmings(engine)
+    first()
     grammars = TextGrammars(tokenizer, model.config.vocab_size)
     dtype, plan_name = dtype_of(model), options.plan or ONE_DEVICE
-    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers)
+    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers, others)
 
 
-def warm(engine: TextEngine) -> None:
-    """Compile what most requests need: all sizes of parts of a prompt, and all ways of choosing a token."""
-    greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    drawn = SamplingParams(temperature=1, top_p=0.9, max_tokens=2, ignore_eos=True)
-    plain = SamplingParams(temperature=1, max_tokens=2, ignore_eos=True)
-    sizes = engine.prompt_sizes  # at most three
-    for number, params in enumerate((greedy, drawn, plain)):
+def warmings(engine: TextEngine) -> list[Callable[[], None]]:
+    """What compiles, or loads from the cache, all that most requests need: each one size of the parts of a prompt,
+    whole parts first, and a way of choosing a token."""
+    ways = (SamplingParams(temperature=0), SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.9))
+    sizes = engine.prompt_sizes[::-1]  # at most three
+
+    def warm(number: int, params: SamplingParams) -> None:
         size = sizes[min(number, len(sizes) - 1)]
-        engine.add(f"warm-{number}", [0] * max(1, min(size, engine.max_model_len - 2)), params)
+        two_tokens = replace(params, max_tokens=2, ignore_eos=True)
+        engine.add(f"warm-{number}", [0] * max(1, min(size, engine.max_model_len - 2)), two_tokens)
         while engine.has_unfinished:
             engine.step()
+
+    return [partial(warm, number, params) for number, params in enumerate(ways)]

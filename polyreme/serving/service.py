@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ class ServedModel:
     """What the endpoints need of a model: its engine, its tokenizer, the tokens that a text may have, prompt included,
     and grammars of JSON over its tokens. dtype and plan: of its parameters, for those who compare results. adapters:
     the tokenizer of each adapter that the engine knows, by name, of the model's tokens, with its own template and ends.
+    chores: what the engine is to do while nobody asks, as compiling what the first requests did not need.
     """
 
     engine: Any
@@ -43,6 +44,7 @@ class ServedModel:
     dtype: str | None = None
     plan: str | None = None
     adapters: Mapping[str, TextTokenizer] = field(default_factory=dict)
+    chores: Sequence[Callable[[], None]] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class TextService:
         self._model = model
         if isinstance(model, ServedModel):
             self.metrics.note(model.engine.statistics)
-            self._thread = EngineThread(model.engine, asyncio.get_running_loop(), self.metrics.note)
+            self._thread = EngineThread(model.engine, asyncio.get_running_loop(), self.metrics.note, model.chores)
         if self.state == "loading":
             self.state = "ready"
 
