@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -28,8 +28,6 @@ _TEXT, _ARRAY = 8, 9
 _MOST_BYTES = 1 << 30
 _ROWS = 256
 """In which a tensor is decoded: a few groups of 16, each small enough for a cache of the processor."""
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""Models by the word that a file has for their kind."""
 KEYS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -56,6 +54,61 @@ INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_AROUND = {**INNER, **_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+@dataclass(frozen=True)
+class GGUFKind:
+    """What files call a family.
+
+    architecture, model_type: of config.json. keys: metadata of this family alone, as KEYS. inner: names of weights in
+    blocks. by_neighbours: whether rows of queries' and keys' weights lie in pairs of neighbours. offset: what is added
+    to the gains of norms there. scalar_layers: so many layers has the model whose scores are divided by the root of the
+    width over the heads, and not of a head's width, 0 for no such.
+    """
+
+    architecture: str
+    model_type: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    inner: Mapping[str, str] = field(default_factory=lambda: INNER)
+    by_neighbours: bool = False
+    offset: float = 0.0
+    scalar_layers: int | None = None
+
+
+KINDS = {
+    "llama": GGUFKind("LlamaForCausalLM", "llama", by_neighbours=True),
+    "qwen2": GGUFKind("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": GGUFKind("Qwen3ForCausalLM", "qwen3"),
+    "gemma": GGUFKind("GemmaForCausalLM", "gemma", offset=1.0),
+    "gemma2": GGUFKind("Gemma2ForCausalLM", "gemma2", {**_WINDOW, **_CAPS}, _AROUND, offset=1.0, scalar_layers=46),
+    "gemma3": GGUFKind(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        {**_WINDOW, **_CAPS, "rope.freq_base_swa": "rope_local_base_freq"},
+        _AROUND,
+        offset=1.0,
+        scalar_layers=62,
+    ),
+    "granite": GGUFKind("GraniteForCausalLM", "granite", _SCALES, by_neighbours=True),
+    "olmo2": GGUFKind("Olmo2ForCausalLM", "olmo2", inner={**INNER, **_AFTER}),
+    "phi3": GGUFKind(
+        "Phi3ForCausalLM",
+        "phi3",
+        _WINDOW,
+        {**INNER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+}
+"""Families by the word that a file has for them."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -74,24 +127,71 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, WeightSource]]:
     here and for rotary positions in another way, CheckpointError for a damaged file.
     """
     gguf, (fields, tensors) = gguf_library(), _read_header(path)
-    kind = fields.get("general.architecture")
-    if kind not in ARCHITECTURES:
-        raise ConfigError(f"{path}: architecture {kind!r}; of GGUF files {', '.join(ARCHITECTURES)} can be had here")
-    config: dict[str, Any] = {"architectures": [ARCHITECTURES[kind]], "model_type": kind}
-    for key, name in KEYS.items():
-        if f"{kind}.{key}" in fields:
-            config[name] = fields[f"{kind}.{key}"]
-    scaling = fields.get(f"{kind}.rope.scaling.type")
-    if scaling not in (None, "none") or "rope_freqs.weight" in tensors:
-        raise ConfigError(
-            f"{path}: its rotary positions are stretched ({scaling or 'rope_freqs'}), which is not read from GGUF "
-            "files; use the folder that it was made of"
+    name = fields.get("general.architecture")
+    if name not in KINDS:
+        raise ConfigError(f"{path}: architecture {name!r}; of GGUF files {', '.join(KINDS)} can be had here")
+    kind = KINDS[name]
+    said = {key.removeprefix(f"{name}."): value for key, value in fields.items() if key.startswith(f"{name}.")}
+    needed = (*_NEEDED, *(() if kind.scalar_layers is None else ("attention.key_length",)))
+    lost = next((key for key in needed if type(said.get(key)) is not int or said[key] < 1), None)
+    if lost is not None:
+        raise CheckpointError(
+            f"{path}: {name}.{lost} is {said.get(lost)!r} among the metadata; it is a number of 1 or more"
         )
+    config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.model_type}
+    config |= {theirs: said[key] for key, theirs in {**KEYS, **kind.keys}.items() if key in said}
+    factors = {key: _decode(gguf, path, tensors[key]).tolist() for key in _ROPE_TENSORS if key in tensors}
+    config |= _rotary_config(path, said, factors)
+    if kind.scalar_layers is not None:
+        is_larger = said.get("block_count") == kind.scalar_layers
+        width = said["embedding_length"] // said["attention.head_count"] if is_larger else said["attention.key_length"]
+        config["query_pre_attn_scalar"] = width
+    if kind.model_type == "phi3":
+        config.pop("head_dim", None)  # which is there always the width over the heads
     config["vocab_size"] = tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0
     config["tie_word_embeddings"] = "output.weight" not in tensors
     heads = config.get("num_attention_heads", 0)
-    groups = {"attn_q": heads, "attn_k": config.get("num_key_value_heads", heads)} if kind == "llama" else {}
-    return config, {_name(path, name): _source(gguf, path, tensor, groups) for name, tensor in tensors.items()}
+    groups = {"attn_q": heads, "attn_k": config.get("num_key_value_heads", heads)} if kind.by_neighbours else {}
+    weights = {key: tensor for key, tensor in tensors.items() if key not in factors}
+    return config, {
+        _name(path, key, kind): _source(gguf, path, tensor, groups, kind.offset) for key, tensor in weights.items()
+    }
+
+
+_NEEDED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
+_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""By how much each pair of dims turns slower: always, and in texts of the original length and longer ones."""
+
+
+def _rotary_config(path: Path, said: Mapping[str, Any], factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """What config.json says of rotary positions. Raises ConfigError for some that are stretched in another way."""
+    scaling, always, *by_length = said.get("rope.scaling.type"), *map(factors.get, _ROPE_TENSORS)
+    config: dict[str, Any] = {}
+    width = said.get("attention.key_length") or said["embedding_length"] // said["attention.head_count"]
+    turned = said.get("rope.dimension_count", width)
+    if turned != width:
+        config["partial_rotary_factor"] = turned / width
+    original = said.get("rope.scaling.original_context_length", said["context_length"])
+    attention_factor = said.get("rope.scaling.attn_factor", 1.0)
+    if always or all(by_length):
+        short, long = by_length if all(by_length) else (always, always)
+        config["rope_scaling"] = {
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "original_max_position_embeddings": original,
+            "attention_factor": attention_factor,
+        }
+    elif scaling in ("linear", "yarn") and attention_factor == 1:
+        config["rope_scaling"] = {"rope_type": scaling, "factor": said["rope.scaling.factor"]}
+        if scaling == "yarn":
+            config["rope_scaling"]["original_max_position_embeddings"] = original
+    elif scaling not in (None, "none", "longrope") or attention_factor != 1:
+        raise ConfigError(
+            f"{path}: its rotary positions are stretched ({scaling}, attn_factor {attention_factor}), which is not "
+            "read from GGUF files; use the folder that it was made of"
+        )
+    return config
 
 
 def gguf_fields(path: Path, prefix: str) -> dict[str, Any]:
@@ -187,14 +287,14 @@ def _header_of(path: Path, changed: int, nbytes: int) -> tuple[Mapping[str, Any]
         raise CheckpointError(f"{path}: a damaged GGUF file ({error})") from None
 
 
-def _name(path: Path, name: str) -> str:
-    stem, _, kind = name.rpartition(".")
+def _name(path: Path, name: str, kind: GGUFKind) -> str:
+    stem, _, ending = name.rpartition(".")
     if stem in OUTER:
-        return f"{OUTER[stem]}.{kind}"
+        return f"{OUTER[stem]}.{ending}"
     _, number, part = [*stem.split(".", 2), "", ""][:3]
-    if not stem.startswith("blk.") or part not in INNER:
+    if not stem.startswith("blk.") or part not in kind.inner:
         raise CheckpointError(f"{path}: unknown weight {name!r}")
-    return f"model.layers.{number}.{INNER[part]}.{kind}"
+    return f"model.layers.{number}.{kind.inner[part]}.{ending}"
 
 
 @dataclass(frozen=True)
@@ -209,9 +309,11 @@ class _Encoded:
         return self.decode()[index]
 
 
-def _source(gguf: Any, path: Path, entry: _Entry, groups: Mapping[str, int]) -> WeightSource:
+def _source(gguf: Any, path: Path, entry: _Entry, groups: Mapping[str, int], offset: float) -> WeightSource:
     encoded = _Encoded(lambda: _decode(gguf, path, entry), entry.shape, _DECODED)
     part = entry.name.split(".")[-2]
+    if offset and part.endswith("norm"):
+        return Changed(entry.shape, encoded.dtype, lambda index: encoded.read(index) - np.float32(offset))
     if part not in groups:
         return encoded
     return Changed(entry.shape, encoded.dtype, lambda index: _by_halves(encoded.decode(), groups[part])[index])

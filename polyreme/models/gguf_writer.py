@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.errors import ConfigError, did_you_mean
-from polyreme.models.gguf_file import ARCHITECTURES, INNER, KEYS, OUTER, gguf_library
+from polyreme.models.gguf_file import INNER, KEYS, KINDS, OUTER, gguf_library
 
 ENCODINGS = {
     "float32": "F32",
@@ -18,6 +18,8 @@ ENCODINGS = {
     **{name: name.upper() for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")},
 }
 """What weights may be written as, and its name in the format."""
+WRITTEN = ("llama", "qwen2", "qwen3")
+"""Those of KINDS that are written."""
 _FILE_TYPES = {"F32": "ALL_F32"}
 
 
@@ -80,7 +82,7 @@ def decoded(array: np.ndarray, encoding: str) -> np.ndarray:
 
 
 def _kind_of(config: Mapping[str, Any]) -> str:
-    names = {theirs: kind for kind, theirs in ARCHITECTURES.items()}
+    names = {KINDS[kind].architecture: kind for kind in WRITTEN}
     (architecture,) = config["architectures"]
     if architecture not in names:
         raise ConfigError(f"a {architecture} cannot be written as a GGUF file; {', '.join(names)} can")

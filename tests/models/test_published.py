@@ -19,7 +19,7 @@ from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.pretrained import open_published
 from polyreme.models.published import read_config
 from polyreme.models.qwen2 import Qwen2
-from polyreme.models.rotary import LongRope, Yarn
+from polyreme.models.rotary import LongRope, Yarn, read_scaling
 from tests.models import parity
 
 FOLDERS = parity.FIXTURES / "folders"
@@ -295,11 +295,28 @@ def gguf():
     return pytest.importorskip("gguf", reason="the gguf library is not installed; pip install polyreme[convert]")
 
 
-def write_gguf(gguf, folder, path, change=lambda name, array: array, **fields):
-    """A LLaMA's folder as the program that makes GGUF files writes it, in 32 and in 8 bits."""
+GGUF_KINDS = {
+    "llama_llama3": "LLAMA", "llama_linear": "LLAMA", "llama_yarn": "LLAMA", "gemma": "GEMMA", "gemma2": "GEMMA2",
+    "gemma3": "GEMMA3", "granite": "GRANITE", "olmo2": "OLMO2", "phi3_long": "PHI3", "phi3_partial": "PHI3",
+}  # fmt: skip
+GGUF_NUMBERS = {
+    "sliding_window": "add_sliding_window",
+    "attn_logit_softcapping": "add_attn_logit_softcapping",
+    "final_logit_softcapping": "add_final_logit_softcapping",
+    "embedding_multiplier": "add_embedding_scale",
+    "residual_multiplier": "add_residual_scale",
+    "attention_multiplier": "add_attention_scale",
+    "logits_scaling": "add_logit_scale",
+    "head_dim": "add_key_length",
+}
+
+
+def write_gguf(gguf, folder, path, change=lambda name, array: array, kind="LLAMA", **fields):
+    """A folder as the program that makes GGUF files writes it, in 32 bits."""
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config["num_hidden_layers"])
+    model, layers = gguf.MODEL_ARCH[kind], config["num_hidden_layers"]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[model])
+    writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -307,19 +324,64 @@ def write_gguf(gguf, folder, path, change=lambda name, array: array, **fields):
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
+    for key, add in GGUF_NUMBERS.items():
+        if config.get(key) is not None:
+            getattr(writer, add)(config[key])
+    write_rotary(writer, config)
     for name, value in fields.items():
         writer.add_string(name.replace("__", "."), value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(model, layers)
     for name, array in load_file(folder / "model.safetensors").items():
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-        kind = next((kind for kind in heads if kind in name), None)
-        if kind:  # pairs that turn together as neighbours
-            array = array.reshape(heads[kind], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+        part = next((part for part in heads if part in name), None)
+        if part and kind in ("LLAMA", "GRANITE"):  # pairs that turn together as neighbours
+            array = array.reshape(heads[part], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+        if kind.startswith("GEMMA") and name.endswith("norm.weight"):
+            array = array + 1
         writer.add_tensor(names.get_name(name.removesuffix(".weight")) + ".weight", change(name, array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_rotary(writer, config):
+    """How positions are stretched: the factors of LLaMA 3 lie among the weights, as do those of longrope."""
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(int(width * config.get("partial_rotary_factor", 1)))
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    longest, original = config["max_position_embeddings"], config.get("original_max_position_embeddings")
+    if kind == "llama3":
+        table = read_scaling(scaling).table(2, width, config["rope_theta"])
+        slowed = np.arctan2(table[1], table[0])[1, : width // 2] * config["rope_theta"] ** (
+            np.arange(0, width, 2) / width
+        )
+        writer.add_tensor("rope_freqs.weight", (1 / slowed).astype(np.float32))
+    elif kind == "longrope":
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(longest / original) / np.log(original)))
+        writer.add_rope_scaling_orig_ctx_len(original)
+        for length in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.float32(scaling[f"{length}_factor"]))
+    elif kind is not None:
+        writer.add_string(f"{writer.arch}.rope.scaling.type", kind)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+
+
+@pytest.mark.parametrize("name", GGUF_KINDS)
+def test_gguf_files_of_other_kinds_give_the_same_logits(gguf, name, tmp_path):
+    write_gguf(gguf, FOLDERS / name, tmp_path / "model.gguf", kind=GGUF_KINDS[name])
+    # what files do not say follows from the sizes of the public models
+    unsaid = {"gemma2": {"query_scalar": 7}, "gemma3": {"query_scalar": 256, "full_blocks": (1,)}}.get(name, {})
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model.gguf", **unsaid)
+    got, want, atol = logits_and_recorded(model, name)
+    # factors and gains less 1 are rounded once more
+    np.testing.assert_allclose(got, want, rtol=0, atol=4 * atol)
+    if name == "gemma2":
+        config = AutoConfig.from_pretrained(tmp_path / "model.gguf")
+        assert (config.query_scalar, config.full_blocks, config.score_cap) == (8, (1,), 0.5)
 
 
 def test_a_gguf_file_gives_the_same_logits(gguf, tmp_path):
@@ -344,8 +406,8 @@ def test_damaged_gguf_files_are_refused(gguf, tmp_path):
 
 def test_gguf_files_that_are_not_read(gguf, tmp_path):
     path = tmp_path / "model.gguf"
-    write_gguf(gguf, FOLDERS / "llama", path, llama__rope__scaling__type="yarn")
-    with pytest.raises(ConfigError, match=r"rotary positions are stretched \(yarn\)"):
+    write_gguf(gguf, FOLDERS / "llama", path, llama__rope__scaling__type="su")
+    with pytest.raises(ConfigError, match=r"rotary positions are stretched \(su, attn_factor 1.0\)"):
         AutoModelForCausalLM.from_pretrained(path)
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(CheckpointError, match="damaged GGUF file"):
