@@ -14,6 +14,8 @@ from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.sampling import SamplingParams
 
 Deliver = Callable[[Any], None]
+_IDLE_SECONDS = 1.0
+"""After which the engine does a chore: who asks as soon as the server answers does not wait for one."""
 _log = logging.getLogger("polyreme.serving")
 
 
@@ -34,7 +36,7 @@ class EngineThread:
 
     Methods are called from the event loop. What a step gives is handed over there, to the function that came with the
     request: StepOutputs, or the exception that a step raised, which ends every request that was in the engine.
-    chores: what the engine is to do besides, one after another, each while no request is there.
+    chores: what the engine is to do besides, one after another, each when no request has come for a second.
     """
 
     def __init__(
@@ -120,10 +122,10 @@ class EngineThread:
             _log.exception("a chore of the engine failed")
 
     def _take_orders(self) -> None:
-        wait = not self._engine.has_unfinished and not self._chores
+        wait = not self._engine.has_unfinished
         while True:
             try:
-                order = self._orders.get(block=wait)
+                order = self._orders.get(block=wait, timeout=_IDLE_SECONDS if self._chores else None)
             except queue.Empty:
                 return
             order()

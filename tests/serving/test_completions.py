@@ -1,6 +1,7 @@
 """Completions, whole and streamed, by OpenAI's own client where it is installed; an engine that repeats its prompt."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,7 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from polyreme.serving import engine_thread  # noqa: E402
 from polyreme.serving.requests import ChatBody, CompletionBody  # noqa: E402
 from polyreme.serving.service import ServiceLimits  # noqa: E402
 from tests.serving.scripted import ServedThread, scripted_model, wait_until  # noqa: E402
@@ -354,6 +356,18 @@ def test_a_client_that_leaves_frees_its_slot():
             # the two it takes to hear of it, and the one that was under way
             assert engine.steps - left <= 5
             assert wait_until(lambda: not slow.service.num_texts)
+
+
+def test_chores_are_done_when_nobody_asks(caplog, monkeypatch):
+    """One that fails stops neither the others nor the server."""
+    monkeypatch.setattr(engine_thread, "_IDLE_SECONDS", 0.05)
+    done = []
+    chores = (lambda: done.append("first"), lambda: 1 / 0, lambda: done.append("last"))
+    with ServedThread(replace(scripted_model(), chores=chores)) as served:
+        assert post(served, "completions", {"prompt": "to be"}).status_code == 200
+        assert wait_until(lambda: done == ["first", "last"])
+        assert post(served, "completions", {"prompt": "to be"}).status_code == 200
+    assert "a chore of the engine failed" in caplog.text
 
 
 def test_more_than_fits_is_told_to_come_again():
