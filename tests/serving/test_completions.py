@@ -364,9 +364,9 @@ def test_chores_are_done_when_nobody_asks(caplog, monkeypatch):
     done = []
     chores = (lambda: done.append("first"), lambda: 1 / 0, lambda: done.append("last"))
     with ServedThread(replace(scripted_model(), chores=chores)) as served:
-        assert post(served, "completions", {"prompt": "to be"}).status_code == 200
+        assert post(served, "/v1/completions", {"prompt": "to be"}).status_code == 200
         assert wait_until(lambda: done == ["first", "last"])
-        assert post(served, "completions", {"prompt": "to be"}).status_code == 200
+        assert post(served, "/v1/completions", {"prompt": "to be"}).status_code == 200
     assert "a chore of the engine failed" in caplog.text
 
 
