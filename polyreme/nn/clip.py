@@ -33,12 +33,25 @@ class GradientClip:
 
     def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """(parameter, clipped gradient) pairs; pairs without gradient or with need_clip=False are passed on."""
+        return self._dygraph_clip(params_grads)
+
+    def _dygraph_clip(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """What PaddlePaddle's subclasses define: the clip on pairs of Tensors. An optimizer then calls it at each step,
+        in the place of `arrays`."""
         chosen = [i for i, (p, g) in enumerate(params_grads) if g is not None and getattr(p, "need_clip", True)]
         clipped = self.arrays([state.read(params_grads[i][1]) for i in chosen])
         done = list(params_grads)
         for i, array in zip(chosen, clipped, strict=True):
             done[i] = (params_grads[i][0], Tensor(array))
         return done
+
+
+def is_written_on_pairs(clip: Any) -> bool:
+    """True for a clip whose class says with Tensors what it does, and not with `arrays`."""
+    own = type(clip)
+    return isinstance(clip, GradientClip) and (
+        own._dygraph_clip is not GradientClip._dygraph_clip or own.__call__ is not GradientClip.__call__
+    )
 
 
 class ClipGradByValue(GradientClip):

@@ -34,8 +34,8 @@ from polyreme.optimizer.groups import ParameterGroup, check_common, check_known,
 from polyreme.optimizer.late_updates import TakenStep
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.on_disk import BUCKET_BYTES, Bucket, StoredArray, StoredEntries, UpdateFile
+from polyreme.optimizer.own_update import OwnUpdate
 from polyreme.optimizer.shared import MeshGroup, Shared, SharedState
-from polyreme.optimizer.state import OptimizerState
 from polyreme.optimizer.update import Leaf, ParameterOptions, Slots, Update, compile_squares, compile_update
 from polyreme.optimizer.update_by_kind import Common, KindUpdates, UpdateByKind, is_worthwhile
 
@@ -43,7 +43,7 @@ _COMMON = ("learning_rate", "weight_decay", "grad_clip")
 Check = Callable[[str, str, Any], Any]
 
 
-class Optimizer(OptimizerState):
+class Optimizer(OwnUpdate):
     """Base of all optimizers.
 
     learning_rate: a number or an LRScheduler. parameters: a list of Parameters, or of dicts {"params": [...],
@@ -52,7 +52,9 @@ class Optimizer(OptimizerState):
     multi_precision: float16 and bfloat16 parameters have a float32 master weight, which is what the update changes.
 
     Subclasses set `slots` (arrays like the parameter: name -> initial value), `scalars` (numbers per parameter),
-    `checks` (settings a group may set too: name -> check), `self._settings` (their values) and `rule`.
+    `checks` (settings a group may set too: name -> check), `self._settings` (their values) and `rule`. Those that
+    define `_append_optimize_op` in its place, with Tensors, are slower: each operation is a call of its own outside of
+    captured code.
     """
 
     checks: ClassVar[Mapping[str, Check]] = {}
@@ -201,6 +203,7 @@ class Optimizer(OptimizerState):
 
         What a static Program's optimizer is in each scope.
         """
+        self.refuse_own_update("static Programs")
         given = self.keywords()
         if self.rate_variable is not None:
             given["learning_rate"] = 0.0
@@ -318,8 +321,14 @@ class Optimizer(OptimizerState):
         live = self._live(parameters)
         if not live:
             return
-        groups = self._ensure_state(live)
         step_done(self)
+        if self.is_written:
+            self._step_as_written(live, skip)
+        else:
+            self._step_by_rule(live, skip)
+
+    def _step_by_rule(self, live: list[Any], skip: Tensor | None) -> None:
+        groups = self._ensure_state(live)
         if len(groups) == 1:
             self._update(groups[0].devices, live, skip, ())
             return
@@ -543,6 +552,7 @@ class Optimizer(OptimizerState):
         What step() does, piece by piece, for a caller that compiles each piece for itself: squared_norms of every group
         if clips_together, then update_group of each with all of those, every Tensor moved by `group.here`.
         """
+        self.refuse_own_update("pipelines and steps compiled in pieces")
         return self._ensure_state([p for p in self._parameters if not p.stop_gradient])
 
     @property
@@ -752,9 +762,10 @@ class Optimizer(OptimizerState):
         regularizer = own if own is not None or isinstance(decay, (int, float)) else decay
         named = tuple((n, self.setting(p, n)) for n in self._settings)
         need_clip = getattr(p, "need_clip", True)
-        return ParameterOptions(
+        options = ParameterOptions(
             factor, coefficient, regularizer, need_clip, self.decoupled, (*named, *self.options_of(p))
         )
+        return self._as_prepared(options)
 
 
 __all__ = ["MeshGroup", "Optimizer", "ParameterGroup", "ParameterOptions"]

@@ -47,6 +47,10 @@ class OptimizerState:
     def check_by_entry(self) -> None:
         """Raises ConfigError where entries of a parameter cannot be updated by themselves."""
 
+    def _is_own_entry(self, key: str) -> bool:
+        """True for an entry of a state_dict that a subclass may make room for later."""
+        return False
+
     def slot_start(self, name: str, param: Any) -> float:
         """Initial value of a slot."""
         return self.slots[name]
@@ -273,9 +277,9 @@ class OptimizerState:
         result: dict[str, Any] = dict(self._pending)
         scalars = {n: self._shared.values(n, "Optimizer.state_dict()") for n in self._shared.first.scalars}
         for index, p in enumerate(self._parameters):
-            for name in self.slots:
-                if id(p) in self._slots[name]:
-                    result[f"{p.name}_{name}_0"] = self._slots[name][id(p)]
+            for name, held in self._slots.items():
+                if id(p) in held:
+                    result[f"{p.name}_{name}_0"] = held[id(p)]
             for name, values in scalars.items():
                 result[f"{p.name}_{name}_0"] = to_tensor(values[index])
             if id(p) in self._masters:
@@ -291,7 +295,7 @@ class OptimizerState:
         nothing, for a name or shape that does not fit, and for powers of another beta.
         """
         values = self._renamed({k: v for k, v in state_dict.items() if k != "LR_Scheduler"})
-        if "step" in self.scalars:
+        if "step" in self.scalars and not any(self._is_own_entry(k) for k in values):
             values = self._counted(values)
         scheduler = state_dict.get("LR_Scheduler")
         self._check_state(values, scheduler)
@@ -299,10 +303,10 @@ class OptimizerState:
             self._scheduler.set_state_dict(scheduler)  # type: ignore[union-attr]
         self._pending = {k: np.array(v.numpy()) if isinstance(v, Tensor) else np.array(v) for k, v in values.items()}
         for p in self._parameters:
-            for name in self.slots:
-                if id(p) in self._slots[name]:
-                    tensor = self._slots[name][id(p)]
-                    tensor.set_value(np.full(p.shape, self.slot_start(name, p), tensor.dtype))
+            for name, held in self._slots.items():
+                if id(p) in held:
+                    tensor = held[id(p)]
+                    tensor.set_value(np.full(tensor.shape, self.slot_start(name, p), tensor.dtype))
                     self._restored(p, name, tensor)
             if id(p) in self._masters:
                 self._masters[id(p)].set_value(np.asarray(p._array, np.float32))
@@ -351,7 +355,7 @@ class OptimizerState:
     def _check_state(self, values: Mapping[str, Any], scheduler: Any) -> None:
         owner = type(self).__name__
         known = {f"{p.name}_{n}_0": (p, n) for p in self._parameters for n in (*self.slots, *self.scalars, "master")}
-        unknown = [k for k in values if k not in known]
+        unknown = [k for k in values if k not in known and not self._is_own_entry(k)]
         if unknown:
             raise CheckpointError(
                 f"{owner}.set_state_dict: unknown entries {unknown[:10]}; this optimizer has slots "
@@ -359,6 +363,8 @@ class OptimizerState:
                 "copy of a model gets the first one's names when it is built under utils.unique_name.guard()"
             )
         for key, value in values.items():
+            if self._is_own_entry(key):
+                continue
             p, name = known[key]
             shape = tuple(value.shape if hasattr(value, "shape") else np.shape(value))
             fits = shape in ((), (1,)) if name in self.scalars else shape == tuple(p.shape)

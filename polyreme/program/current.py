@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polyreme.core import unique_name
+from polyreme.optimizer.own_update import blocks
 from polyreme.program.block import Block
 from polyreme.program.program import Program
 from polyreme.program.training import Optimize
@@ -29,6 +30,7 @@ class _Defaults(threading.local):
 
 
 defaults: _Defaults = _Defaults()
+blocks.current = lambda: defaults.main.global_block()
 
 
 def default_main_program() -> Program:

@@ -9,14 +9,25 @@ from polyreme.optimizer.lr import LRScheduler
 
 
 def _setting(name: str) -> property:
-    """A number that an optimizer was made with; AttributeError for those that have no such number."""
+    """A number that an optimizer was made with, or that a subclass set; AttributeError where there is none.
+
+    Setting one that its rule reads changes the steps to come.
+    """
 
     def read(self: Any) -> Any:
-        if name not in self._settings:
+        if name in self._settings:
+            return self._settings[name]
+        if f"_{name}" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute '_{name}'")
-        return self._settings[name]
+        return vars(self)[f"_{name}"]
 
-    return property(read)
+    def write(self: Any, value: Any) -> None:
+        if name in self._settings:
+            self._settings = {**self._settings, name: self.checks[name](type(self).__name__, name, value)}
+        else:
+            vars(self)[f"_{name}"] = value
+
+    return property(read, write)
 
 
 class OptimizerNames:
@@ -24,6 +35,8 @@ class OptimizerNames:
 
     helper = None
     fused_buffer_version = 0
+    _moment1_acc_str, _moment2_acc_str = "moment1", "moment2"
+    _beta1_pow_acc_str, _beta2_pow_acc_str = "beta1_pow_acc", "beta2_pow_acc"
     _beta1, _beta2, _epsilon, _momentum = map(_setting, ("beta1", "beta2", "epsilon", "momentum"))
     _rho, _momentum_decay, _lamb_weight_decay = map(_setting, ("rho", "momentum_decay", "lamb_weight_decay"))
     _use_nesterov, _rescale_grad = map(_setting, ("use_nesterov", "rescale_grad"))
@@ -92,16 +105,10 @@ class OptimizerNames:
         names = {id(p): p.name for p in self._parameters}
         return {slot: {names[key]: tensor for key, tensor in held.items()} for slot, held in self._slots.items()}
 
-    def _get_accumulator(self: Any, name: str, param: Any) -> Tensor:
-        return self._slots[name][id(param)]
-
     @property
     def _master_weights(self: Any) -> dict[str, Tensor]:
         names = {id(p): p.name for p in self._parameters}
         return {names[key]: tensor for key, tensor in self._masters.items()}
-
-    def _create_accumulators(self: Any, block: Any = None, parameters: Any = None) -> None:
-        self.create_state()
 
     def _apply_optimize(self: Any, loss: Any, startup_program: Any, params_grads: Any) -> Any:
         return self.apply_gradients(params_grads)
