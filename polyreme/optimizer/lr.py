@@ -203,7 +203,7 @@ class PiecewiseDecay(LRScheduler):
     def __init__(
         self, boundaries: Sequence[float], values: Sequence[float], last_epoch: int = -1, verbose: bool = False
     ) -> None:
-        self.boundaries = _increasing(self, "boundaries", boundaries)
+        self.boundaries = _ascending(self, "boundaries", boundaries, equal=True)
         if not self.boundaries or len(values) != len(self.boundaries) + 1:
             raise ConfigError(
                 f"PiecewiseDecay got {len(self.boundaries)} boundaries and {len(values)} values; "
@@ -360,7 +360,7 @@ class MultiStepDecay(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        self.milestones = _increasing(self, "milestones", milestones)
+        self.milestones = _ascending(self, "milestones", milestones)
         self.gamma = _number(self, "gamma", gamma, low=0.0, below=1.0)
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -780,9 +780,11 @@ def _whole(owner: LRScheduler, name: str, value: Any) -> int:
     return int(value)
 
 
-def _increasing(owner: LRScheduler, name: str, values: Any) -> list[float]:
-    if not isinstance(values, (list, tuple)) or any(a >= b for a, b in pairwise(values)):
-        raise ConfigError(f"{type(owner).__name__}: {name}={values!r}; give a list of increasing numbers")
+def _ascending(owner: LRScheduler, name: str, values: Any, *, equal: bool = False) -> list[float]:
+    """values as floats, each above the one before it, or not below it where equal ones may stand."""
+    if not isinstance(values, (list, tuple)) or any(a > b or (a == b and not equal) for a, b in pairwise(values)):
+        order = "numbers, none below the one before it" if equal else "increasing numbers"
+        raise ConfigError(f"{type(owner).__name__}: {name}={values!r}; give a list of {order}")
     return [_number(owner, name, value) for value in values]
 
 

@@ -29,6 +29,7 @@ def build(name, arguments):
 FORMULAS = [
     ("NoamDecay", dict(d_model=16, warmup_steps=4), lambda e: 0.25 * (e / 8 if e < 4 else 1 / math.sqrt(e))),
     ("PiecewiseDecay", dict(boundaries=[2, 5], values=[3, 2, 1]), lambda e: 3 if e < 2 else 2 if e < 5 else 1),
+    ("PiecewiseDecay", dict(boundaries=[2, 2], values=[3, 2, 1]), lambda e: 3 if e < 2 else 1),
     ("NaturalExpDecay", dict(learning_rate=0.5, gamma=0.1), lambda e: 0.5 * math.e ** (-0.1 * e)),
     ("InverseTimeDecay", dict(learning_rate=0.5, gamma=0.1), lambda e: 0.5 / (1 + e / 10)),
     (
@@ -363,7 +364,7 @@ ERRORS = [
     (lambda: lr.NoamDecay(8, 0), "warmup_steps=0"),
     (lambda: lr.PiecewiseDecay([3], [0.1]), "1 boundaries and 1 values"),
     (lambda: lr.PiecewiseDecay([], [0.1]), "give at least one boundary"),
-    (lambda: lr.PiecewiseDecay([5, 3], [1, 2, 3]), r"boundaries=\[5, 3\]; give a list of increasing"),
+    (lambda: lr.PiecewiseDecay([5, 3], [1, 2, 3]), r"boundaries=\[5, 3\]; give a list of numbers, none below"),
     (lambda: lr.PiecewiseDecay([3], [1, "x"]), "values='x'"),
     (lambda: lr.PolynomialDecay(0.1, 2.5), "decay_steps=2.5; give a whole number"),
     (lambda: lr.PolynomialDecay(0.1, 5, power=0), "power=0"),
