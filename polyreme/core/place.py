@@ -43,6 +43,22 @@ class Place:
     def is_gpu_place(self) -> bool:
         return self.platform == "gpu"
 
+    def is_cuda_pinned_place(self) -> bool:
+        return self.platform == "gpu_pinned"
+
+    def is_xpu_place(self) -> bool:
+        return self.platform == "xpu"
+
+    def is_custom_place(self) -> bool:
+        """True for a device of another platform."""
+        return self.platform not in ("cpu", "gpu", "gpu_pinned", "xpu")
+
+    gpu_device_id = xpu_device_id = custom_device_id = get_device_id
+
+    def custom_device_type(self) -> str:
+        """Name of another platform; empty for the known ones."""
+        return self.platform if self.is_custom_place() else ""
+
     def device(self) -> backend.Device:
         """The jax device. Raises DeviceError, listing what there is, if it is missing."""
         for platform in _PLATFORMS.get(self.platform, (self.platform,)):

@@ -36,6 +36,7 @@ class _Options:
     with_hook: bool = False
     skip_forward: bool = False
     clip_extra: bool = True
+    skip_prune_program: bool = False  # what is saved holds just what its results need
     combine_params: bool = True
     output_spec: Any = None
     input_names_after_prune: Any = None

@@ -16,9 +16,13 @@ from polyreme.ops.proposals import descending, proposals_of_image, read_on_host,
 @recorded
 def nms_rows(
     bboxes: Any, scores: Any, counts: Any, threshold: float, top: int, keep: int, overlap: float, extra: float,
-    eta: float, background: int, locality: bool,
+    eta: float, background: int, locality: bool, by_place: bool = False,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """(rows [k, 6], how many of each image, their places among all boxes [k, 1]); see layers.multiclass_nms."""
+    """(rows [k, 6], how many of each image, their places among all boxes [k, 1]); see layers.multiclass_nms.
+
+    by_place, with counts: rows of a class come in the order of boxes, not of scores, and places are those among
+    rows x classes.
+    """
     b, s = read_on_host("multiclass_nms", bboxes, scores)
     if counts is None:
         if b.ndim != 3 or s.ndim != 3 or b.shape[:2] != (s.shape[0], s.shape[2]) or b.shape[2] != 4:
@@ -38,10 +42,13 @@ def nms_rows(
     rows, places, numbers, first = [np.zeros((0, 6), b.dtype)], [np.zeros(0, np.int64)], [], 0
     for boxes, score in images:
         found = _of_image(boxes, score, threshold, top, keep, overlap, extra, eta, background, locality)
+        if by_place:
+            ordered = sorted(found, key=lambda row: (row[0], row[3]))
+            found = [(label, value, box, place * len(score) + label) for label, value, box, place in ordered]
         rows += [np.array([[label, value, *box]], b.dtype) for label, value, box, _ in found]
         places.append(np.array([first + place for *_, place in found], np.int64))
         numbers.append(len(found))
-        first += score.shape[1]
+        first += score.size if by_place else score.shape[1]
     index = tensor_of(np.concatenate(places)[:, None], np.int32)
     return tensor_of(np.concatenate(rows), b.dtype), tensor_of(numbers, np.int64), index
 

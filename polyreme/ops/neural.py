@@ -16,7 +16,7 @@ from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.ops import segment
+from polyreme.ops import arithmetic, segment
 from polyreme.ops.activation import positive_dim, wide
 from polyreme.ops.by_index import bounded, read
 from polyreme.ops.creation import republish
@@ -60,11 +60,17 @@ def _embedding_rule(call: OpCall) -> ShardingRule:
 def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, int] = segment.WHOLE) -> Array:
     """x @ weight + bias over the last dim: [*b, in], [in, out], [out] -> [*b, out]; a bias of more dims broadcasts.
 
+    A weight of 1 dim or of more than 2 is taken as matmul takes it.
+
     Raises ShapeError when the dims do not fit.
     """
     x, weight = promote_floating(x, weight)
     if bias is not None:
         bias = bias.astype(x.dtype)
+    if weight.ndim != 2:
+        y = arithmetic.matmul.op.fn(x, weight)
+        return y if bias is None else y + bias
+    if bias is not None:
         if bias.ndim > x.ndim or any(size != 1 for size in bias.shape[:-1]):
             return kernels.linear(x, weight, None) + bias
         bias = bias.reshape(-1)

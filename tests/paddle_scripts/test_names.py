@@ -551,3 +551,44 @@ def test_names_that_examples_of_paddle_use():
     arrays = paddle.base.executor.as_numpy([paddle.ones([2]), None])
     np.testing.assert_array_equal(arrays[0], [1, 1])
     assert arrays[1] is None
+
+
+def test_detectors_call_nms_and_anchors_by_their_kernels():
+    """Boxes of 2 images and classes, the two worse ones of class 0 overlapping the best; of one row and class each."""
+    import paddle
+    from paddle import _C_ops, _legacy_C_ops
+
+    boxes = np.array([[[0, 0, 4, 4], [0, 0, 4, 3], [8, 8, 9, 9]]] * 2, "float32")
+    scores = np.array([[[0.9, 0.8, 0.1], [0.1, 0.2, 0.7]]] * 2, "float32")
+    names = ("background_label", "score_threshold", "nms_top_k", "nms_threshold", "keep_top_k", "nms_eta", "normalized")
+    attributes = [v for pair in zip(names, (-1, 0.3, 10, 0.5, 10, 1.0, True), strict=True) for v in pair]
+    tensors = paddle.to_tensor(boxes), paddle.to_tensor(scores)
+    rows, index, counts = _legacy_C_ops.multiclass_nms3(*tensors, None, *attributes)
+    np.testing.assert_array_equal(rows.numpy()[:2, 0], [0, 1])
+    np.testing.assert_array_equal(index.numpy()[:, 0], [0, 2, 3, 5])
+    np.testing.assert_array_equal(counts.numpy(), [2, 2])
+    # a box for each class, and the rows of two images: places are those among rows x classes
+    of_class = paddle.to_tensor(np.stack([boxes[0], boxes[0] + 1], 1)), paddle.to_tensor(scores[0].T)
+    args = (paddle.to_tensor(np.array([2, 1], "int32")), 0.3, 10, 10, 0.5, True, 1.0, -1)
+    rows, index, counts = _C_ops.multiclass_nms3(*of_class, *args)
+    np.testing.assert_array_equal(index.numpy()[:, 0], [0, 5])
+    np.testing.assert_array_equal(counts.numpy(), [1, 1])
+    anchors, _ = _legacy_C_ops.anchor_generator(
+        paddle.zeros([1, 3, 2, 2]), "anchor_sizes", [16.0, 32.0], "aspect_ratios", [1.0], "variances",
+        [0.1, 0.1, 0.2, 0.2], "stride", [8.0, 8.0], "offset", 0.5,
+    )  # fmt: skip
+    assert anchors.shape == [2, 2, 2, 4]
+
+
+def test_what_projects_ask_of_fleet_and_linear():
+    import paddle
+    from paddle.distributed import fleet
+
+    assert not hasattr(fleet.fleet, "_hcg")
+    paddle.disable_static()
+    x = paddle.ones([2, 3, 4])
+    column, batches = paddle.nn.functional.linear(x, paddle.ones([4]), paddle.ones([1])), paddle.ones([2, 4, 5])
+    np.testing.assert_array_equal(column.numpy(), np.full([2, 3], 5.0))
+    asked = ("is_cuda_pinned_place", "is_xpu_place", "is_custom_place", "custom_device_type", "gpu_device_id")
+    assert [getattr(x.place, name)() for name in asked] == [False, False, False, "", 0]
+    assert paddle.nn.functional.linear(x, batches, paddle.ones([5])).shape == [2, 3, 5]

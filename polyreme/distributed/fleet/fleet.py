@@ -49,7 +49,7 @@ class Fleet:
         self._job: Job | None = None
         self._strategy = DistributedStrategy()
         self._init_strategy: DistributedStrategy | Plan = self._strategy
-        self._hcg: HybridCommunicateGroup | None = None
+        self._group: HybridCommunicateGroup | None = None
         self._role_maker: RoleMakerBase = PaddleCloudRoleMaker(is_collective=True)
         self._util = UtilBase(self._role_maker)
         self._seeds = False
@@ -86,7 +86,7 @@ class Fleet:
         given = copy.deepcopy(DistributedStrategy() if strategy is None else strategy)
         job, described = _job_of(given, jax.device_count())
         topology = topology_of(job.plan.mesh, described.hybrid_parallel_order)
-        self._hcg = HybridCommunicateGroup(topology)
+        self._group = HybridCommunicateGroup(topology)
         self._job, self._strategy, self._init_strategy, self._role_maker = job, described, given, role
         self._util = UtilBase(role)
         self._seeds = start_stream(job.seed)
@@ -128,8 +128,8 @@ class Fleet:
     def get_hybrid_communicate_group(self) -> HybridCommunicateGroup:
         """Where this rank is on each mesh axis, and its groups; NotReadyError before fleet.init."""
         _ = self.job
-        assert self._hcg is not None  # they are set together
-        return self._hcg
+        assert self._group is not None  # they are set together
+        return self._group
 
     def get_hybrid_parallel_topology(self) -> CommunicateTopology:
         """The grid of ranks."""

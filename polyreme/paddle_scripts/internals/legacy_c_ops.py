@@ -30,7 +30,8 @@ _AS_THEY_ARE = frozenset(["slice", "strided_slice"])
 # the older name of an attribute -> the newer
 _ATTRIBUTES = {
     "dim": "axis", "axes": "axis", "keep_dim": "keepdim", "trans_x": "transpose_x", "trans_y": "transpose_y",
-    "out_dtype": "dtype", "depth": "num_classes", "dropout_prob": "p",
+    "out_dtype": "dtype", "depth": "num_classes", "dropout_prob": "p", "pre_nms_topN": "pre_nms_top_n",
+    "post_nms_topN": "post_nms_top_n",
 }  # fmt: skip
 
 

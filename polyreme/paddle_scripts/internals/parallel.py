@@ -139,7 +139,7 @@ def _get_global_parallel_env() -> ParallelEnv:
 
 def __getattr__(name: str) -> Any:
     if name == "_HYBRID_PARALLEL_GROUP":  # another one after each fleet.init
-        return fleet._hcg
+        return fleet._group
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -154,6 +154,11 @@ class FleetNames:
     """Attributes of Fleet."""
 
     _runtime_handle = None
+
+    @property
+    def _hcg(self: Any) -> Any:
+        """Absent before fleet.init: scripts ask for it by hasattr."""
+        return self.get_hybrid_communicate_group()
 
 
 class TrackerNames:

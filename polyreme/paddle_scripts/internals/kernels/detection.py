@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.errors import ShapeError
+from polyreme.fluid.box_choice import nms_rows
+from polyreme.fluid.layers import boxes
 from polyreme.paddle_scripts.internals.kernels.registry import Kernels, listing
 from polyreme.vision import ops as vision
 
@@ -120,3 +122,23 @@ def _yolo_box(
         x, img_size, anchors, class_num, conf_thresh, downsample_ratio, clip_bbox, None, scale_x_y, iou_aware,
         iou_aware_factor,
     )  # fmt: skip
+
+
+@_kernel
+def _multiclass_nms3(
+    bboxes: Any, scores: Any, rois_num: Any = None, score_threshold: float = 0.0, nms_top_k: int = -1,
+    keep_top_k: int = -1, nms_threshold: float = 0.3, normalized: bool = True, nms_eta: float = 1.0,
+    background_label: int = 0,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    rows, counts, index = nms_rows(
+        bboxes, scores, rois_num, score_threshold, nms_top_k, keep_top_k, nms_threshold, 0.0 if normalized else 1.0,
+        nms_eta, background_label, False, rois_num is not None,
+    )  # fmt: skip
+    return rows, index, counts.astype("int32")
+
+
+@_kernel
+def _anchor_generator(
+    input: Any, anchor_sizes: Any, aspect_ratios: Any, variances: Any, stride: Any, offset: float = 0.5
+) -> tuple[Any, Any]:
+    return boxes.anchor_generator(input, anchor_sizes, aspect_ratios, variances, stride, offset)

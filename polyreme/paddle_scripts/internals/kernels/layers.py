@@ -98,7 +98,7 @@ def _batch_norm(
 
 
 # a Tensor is global, and so are the statistics of its batch
-KERNELS["sync_batch_norm_"] = KERNELS["batch_norm_"] = _batch_norm
+KERNELS["sync_batch_norm"] = KERNELS["sync_batch_norm_"] = KERNELS["batch_norm_"] = _batch_norm
 
 
 @_kernel
