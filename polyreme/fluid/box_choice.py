@@ -41,13 +41,13 @@ def nms_rows(
         images = [(v.transpose(1, 0, 2), w.T) for v, w in zip(np.split(b, cuts), np.split(s, cuts), strict=True)]
     rows, places, numbers, first = [np.zeros((0, 6), b.dtype)], [np.zeros(0, np.int64)], [], 0
     for boxes, score in images:
-        found = _of_image(boxes, score, threshold, top, keep, overlap, extra, eta, background, locality)
+        detected = _of_image(boxes, score, threshold, top, keep, overlap, extra, eta, background, locality)
         if by_place:
-            ordered = sorted(found, key=lambda row: (row[0], row[3]))
-            found = [(label, value, box, place * len(score) + label) for label, value, box, place in ordered]
-        rows += [np.array([[label, value, *box]], b.dtype) for label, value, box, _ in found]
-        places.append(np.array([first + place for *_, place in found], np.int64))
-        numbers.append(len(found))
+            ordered = sorted(detected, key=lambda row: (row[0], row[3]))
+            detected = [(label, value, box, place * len(score) + label) for label, value, box, place in ordered]
+        rows += [np.array([[label, value, *box]], b.dtype) for label, value, box, _ in detected]
+        places.append(np.array([first + place for *_, place in detected], np.int64))
+        numbers.append(len(detected))
         first += score.size if by_place else score.shape[1]
     index = tensor_of(np.concatenate(places)[:, None], np.int32)
     return tensor_of(np.concatenate(rows), b.dtype), tensor_of(numbers, np.int64), index

@@ -95,15 +95,15 @@ class OwnUpdate(OptimizerState):
     ) -> Tensor:  # fmt: skip
         """A Tensor that is kept for a parameter, made at the first call; of its shape and dtype unless given."""
         p = self._owner_of(param)
-        held = self._slots.setdefault(name, {})
-        if id(p) not in held:
+        accumulators = self._slots.setdefault(name, {})
+        if id(p) not in accumulators:
             chosen = dtypes.as_dtype(dtype) if dtype is not None else param.dtype
             size = tuple(param.shape if shape is None else shape)
             self._starts[name, id(p)] = fill_value
             with state.outside_capture():
                 fresh = abstract.full(size, fill_value, chosen)
-                held[id(p)] = self._restored(p, name, Tensor(fresh))
-        return held[id(p)]
+                accumulators[id(p)] = self._restored(p, name, Tensor(fresh))
+        return accumulators[id(p)]
 
     def _get_accumulator(self, name: str, param: Any) -> Tensor:
         return self._slots[name][id(self._owner_of(param))]
