@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = {
     "polyreme": [
         "call_site errors flags faults jax_import host_random registry units version module_alias "
-        "module_names system_memory yaml_loader mesh kernels",
+        "module_names stand_ins system_memory yaml_loader mesh kernels",
         "planner",
         "core",
         "ops fusion",

@@ -8,9 +8,11 @@ from polyreme.fluid import (
     backward,
     clip,
     compiler,
+    contrib,
     core,
     data_feeder,
     dataset,
+    debugger,
     dygraph,
     dygraph_grad_clip,
     executor,
@@ -22,6 +24,7 @@ from polyreme.fluid import (
     layers,
     lod_tensor,
     metrics,
+    net_drawer,
     nets,
     optimizer,
     parallel_executor,
@@ -40,6 +43,7 @@ from polyreme.fluid.framework import (
     Program,
     Variable,
     cpu_places,
+    cuda_pinned_places,
     cuda_places,
     default_main_program,
     default_startup_program,
@@ -51,6 +55,7 @@ from polyreme.fluid.framework import (
 )
 from polyreme.fluid.input import data, embedding, one_hot
 from polyreme.fluid.io import load, save
+from polyreme.fluid.layers import learning_rate_scheduler as learning_rate_decay
 from polyreme.fluid.mode import disable_dygraph, enable_dygraph, in_dygraph_mode
 from polyreme.fluid.parallel_executor import ParallelExecutor
 from polyreme.fluid.param_attr import ParamAttr, WeightNormParamAttr
@@ -86,14 +91,17 @@ __all__ = [
     "backward",
     "clip",
     "compiler",
+    "contrib",
     "core",
     "cpu_places",
     "create_lod_tensor",
     "create_random_int_lodtensor",
+    "cuda_pinned_places",
     "cuda_places",
     "data",
     "data_feeder",
     "dataset",
+    "debugger",
     "default_main_program",
     "default_startup_program",
     "disable_dygraph",
@@ -112,11 +120,13 @@ __all__ = [
     "io",
     "is_compiled_with_cuda",
     "layers",
+    "learning_rate_decay",
     "load",
     "lod_tensor",
     "memory_optimize",
     "metrics",
     "name_scope",
+    "net_drawer",
     "nets",
     "one_hot",
     "optimizer",

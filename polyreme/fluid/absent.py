@@ -7,24 +7,28 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_LABELS = "choose and label boxes in the reader, or with layers.py_func; rpn_target_assign does it for anchors"
+from polyreme.stand_ins import absent
+
 _PARAMETER_SERVER = "there are no parameter servers here; use polyreme.distributed.fleet"
+_COMPRESSION = "use polyreme.quantization and polyreme.incubate.asp"
+_DECODER = "use DynamicRNN to train, and beam_search in a While, or BeamSearchDecoder of fluid.layers, to decode"
+_RECTANGLE = "pad sequences to a rectangle with sequence_pad, and use matmul, conv2d and topk"
 INSTEAD: dict[str, str] = {
-    "reorder_lod_tensor_by_rank": "leave it out: DynamicRNN takes sequences in the order in which they are fed",
     "data_norm": "use batch_norm; its statistics were kept by parameter servers",
-    "monkey_patch_variable": "leave it out: Variables have operators",
-    "generate_proposal_labels": _LABELS, "generate_mask_labels": _LABELS, "retinanet_target_assign": _LABELS,
-    "retinanet_detection_output": "decode each level with box_coder, join them, and use multiclass_nms",
-    "DetectionMAP": "fetch the rows of multiclass_nms, and count matches in NumPy",
+    "generate_mask_labels": "rasterize polygons in the reader; generate_proposal_labels chooses the boxes",
     "filter_by_instag": "choose the rows in the reader",
     "load": "use fluid.io.load_vars",
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER,
-    "parameter_server": _PARAMETER_SERVER,
-    "contrib": "use polyreme.amp for mixed precision", "evaluator": "use fluid.metrics",
+    "DistributeTranspilerConfig": _PARAMETER_SERVER, "parameter_server": _PARAMETER_SERVER,
     "ErrorClipByValue": "use GradientClipByValue",
     "load_op_library": "declare an op in Python, see docs/adding_an_op.md",
-    "learning_rate_decay": "use the decays of fluid.layers",
-    "cuda_pinned_places": "transfers manage their own pinned memory; use cpu_places",
+    "evaluator": "use fluid.metrics", "slim": _COMPRESSION, "quantize": _COMPRESSION,
+    "model_stat": "print the Program, or use paddle.summary and paddle.flops", "decoder": _DECODER,
+    "InitState": _DECODER, "StateCell": _DECODER, "TrainingDecoder": _DECODER, "BeamSearchDecoder": _DECODER,
+    "hdfs_utils": "read files from a mounted folder", "rank_attention": _PARAMETER_SERVER,
+    "tdm_child": _PARAMETER_SERVER, "tdm_sampler": _PARAMETER_SERVER, "search_pyramid_hash": _PARAMETER_SERVER,
+    "var_conv_2d": _RECTANGLE, "match_matrix_tensor": _RECTANGLE, "sequence_topk_avg_pooling": _RECTANGLE,
+    "tree_conv": _RECTANGLE, "TreeConv": "write it with gather and matmul over the nodes of each tree",
     "switch": "use unique_name.guard",
     "DpsgdOptimizer": "use SGD", "Dpsgd": "use SGD",
     "DGCMomentumOptimizer": "use Momentum", "PipelineOptimizer": "use polyreme.distributed.fleet",
@@ -32,14 +36,18 @@ INSTEAD: dict[str, str] = {
 
 
 def refusing(shown: str, module: str) -> Callable[[str], Any]:
-    """A module's __getattr__: AttributeError that says what to use in place of a name that is not there."""
+    """A module's __getattr__: for a name of 1.7 that is not there a stand-in, which raises AbsentError where it is used
+    and says what to use in its place; for any other AttributeError.
+    """
 
     def refuse(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         names = getattr(sys.modules[module], "__all__", ())
         close = difflib.get_close_matches(name, names, n=1)
-        rest = INSTEAD.get(name) or (f"did you mean {close[0]!r}?" if close else "docs/fluid.md lists what there is")
+        if name in INSTEAD:
+            return absent(f"{shown}.{name}", INSTEAD[name])
+        rest = f"did you mean {close[0]!r}?" if close else "docs/fluid.md lists what there is"
         raise AttributeError(f"polyreme.{shown} has no {name!r}; {rest}")
 
     return refuse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from polyreme.core.place import is_compiled_with_cuda
+from polyreme.core.place import CUDAPinnedPlace, is_compiled_with_cuda
 from polyreme.errors import ConfigError
 from polyreme.fluid.mode import in_dygraph_mode
 from polyreme.nn.parameter import Parameter
@@ -47,8 +47,13 @@ def release_memory(input_program: Program, skip_opt_set: Any = None) -> None:
     warnings.warn("release_memory does nothing: the compiler does that", DeprecationWarning, stacklevel=2)
 
 
+def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
+    """So many CUDAPinnedPlaces, CPU_NUM or 1 unless given."""
+    return [CUDAPinnedPlace() for _ in cpu_places(device_count)]
+
+
 __all__ = [
-    "Parameter", "Program", "Variable", "cpu_places", "cuda_places", "default_main_program",
+    "Parameter", "Program", "Variable", "cpu_places", "cuda_pinned_places", "cuda_places", "default_main_program",
     "default_startup_program", "in_dygraph_mode", "is_compiled_with_cuda", "memory_optimize", "name_scope",
     "program_guard", "release_memory", "require_version",
 ]  # fmt: skip

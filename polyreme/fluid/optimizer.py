@@ -60,6 +60,11 @@ class Optimizer:
         self.optimizer = self.of(learning_rate=learning_rate, name=name, **extra, **settings)
 
     @property
+    def parameters_given(self) -> list[Any]:
+        """The parameters that it was made with; empty where minimize takes the Program's."""
+        return list(self._chosen or ())
+
+    @property
     def type(self) -> str:
         """What a listing calls it."""
         return self.of.__name__.lower()

@@ -18,9 +18,9 @@ from polyreme import module_alias
 from polyreme.errors import ConfigError
 from polyreme.module_alias import ModuleLoader
 from polyreme.paddle_scripts import hints, lookup
-from polyreme.paddle_scripts.absent import Absent
 from polyreme.paddle_scripts.lookup import own_name
 from polyreme.paddle_scripts.names import CLASSES, NAMES, RELEASE
+from polyreme.stand_ins import Absent
 
 FOLDER = Path(__file__).resolve().parent / "path"
 """Put first on the module path of a process, `import paddle` in it gives polyreme."""

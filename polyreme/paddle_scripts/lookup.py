@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any
 
 from polyreme.module_alias import module_exists
-from polyreme.paddle_scripts.absent import absent
 from polyreme.paddle_scripts.hints import paddle_names
 from polyreme.paddle_scripts.names import NAMES, REASONS
 from polyreme.paddle_scripts.paths import PATHS, SAME
+from polyreme.stand_ins import absent
 
-_INTERNALS = Path(__file__).resolve().parent / "paddle_internals.txt"
+_INTERNALS = [Path(__file__).resolve().parent / name for name in ("paddle_internals.txt", "fluid_internals.txt")]
 _PUBLIC = "docs/api_coverage.md says why"
 _PRIVATE = "it is private to PaddlePaddle: use the public API"
 
@@ -111,7 +111,7 @@ def children(module: str) -> list[str]:
 def internal_names() -> dict[str, dict[str, str]]:
     """Module -> its names that are not public -> the public path of the same thing, "" if it has none."""
     table: dict[str, dict[str, str]] = {}
-    for line in _INTERNALS.read_text().splitlines():
+    for line in (line for file in _INTERNALS for line in file.read_text().splitlines()):
         if not line.startswith("#"):
             module, _, names = line.partition(":")
             pairs = (entry.partition("=") for entry in names.split())

@@ -127,6 +127,18 @@ base.data_feeder
   fluid.data_feeder: convert_dtype check_dtype check_type check_variable_and_dtype DataFeeder
 base.layer_helper
   internals.framework: LayerHelper
+fluid.layer_helper
+  internals.framework: LayerHelper
+fluid.contrib.mixed_precision.decorator
+  fluid.contrib.mixed_precision: decorate
+fluid.contrib.mixed_precision.fp16_lists
+  fluid.contrib.mixed_precision: AutoMixedPrecisionLists
+fluid.log_helper
+  internals.logs: get_logger
+fluid.transpiler
+  fluid: memory_optimize release_memory
+fluid.transpiler.memory_optimization_transpiler
+  fluid: memory_optimize release_memory
 base.executor
   internals.saving: as_numpy
 static.log_helper
@@ -273,6 +285,12 @@ _DATA = (
 ABSENT: dict[str, str] = {
     "quantization static.quantization nn.quant": "quantization comes later",
     "onnx": "save with jit.save, which polyreme.inference serves",
+    "fluid.transpiler fluid.incubate.fleet.parameter_server": _PARAMETER_SERVERS,
+    "fluid.incubate.fleet.utils fluid.contrib.utils": "read files from a mounted folder",
+    "fluid.contrib.slim fluid.contrib.quantize": "use paddle.quantization and paddle.incubate.asp",
+    "fluid.contrib.decoder": "train with DynamicRNN, decode with beam_search in a While or with dynamic_decode",
+    "fluid.contrib.model_stat": "print the Program, or use paddle.summary and paddle.flops",
+    "fluid.evaluator": "use fluid.metrics",
     "incubate.asp": "sparsity comes later",
     "cost_model incubate.cc incubate.passes": _PASSES,
     "incubate.xpu": "XLA compiles the layers of nn for the device at hand",

@@ -154,6 +154,7 @@ PATHS: dict[str, str] = {
     "profiler.timer": "profiler",
     "profiler.profiler_statistic": "profiler",
     "utils.layers_utils": "paddle_scripts.internals.structures",
+    "fluid.layers.utils": "paddle_scripts.internals.structures",
     "utils.environments": "paddle_scripts.internals.structures",
     "utils.cpp_extension.cpp_extension": "utils.cpp_extension",
 }

@@ -39,6 +39,10 @@ class Variable(Tensor):
         """What kind of value it stands for: always "lod_tensor", dense numbers."""
         return "lod_tensor"
 
+    def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        """Its name, dtype and shape. The two settings change nothing."""
+        return repr(self)
+
     @property
     def grad_name(self) -> str:
         """The name of its gradient."""

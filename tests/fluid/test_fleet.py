@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyreme import fluid as package
-from polyreme.errors import ConfigError, DataError, NotReadyError
+from polyreme.errors import AbsentError, ConfigError, DataError, NotReadyError
 from polyreme.fluid.incubate import data_generator
 from polyreme.fluid.incubate.fleet.base import role_maker
 from polyreme.fluid.incubate.fleet.collective import Collective, DistributedStrategy, fleet
@@ -76,8 +76,8 @@ def amp():
 
 
 def test_the_transpiler_says_what_to_use():
-    with pytest.raises(AttributeError, match=r"use polyreme\.distributed\.fleet"):
-        package.transpiler  # noqa: B018
+    with pytest.raises(AbsentError, match=r"use polyreme\.distributed\.fleet"):
+        package.DistributeTranspiler()
 
 
 class Squares(data_generator.MultiSlotDataGenerator):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyreme import fluid
+from polyreme.errors import AbsentError
 
 _FILE = Path(__file__).parents[2] / "tools" / "write_fluid_table.py"
 _SPEC = importlib.util.spec_from_file_location("write_fluid_table", _FILE)
@@ -41,8 +42,6 @@ def test_parameters_are_those_of_1_7():
 @pytest.mark.parametrize(
     ("module", "name", "says"),
     [
-        (fluid, "transpiler", "parameter servers"),
-        (fluid.layers, "filter_by_instag", "reader"),
         (fluid.layers, "softmaxx", "docs/fluid.md"),
         (fluid.dygraph, "Linearr", "did you mean 'Linear'"),
     ],
@@ -50,6 +49,17 @@ def test_parameters_are_those_of_1_7():
 def test_an_absent_name_says_what_to_use(module, name, says):
     with pytest.raises(AttributeError, match=says):
         getattr(module, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "says"),
+    [(fluid, "DistributeTranspiler", "parameter servers"), (fluid.layers, "filter_by_instag", "reader")],
+)
+def test_what_1_7_has_besides_can_be_imported_and_says_what_to_use_when_it_is_called(module, name, says):
+    stand_in = getattr(module, name)
+    assert not stand_in
+    with pytest.raises(AbsentError, match=says):
+        stand_in()
 
 
 def test_no_star_import_shadows_a_name():

@@ -12,8 +12,8 @@ import pytest
 import polyreme
 from polyreme.errors import AbsentError, ConfigError, DTypeError, ProgramError, ShapeError
 from polyreme.paddle_scripts import as_paddle, lookup
-from polyreme.paddle_scripts.absent import Absent
 from polyreme.paddle_scripts.names import CLASSES, NAMES, REASONS
+from polyreme.stand_ins import Absent
 
 PROJECT_NAMES = Path(__file__).parent / "project_names.txt"
 

@@ -59,6 +59,10 @@ def _condition(what: str, value: Any) -> Variable:
     return value
 
 
+def monkey_patch_variable() -> None:
+    """Nothing: Variables have operators."""
+
+
 class While:
     """Run a block while cond, a bool Variable of shape [1] that the block gives a new value, is true.
 
@@ -273,4 +277,6 @@ def _append_copy(op: Operation, known: dict[str, str], origin: Block) -> None:
     defaults.block.append(copied)
 
 
-__all__ = ["StaticRNN", "Switch", "While", "case", "cond", "is_empty", "switch_case", "while_loop"]
+__all__ = [
+    "StaticRNN", "Switch", "While", "case", "cond", "is_empty", "monkey_patch_variable", "switch_case", "while_loop",
+]  # fmt: skip

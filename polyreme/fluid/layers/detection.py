@@ -47,14 +47,15 @@ def multiclass_nms(
     one overlaps by more than nms_threshold, which is multiplied by nms_eta after each while above 0.5. keep_top_k: how
     many an image (-1: all). An image without any has no row; 1.7 gives a row of -1.
     """
-    return _nms(bboxes, scores, score_threshold, nms_top_k, keep_top_k, nms_threshold, normalized, nms_eta,
+    return nms_with_places(bboxes, scores, score_threshold, nms_top_k, keep_top_k, nms_threshold, normalized, nms_eta,
                 background_label)[0]  # fmt: skip
 
 
-def _nms(
+def nms_with_places(
     bboxes: Any, scores: Any, score_threshold: float, nms_top_k: int, keep_top_k: int, nms_threshold: float,
     normalized: bool, nms_eta: float, background_label: int, locality: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
+    """(rows of multiclass_nms, the place of each among all images' boxes, int32 [k, 1])."""
     counts = None
     if scores.ndim == 2:
         counts = lods.inner(lods.sequences("fluid.layers.multiclass_nms", scores)[1])
@@ -77,7 +78,7 @@ def locality_aware_nms(
     """
     if bboxes.ndim != 3 or bboxes.shape[2] != 4:
         raise ShapeError(f"fluid.layers.locality_aware_nms: bboxes {list(bboxes.shape)}; needs [n, m, 4]")
-    return _nms(bboxes, scores, score_threshold, nms_top_k, keep_top_k, nms_threshold, normalized, nms_eta,
+    return nms_with_places(bboxes, scores, score_threshold, nms_top_k, keep_top_k, nms_threshold, normalized, nms_eta,
                 background_label, locality=True)[0]  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def detection_output(
     """
     boxes = box_coder(prior_box, prior_box_var, loc, "decode_center_size")
     chances = transpose(F.softmax(scores, -1), [0, 2, 1])
-    rows, index = _nms(boxes, chances, score_threshold, nms_top_k, keep_top_k, nms_threshold, True, nms_eta,
+    rows, index = nms_with_places(boxes, chances, score_threshold, nms_top_k, keep_top_k, nms_threshold, True, nms_eta,
                        background_label)  # fmt: skip
     return (rows, index) if return_index else rows
 

@@ -14,7 +14,6 @@ from polyreme import api, fft, geometric, incubate, linalg
 from polyreme.eager.dispatch import inplace
 from polyreme.incubate.nn import functional as fused
 from polyreme.nn import functional as F
-from polyreme.paddle_scripts.absent import Absent, absent
 from polyreme.paddle_scripts.internals.kernels import (
     communication,
     detection,
@@ -24,6 +23,7 @@ from polyreme.paddle_scripts.internals.kernels import (
     tensors,
     windows,
 )
+from polyreme.stand_ins import Absent, absent
 from polyreme.vision import ops as vision
 
 KERNELS: dict[str, Callable[..., Any]] = {

@@ -11,9 +11,9 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic, creation, manipulation
 from polyreme.ops.gate_attention import fused_gate_attention
-from polyreme.paddle_scripts.absent import Absent, absent
 from polyreme.paddle_scripts.internals.c_ops import kernel
 from polyreme.paddle_scripts.internals.kernels.registry import refuse
+from polyreme.stand_ins import Absent, absent
 
 # how a kernel is carried out, which is XLA's matter here
 _NO_EFFECT = frozenset([

@@ -14,10 +14,19 @@ from polyreme.distributed.fleet.fleet import Fleet
 from polyreme.errors import ConfigError, NotReadyError
 from polyreme.fluid import io
 from polyreme.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+from polyreme.fluid.incubate.fleet.base.fleet_base import DistributedOptimizer
 from polyreme.fluid.incubate.fleet.base.role_maker import PaddleCloudRoleMaker
 from polyreme.fluid.wrapping_optimizers import RecomputeOptimizer
 from polyreme.program.current import default_startup_program
 from polyreme.program.program import Program
+
+
+class LambConfig:
+    """Settings of 1.7's LAMB of a fleet, of which it has none; use fluid.optimizer.LambOptimizer."""
+
+
+class DistFCConfig:
+    """Settings of 1.7's layer over workers, which DistributedStrategy.check refuses with use_dist_fc."""
 
 
 class DistributedStrategy(BuildStrategy):
@@ -114,32 +123,29 @@ class Collective(Fleet):
             io.save_persistables(executor, dirname, main_program or self._program, filename)
 
 
-class CollectiveOptimizer:
+class CollectiveOpBasedOptimizer(DistributedOptimizer):
+    """A DistributedOptimizer with a DistributedStrategy. Raises TypeError for another strategy."""
+
+    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> None:
+        chosen = DistributedStrategy() if strategy is None else strategy
+        if not isinstance(chosen, DistributedStrategy):
+            raise TypeError(f"{type(self).__name__}: strategy is a DistributedStrategy, got {type(chosen).__name__}")
+        chosen.check()
+        super().__init__(optimizer, chosen)
+
+
+class CollectiveOptimizer(CollectiveOpBasedOptimizer):
     """An optimizer of a fleet: its minimize makes the fleet's main_program."""
 
     def __init__(
         self, optimizer: Any, strategy: DistributedStrategy | None = None, job: Collective | None = None
     ) -> None:
-        chosen = DistributedStrategy() if strategy is None else strategy
-        if not isinstance(chosen, DistributedStrategy):
-            raise TypeError(f"CollectiveOptimizer: strategy is a DistributedStrategy, got {type(chosen).__name__}")
-        chosen.check()
-        self._strategy, self._job = chosen, fleet if job is None else job
-        self._optimizer = optimizer
+        super().__init__(optimizer, strategy)
+        self._job = fleet if job is None else job
+        chosen = self._strategy
         if chosen.__dict__["forward_recompute"]:
             self._optimizer = RecomputeOptimizer(optimizer)
             self._optimizer._set_checkpoints(chosen.__dict__["recompute_checkpoints"])
-
-    def backward(
-        self, loss: Any, startup_program: Program | None = None, parameter_list: Any = None, no_grad_set: Any = None,
-        callbacks: Any = None,
-    ) -> list[tuple[Any, Any]]:  # fmt: skip
-        """The optimizer's."""
-        return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
-
-    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """The optimizer's."""
-        return self._optimizer.apply_gradients(params_grads)
 
     def minimize(
         self, loss: Any, startup_program: Program | None = None, parameter_list: Any = None, no_grad_set: Any = None
@@ -158,4 +164,7 @@ class CollectiveOptimizer:
 
 fleet = Collective()
 
-__all__ = ["Collective", "CollectiveOptimizer", "DistributedStrategy", "fleet"]
+__all__ = [
+    "Collective", "CollectiveOpBasedOptimizer", "CollectiveOptimizer", "DistFCConfig", "DistributedStrategy",
+    "LambConfig", "fleet",
+]  # fmt: skip

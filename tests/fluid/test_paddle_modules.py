@@ -1,0 +1,42 @@
+"""Modules of Fluid that scripts import by paths of their own: what is here, and stand-ins for the rest."""
+
+import importlib
+
+import pytest
+
+from polyreme import fluid, static
+from polyreme.errors import AbsentError
+from polyreme.paddle_scripts import as_paddle
+
+SAME = {
+    "contrib.mixed_precision.decorator": ("decorate", fluid.contrib.mixed_precision.decorate),
+    "contrib.mixed_precision.fp16_lists": ("AutoMixedPrecisionLists", static.amp.AutoMixedPrecisionLists),
+    "contrib.layers.rnn_impl": ("basic_lstm", fluid.contrib.layers.basic_lstm),
+    "incubate.fleet.base.fleet_base": ("Fleet", fluid.incubate.fleet.base.fleet_base.Fleet),
+    "transpiler": ("memory_optimize", fluid.memory_optimize),
+}
+STAND_INS = {
+    "transpiler": ("DistributeTranspilerConfig", "parameter servers"),
+    "transpiler.ps_dispatcher": ("RoundRobin", "parameter servers"),
+    "incubate.fleet.parameter_server.pslib": ("PSLib", "parameter servers"),
+    "contrib.slim.quantization": ("QuantizationTransformPass", "quantization"),
+    "contrib.decoder.beam_search_decoder": ("StateCell", "beam_search in a While"),
+    "evaluator": ("ChunkEvaluator", "metrics"),
+}
+
+
+@pytest.mark.parametrize("module", SAME)
+def test_a_module_has_the_same_things(module):
+    name, value = SAME[module]
+    with as_paddle():
+        found = importlib.import_module(f"paddle.fluid.{module}")
+        assert getattr(found, name) is value
+
+
+@pytest.mark.parametrize("module", STAND_INS)
+def test_what_is_not_here_says_so_when_it_is_called(module):
+    name, says = STAND_INS[module]
+    with as_paddle():
+        stand_in = getattr(importlib.import_module(f"paddle.fluid.{module}"), name)
+        with pytest.raises(AbsentError, match=says):
+            stand_in()
