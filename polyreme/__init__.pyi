@@ -69,6 +69,7 @@ from polyreme import sparse as sparse
 from polyreme import special as special
 from polyreme import static as static
 from polyreme import sysconfig as sysconfig
+from polyreme import system_memory as system_memory
 from polyreme import text as text
 from polyreme import torch_scripts as torch_scripts
 from polyreme import trainer as trainer

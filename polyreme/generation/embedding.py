@@ -25,7 +25,7 @@ _POOLINGS = ("mean", "cls")
 
 
 class TextEmbedder:
-    """Vectors of texts by a BERT or an ERNIE, which is put into evaluation mode.
+    """Vectors of texts by a BERT or one of its kin, which is put into evaluation mode.
 
     pooling: "mean" of the places, or "cls", the first one. normalize: vectors are of length 1. max_tokens: of a text,
     those around it included; the model's positions if None. Raises ConfigError for another model or pooling.
@@ -46,7 +46,7 @@ class TextEmbedder:
         max_tokens: int | None = None,
     ) -> None:
         if not isinstance(model, Bert):
-            raise ConfigError(f"TextEmbedder: {type(model).__name__} is no BERT or ERNIE; give one")
+            raise ConfigError(f"TextEmbedder: {type(model).__name__} is no BERT, and none of its kin; give one")
         if pooling not in _POOLINGS:
             raise ConfigError(f"TextEmbedder: pooling={pooling!r}; give {' or '.join(map(repr, _POOLINGS))}")
         self.model, self.tokenizer, self.pooling, self.normalize = model, tokenizer, pooling, normalize

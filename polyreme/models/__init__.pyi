@@ -8,6 +8,7 @@ from polyreme.models import cache as cache
 from polyreme.models import clip as clip
 from polyreme.models import decoder as decoder
 from polyreme.models import deepseek_v3 as deepseek_v3
+from polyreme.models import distilbert as distilbert
 from polyreme.models import encoder as encoder
 from polyreme.models import ernie as ernie
 from polyreme.models import evoformer as evoformer
@@ -24,6 +25,7 @@ from polyreme.models import llama as llama
 from polyreme.models import low_bit_folder as low_bit_folder
 from polyreme.models import mistral as mistral
 from polyreme.models import mixtral as mixtral
+from polyreme.models import mpnet as mpnet
 from polyreme.models import olmo2 as olmo2
 from polyreme.models import packages as packages
 from polyreme.models import phi3 as phi3
@@ -32,9 +34,11 @@ from polyreme.models import published as published
 from polyreme.models import qwen2 as qwen2
 from polyreme.models import qwen3 as qwen3
 from polyreme.models import qwen3_moe as qwen3_moe
+from polyreme.models import roberta as roberta
 from polyreme.models import rotary as rotary
 from polyreme.models import t5 as t5
 from polyreme.models import tokenizer as tokenizer
 from polyreme.models import vit as vit
 from polyreme.models import vocab as vocab
+from polyreme.models import xlm_roberta as xlm_roberta
 from polyreme.models.auto import *

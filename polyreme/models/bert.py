@@ -51,8 +51,8 @@ class BertConfig:
 
     seq_len: longest sequence, tokens. ffn_size: 4 * hidden_size if 0. activation: one of models.encoder.ACTIVATIONS.
     dropout, attention_dropout, classifier_dropout: probabilities, while training; the last is dropout if None.
-    num_labels: what the classifier scores; label_names: what they are called. num_task_types: task types whose
-    embeddings are added, none if 0. recompute: one of mesh.RECOMPUTE, or "" for what the plan in force says.
+    num_token_types, num_task_types: types whose embeddings are added, none if 0. num_labels: what the classifier
+    scores; label_names: what they are called. recompute: one of mesh.RECOMPUTE, or "" for what the plan in force says.
     """
 
     vocab_size: int = 30522
@@ -61,7 +61,7 @@ class BertConfig:
     num_heads: int = 12
     ffn_size: int = 0
     seq_len: int = 512
-    num_token_types: int = 2
+    num_token_types: int = field(default=2, metadata={"least": 0})
     num_task_types: int = field(default=0, metadata={"least": 0})
     activation: str = "gelu"
     dropout: float = 0.1
@@ -83,6 +83,11 @@ class BertConfig:
                 f"make it {nearest_multiples(self.hidden_size, self.num_heads)}"
             )
         check_label_names(self)
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the table of positions."""
+        return self.seq_len
 
     @classmethod
     def nano(cls, **changes: Any) -> BertConfig:
@@ -149,8 +154,9 @@ class Bert(Pretrained, Layer):
         self.config = config
         width = config.hidden_size
         self.tokens = Embedding(config.vocab_size, width, weight_attr=normal(), dims=("vocab", "embed"))
-        self.positions = Embedding(config.seq_len, width, weight_attr=normal(), dims=(None, "embed"))
-        self.token_types = Embedding(config.num_token_types, width, weight_attr=normal(), dims=(None, "embed"))
+        self.positions = Embedding(config.num_positions, width, weight_attr=normal(), dims=(None, "embed"))
+        if config.num_token_types:
+            self.token_types = Embedding(config.num_token_types, width, weight_attr=normal(), dims=(None, "embed"))
         if config.num_task_types:
             self.task_types = Embedding(config.num_task_types, width, weight_attr=normal(), dims=(None, "embed"))
         self.norm = LayerNorm(width, epsilon=config.layer_norm_epsilon)
@@ -179,8 +185,7 @@ class Bert(Pretrained, Layer):
         documents: Documents | None = None,
     ) -> Any:
         """hidden, as of a call. documents: those that share rows, which also say the positions. Raises ShapeError for
-        ids that are not [batch, seq] and rows that are too long, ConfigError for task types of a model that has
-        none."""
+        ids that are not [batch, seq] and rows that are too long, ConfigError for types of a model that has none."""
         owner, shape = type(self).__name__, list(input_ids.shape)
         if len(shape) != 2 or shape[1] > self.config.seq_len:
             raise ShapeError(
@@ -188,19 +193,30 @@ class Bert(Pretrained, Layer):
             )
         if task_type_ids is not None and not self.config.num_task_types:
             raise ConfigError(f"{owner}: task_type_ids of a model with num_task_types=0; leave them out")
+        if token_type_ids is not None and not self.config.num_token_types:
+            raise ConfigError(f"{owner}: token_type_ids of a model with num_token_types=0; leave them out")
         x_bse = constrain(self.tokens(input_ids), "batch", "block_seq", "embed")
         if documents is not None:
             position_ids = documents.places
-        x_bse = x_bse + self.positions(arange(shape[1]) if position_ids is None else position_ids)
-        x_bse = x_bse + self.token_types(zeros_like(input_ids) if token_type_ids is None else token_type_ids)
+        x_bse = x_bse + self.positions(self.places_of(input_ids) if position_ids is None else position_ids)
+        if self.config.num_token_types:
+            x_bse = x_bse + self.token_types(zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         if self.config.num_task_types:
             x_bse = x_bse + self.task_types(zeros_like(input_ids) if task_type_ids is None else task_type_ids)
         x_bse = constrain(self.drop(self.norm(x_bse)), "batch", "seq", "embed")
-        mask = key_mask(owner, attention_mask, shape)
+        mask = self.mask_of(attention_mask, shape)
         for number, block in enumerate(self.blocks):
             with in_block(number):
                 x_bse = block(x_bse, mask, documents)
         return x_bse
+
+    def places_of(self, input_ids: Any) -> Any:
+        """The rows of the table of positions that tokens [batch, seq] have where none are given."""
+        return arange(input_ids.shape[1])
+
+    def mask_of(self, attention_mask: Any, shape: Any) -> Any:
+        """attn_mask of attention, given the mask of ids of this shape."""
+        return key_mask(type(self).__name__, attention_mask, shape)
 
     def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
         """What a call takes, made up: token ids [1, length], fewer if there are fewer positions."""
@@ -208,12 +224,14 @@ class Bert(Pretrained, Layer):
 
 
 class _WithEncoder(Pretrained, Layer):
-    """A head on an encoder."""
+    """A head on an encoder of encoder_class."""
+
+    encoder_class: type[Bert] = Bert
 
     def __init__(self, config: BertConfig, pooled: bool) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Bert(config, pooled)
+        self.encoder = self.encoder_class(config, pooled)
 
     def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
         """As the encoder's."""
@@ -238,13 +256,17 @@ class BertForMaskedLM(_WithEncoder):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, pooled=False)
         self.transform = linear(config.hidden_size, config.hidden_size, ("embed", None))
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[self.head_activation(config)]
         self.norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
         self.bias = self.create_parameter([config.vocab_size], is_bias=True, default_initializer=Constant(0.0))
 
     def forward(self, input_ids: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
         logits = self.logits(self.encoder.encode(input_ids, *args, **kwargs))
         return logits if labels is None else F.cross_entropy(logits, labels, ignore_index=-100)
+
+    def head_activation(self, config: BertConfig) -> str:
+        """What the head bends by."""
+        return config.activation
 
     def transformed(self, hidden: Any) -> Any:
         """What the vocabulary's weight is multiplied with, of what the encoder gives."""
@@ -295,18 +317,22 @@ class BertForSequenceClassification(_WithEncoder):
         self.classifier = linear(config.hidden_size, config.num_labels, ("embed", None))
 
     def forward(self, input_ids: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
-        _, pooled = self.encoder(input_ids, *args, **kwargs)
-        scores = self.classifier(self.drop(pooled))
+        scores = self.scores(input_ids, *args, **kwargs)
         if labels is None:
             return scores
         if self.config.num_labels == 1:
             return F.mse_loss(scores[:, 0], labels)
         return F.cross_entropy(scores, labels)
 
+    def scores(self, *args: Any, **kwargs: Any) -> Any:
+        """[batch, num_labels]."""
+        _, pooled = self.encoder(*args, **kwargs)
+        return self.classifier(self.drop(pooled))
+
 
 # as published
 
-_KEYS = {
+KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_hidden_layers": "num_layers",
@@ -320,6 +346,7 @@ _KEYS = {
     "classifier_dropout": "classifier_dropout",
     "layer_norm_eps": "layer_norm_epsilon",
 }
+"""What config.json says of a BERT and its kin."""
 _OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -329,7 +356,8 @@ def _rename(name: str) -> str:
     return name
 
 
-def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
+def body_rules(prefix: str, ours: str) -> list[WeightRule]:
+    """The weights of the body: what names there begin with, and ours."""
     there, here = f"{prefix}encoder.layer.{{n}}", f"{ours}blocks.{{n}}"
     tables = {"word": "tokens", "position": "positions", "token_type": "token_types", "task_type": "task_types"}
     rules = [
@@ -350,29 +378,49 @@ def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
 def _masked_lm_rules(prefix: str) -> list[WeightRule]:
     head = "cls.predictions"
     rules = [*linear_rules(f"{head}.transform.dense", "transform"), *same_rules(f"{head}.transform.LayerNorm", "norm")]
-    return [*_body_rules(prefix, "encoder."), *rules, WeightRule(f"{head}.bias", "bias", SAME)]
+    return [*body_rules(prefix, "encoder."), *rules, WeightRule(f"{head}.bias", "bias", SAME)]
 
 
-def published_encoder(name: str, kind: str, **fields: Any) -> tuple[PublishedFamily, PublishedFamily, PublishedFamily]:
+Rules = Callable[[str], list[WeightRule]]
+"""The weights of a head, given what the names of its body's begin with."""
+
+
+def _label_rules(prefix: str) -> list[WeightRule]:
+    return [*body_rules(prefix, "encoder."), *linear_rules("classifier", "classifier")]
+
+
+def published_encoder(
+    name: str,
+    kind: str,
+    *,
+    prefix: str = "",
+    body_rules: Callable[[str, str], list[WeightRule]] = body_rules,
+    masked_lm_rules: Rules = _masked_lm_rules,
+    label_rules: Rules = _label_rules,
+    heads: tuple[str, ...] = ("cls.predictions.", "cls.seq_relationship."),
+    copies: tuple[str, ...] = ("cls.predictions.decoder.",),
+    **fields: Any,
+) -> tuple[PublishedFamily, PublishedFamily, PublishedFamily]:
     """How the models of a family with BERT's weights are published: the body, masked words, labels.
 
-    name: what names of architectures begin with. kind: model_type and, with a point, the prefix of the body's weights.
-    fields: of PublishedFamily, more of read, write, keys and read_keys.
+    name: what names of architectures begin with. kind: model_type. prefix: of the body's weights, kind and a point if
+    "". body_rules: (what names there begin with, ours) -> the body's weights; masked_lm_rules, label_rules: those of
+    models with heads; heads: what these begin with, pooler and classifier apart; copies: what copies of the embedding
+    and the bias do. fields: of PublishedFamily, more of read, write and read_keys.
     """
-    prefix = f"{kind}."
+    prefix = prefix or f"{kind}."
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = fields.pop("read", lambda config: {})
     write: Callable[[Any], dict[str, Any]] = fields.pop("write", lambda config: {})
     body = PublishedFamily(
         architecture=f"{name}Model",
         model_type=kind,
-        keys=_KEYS,
-        weights=lambda config: _body_rules(prefix, ""),
-        fixed={"position_embedding_type": ("absolute",), "tie_word_embeddings": (True,)},
-        # copies of the embedding and of the bias
-        spare=lambda weight, config: weight.startswith("cls.predictions.decoder."),
+        keys=fields.pop("keys", KEYS),
+        weights=lambda config: body_rules(prefix, ""),
+        fixed={"position_embedding_type": ("absolute",), "tie_word_embeddings": (True,), **fields.pop("fixed", {})},
+        spare=lambda weight, config: weight.startswith(copies),
         prefix=prefix,
         bare=True,
-        heads=(f"{prefix}pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.", "qa_outputs."),
+        heads=(f"{prefix}pooler.", *heads, "classifier.", "qa_outputs."),
         rename=_rename,
         read=lambda config: read_labels(config) | read(config),
         read_keys=(*LABEL_KEYS, *fields.pop("read_keys", ())),
@@ -382,11 +430,11 @@ def published_encoder(name: str, kind: str, **fields: Any) -> tuple[PublishedFam
     headed = replace(body, bare=False)
     return (
         body,
-        replace(headed, architecture=f"{name}ForMaskedLM", weights=lambda config: _masked_lm_rules(prefix)),
+        replace(headed, architecture=f"{name}ForMaskedLM", weights=lambda config: masked_lm_rules(prefix)),
         replace(
             headed,
             architecture=f"{name}ForSequenceClassification",
-            weights=lambda config: [*_body_rules(prefix, "encoder."), *linear_rules("classifier", "classifier")],
+            weights=lambda config: label_rules(prefix),
         ),
     )
 

@@ -512,6 +512,38 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {"base": "Ernie", "masked_lm": "ErnieForMaskedLM", "classification": "ErnieForSequenceClassification"},
     ),
     *_architectures(
+        "roberta",
+        "polyreme.models.roberta",
+        "RobertaConfig",
+        {"base": "Roberta", "masked_lm": "RobertaForMaskedLM", "classification": "RobertaForSequenceClassification"},
+    ),
+    *_architectures(
+        "xlm_roberta",
+        "polyreme.models.xlm_roberta",
+        "XLMRobertaConfig",
+        {
+            "base": "XLMRoberta",
+            "masked_lm": "XLMRobertaForMaskedLM",
+            "classification": "XLMRobertaForSequenceClassification",
+        },
+    ),
+    *_architectures(
+        "mpnet",
+        "polyreme.models.mpnet",
+        "MPNetConfig",
+        {"base": "MPNet", "masked_lm": "MPNetForMaskedLM", "classification": "MPNetForSequenceClassification"},
+    ),
+    *_architectures(
+        "distilbert",
+        "polyreme.models.distilbert",
+        "DistilBertConfig",
+        {
+            "base": "DistilBert",
+            "masked_lm": "DistilBertForMaskedLM",
+            "classification": "DistilBertForSequenceClassification",
+        },
+    ),
+    *_architectures(
         "vit",
         "polyreme.models.vit",
         "ViTConfig",

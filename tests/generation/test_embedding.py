@@ -13,6 +13,7 @@ from polyreme.generation import TextTokenizer
 from polyreme.generation.embedding import TextEmbedder
 from polyreme.models.bert import Bert, BertConfig
 from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.mpnet import MPNet, MPNetConfig
 from polyreme.models.packages import MINILM, cached, is_cached
 
 TEXTS = [[1, 4, 2], [1, 5, 6, 7, 2], [1, *range(4, 10), 2], [1, 2], [1, 6, 2]]
@@ -53,6 +54,16 @@ def test_a_vector_is_of_its_own_text(bert, pooling, normalize):
         np.testing.assert_allclose(vector, reference(bert, ids, pooling, normalize), atol=bound)
     # the same bits alone
     np.testing.assert_array_equal(embedder.embed([TEXTS[1]])[0], vectors[1])
+
+
+def test_kin_of_a_bert_make_vectors():
+    """Whose scores have a bias of distances, and whose places are counted behind the padding's id."""
+    rng.seed(1)
+    model = MPNet(MPNetConfig.nano(vocab_size=64, seq_len=16))
+    vectors = TextEmbedder(model, words()).embed(TEXTS)
+    bound = 64 * model.config.hidden_size * np.finfo(np.float32).eps
+    for ids, vector in zip(TEXTS, vectors, strict=True):
+        np.testing.assert_allclose(vector, reference(model, ids, "mean", True), atol=bound)
 
 
 def test_a_folder_says_how(bert, tmp_path):
