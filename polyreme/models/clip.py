@@ -27,7 +27,7 @@ from polyreme.models.encoder import (
 )
 from polyreme.models.families import architecture
 from polyreme.models.pretrained import Pretrained
-from polyreme.models.published import SAME, PublishedFamily, WeightRule, read_config, write_config
+from polyreme.models.published import SAME, PublishedFamily, WeightRule, check_fields, read_config, write_config
 from polyreme.nn import Conv2D, Embedding, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
@@ -317,10 +317,16 @@ _VISION = PublishedFamily(
 )
 
 
+def _part(config_class: Any, published: PublishedFamily, config: Mapping[str, Any]) -> Any:
+    fields = read_config(published, config)
+    check_fields(config_class, fields)
+    return config_class(**fields)
+
+
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "text": CLIPTextConfig(**read_config(_TEXT, config.get("text_config") or {})),
-        "vision": CLIPVisionConfig(**read_config(_VISION, config.get("vision_config") or {})),
+        "text": _part(CLIPTextConfig, _TEXT, config.get("text_config") or {}),
+        "vision": _part(CLIPVisionConfig, _VISION, config.get("vision_config") or {}),
     }
 
 

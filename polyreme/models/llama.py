@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from typing import Any, ClassVar
 
 from polyreme.autograd.recompute import run_part
@@ -136,7 +137,8 @@ class LlamaConfig(BlockTraits):
 
     def _check_full_blocks(self) -> None:
         numbers = self.full_blocks
-        if not isinstance(numbers, Sequence) or not {*numbers} <= {*range(self.num_layers)}:
+        is_listed = isinstance(numbers, Sequence) and all(isinstance(number, Integral) for number in numbers)
+        if not is_listed or any(not 0 <= number < self.num_layers for number in numbers):
             raise ConfigError(
                 f"{type(self).__name__}: full_blocks {numbers!r}; give the numbers of blocks without a window, each of "
                 f"0 to {self.num_layers - 1}"

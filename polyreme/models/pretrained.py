@@ -40,6 +40,7 @@ from polyreme.models.low_bit_folder import (
 from polyreme.models.published import (
     PublishedFamily,
     WeightSource,
+    check_fields,
     load_weights,
     read_config,
     store_weights,
@@ -112,7 +113,9 @@ def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapp
             f"from_pretrained: {config_class.__name__} has no {name!r}"
             f"{did_you_mean(name, config_class.__dataclass_fields__)}"
         )
-    return config_class(**fields | changes)
+    fields |= changes
+    check_fields(config_class, fields)
+    return config_class(**fields)
 
 
 def build_without_values(opened: Opened, config: Any) -> Any:

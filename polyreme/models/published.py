@@ -5,10 +5,13 @@ A family's file holds one `PublishedFamily`; reading and writing folders (models
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
+from numbers import Integral, Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -224,7 +227,47 @@ def read_config(published: PublishedFamily, config: Mapping[str, Any], ignore: S
             f"model computes, give ignore={list(unknown)}"
         )
     fields = {ours: config[key] for key, ours in published.keys.items() if config.get(key) is not None}
-    return fields | published.read(config)
+    for key, ours in published.keys.items():
+        value, most = config.get(key), _MOST_BLOCKS if ours == "num_layers" else _MOST
+        if isinstance(value, (int, float)) and not abs(value) <= most:
+            raise ConfigError(f"config.json of a {published.model_type}: {key} is {value!r:.40}; give at most {most}")
+    try:
+        return fields | published.read(config)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError) as error:
+        raise ConfigError(
+            f"config.json of a {published.model_type}: a value is missing, of another type or out of range "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def check_fields(config_class: Any, fields: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value that is of none of the types that its field of a dataclass names."""
+    for named in dataclass_fields(config_class):
+        kinds = {kind.strip() for kind in str(named.type).split("|")}
+        if named.name not in fields or not kinds <= _KINDS.keys():
+            continue
+        value = fields[named.name]
+        if not any(_KINDS[kind](value) for kind in kinds):
+            raise ConfigError(
+                f"{config_class.__name__}: {named.name} is {value!r:.60}; give {' or '.join(sorted(kinds))}"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
+    "float": _is_number,
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "None": lambda value: value is None,
+}
+_MOST, _MOST_BLOCKS = 2**31 - 1, 2**16
+"""Of numbers that say how large a model is: memory is not taken for what no model has."""
 
 
 def _respelled(published: PublishedFamily, config: dict[str, Any]) -> dict[str, Any]:

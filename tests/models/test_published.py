@@ -230,6 +230,10 @@ def test_borders_of_yarn_may_lie_between_pairs():
             "give full",
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers is 10{30}; give at most 65536"),
+        ({"hidden_size": "24"}, "LlamaConfig: hidden_size is '24'; give int"),
+        ({"tie_word_embeddings": 1}, "LlamaConfig: tie_embeddings is 1; give bool"),
+        ({"rope_theta": "x"}, "a value is missing, of another type or out of range .ValueError: could not convert"),
         ({"use_rope": False, "use_mrope": False}, "not known here: use_rope=False; if"),
     ],
 )
