@@ -364,17 +364,18 @@ def composite(fn: Any = None, *, method: bool = True) -> Any:
 @overload
 def recorded(fn: F) -> F: ...
 @overload
-def recorded(*, acts: bool = False) -> Callable[[F], F]: ...
-def recorded(fn: Any = None, *, acts: bool = False) -> Any:
+def recorded(*, acts: bool = False, draws: bool | None = None) -> Callable[[F], F]: ...
+def recorded(fn: Any = None, *, acts: bool = False, draws: bool | None = None) -> Any:
     """fn, which a static Program records as one call, by its qualified name, rather than as the ops inside it.
 
     acts: it does more than compute, such as print, so it runs with every run of the Program and never ahead of it.
+    draws: whether it takes random numbers; None where a call has to be tried to know.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
         name, watch = fn.__qualname__, state.watch
         RECORDED[name] = fn
-        fn.acts = acts  # type: ignore[attr-defined]
+        fn.acts, fn.draws = acts, draws  # type: ignore[attr-defined]
         code = fn.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 

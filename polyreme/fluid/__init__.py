@@ -3,6 +3,7 @@
 from polyreme.core import unique_name
 from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, is_compiled_with_cuda
 from polyreme.eager.tensor import Tensor as VarBase
+from polyreme.flags import get_flags, set_flags
 from polyreme.fluid import (
     average,
     backward,
@@ -38,6 +39,7 @@ from polyreme.fluid.backward import append_backward, gradients
 from polyreme.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
 from polyreme.fluid.data_feeder import DataFeeder
 from polyreme.fluid.dataset import DatasetFactory, InMemoryDataset, QueueDataset
+from polyreme.fluid.dygraph.checkpoint import load_dygraph, save_dygraph
 from polyreme.fluid.executor import Executor
 from polyreme.fluid.framework import (
     Program,
@@ -61,6 +63,7 @@ from polyreme.fluid.parallel_executor import ParallelExecutor
 from polyreme.fluid.param_attr import ParamAttr, WeightNormParamAttr
 from polyreme.program.scope import Scope, global_scope, scope_guard
 from polyreme.sequences.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
+from polyreme.static.places import device_guard
 
 Tensor = LoDTensor
 
@@ -104,6 +107,7 @@ __all__ = [
     "debugger",
     "default_main_program",
     "default_startup_program",
+    "device_guard",
     "disable_dygraph",
     "dygraph",
     "dygraph_grad_clip",
@@ -111,6 +115,7 @@ __all__ = [
     "enable_dygraph",
     "executor",
     "framework",
+    "get_flags",
     "global_scope",
     "gradients",
     "in_dygraph_mode",
@@ -122,6 +127,7 @@ __all__ = [
     "layers",
     "learning_rate_decay",
     "load",
+    "load_dygraph",
     "lod_tensor",
     "memory_optimize",
     "metrics",
@@ -139,7 +145,9 @@ __all__ = [
     "release_memory",
     "require_version",
     "save",
+    "save_dygraph",
     "scope_guard",
+    "set_flags",
     "unique_name",
 ]
 

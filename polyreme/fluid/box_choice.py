@@ -13,7 +13,7 @@ from polyreme.ops.boxes import overlaps
 from polyreme.ops.proposals import descending, proposals_of_image, read_on_host, suppress, tensor_of
 
 
-@recorded
+@recorded(draws=False)
 def nms_rows(
     bboxes: Any, scores: Any, counts: Any, threshold: float, top: int, keep: int, overlap: float, extra: float,
     eta: float, background: int, locality: bool, by_place: bool = False,
@@ -91,7 +91,7 @@ def _merged(
             np.array([k[2] for k in runs], np.int64))  # fmt: skip
 
 
-@recorded
+@recorded(draws=False)
 def proposal_rows(
     scores: Any, deltas: Any, im_info: Any, anchors: Any, variances: Any, pre: int, post: int, overlap: float,
     least: float, eta: float,
@@ -109,7 +109,7 @@ def proposal_rows(
     return tensor_of(boxes, s.dtype), tensor_of(chances[:, None], s.dtype), counts
 
 
-@recorded
+@recorded(draws=False)
 def best_rows(scores: Sequence[Any], counts: Sequence[Any], most: int) -> tuple[Any, Any]:
     """(places of the best rows of all levels, image by image, how many of each); see layers.collect_fpn_proposals."""
     chances = np.concatenate([v.reshape(-1) for v in read_on_host("collect_fpn_proposals", *scores)])
@@ -154,17 +154,16 @@ def hardest_columns(
     return chosen
 
 
-@recorded
+@recorded(draws=False)
 def anchor_targets(
     anchors: Any, boxes: Any, counts: Any, crowd: Any, im_info: Any, size: int, straddle: float, share: float,
     positive: float, negative: float, random: bool,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """(places of anchors with an object, of those and of those without, labels, offsets); see rpn_target_assign."""
     a, every, lengths, crowded, info = read_on_host("rpn_target_assign", anchors, boxes, counts, crowd, im_info)
-    # while shapes are inferred there are other numbers of sequences than of images
-    a, cuts = a.reshape(-1, 4), np.cumsum(lengths)[: len(info)]
+    a, cuts = a.reshape(-1, 4), np.cumsum(lengths)[:-1]
     having, lacking, offsets = [], [], []
-    parts = zip(np.split(every, cuts), np.split(crowded.reshape(-1), cuts), info, strict=False)
+    parts = zip(np.split(every, cuts), np.split(crowded.reshape(-1), cuts), info, strict=True)
     for image, (part, is_crowd, (height, width, scale)) in enumerate(parts):
         true = part[is_crowd == 0] * scale
         inside = np.arange(len(a))

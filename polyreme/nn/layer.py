@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
@@ -184,7 +183,7 @@ class Layer(LayerHooks, SecondNames):
         if wanted.name is None:
             kind = "b" if is_bias else "w"
             count = self._made[kind] = self._made.get(kind, -1) + 1
-            wanted = replace(wanted, name=f"{self._full_name}.{kind}_{count}")
+            wanted = wanted.changed(name=f"{self._full_name}.{kind}_{count}")
         return make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
 
     def create_tensor(self, name: str | None = None, persistable: bool | None = None, dtype: Any = None) -> Tensor:

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax.numpy as jnp
 
@@ -178,6 +178,12 @@ class ParamAttr:
     trainable: bool = True
     do_model_average: bool = True
     need_clip: bool = True
+
+    def changed(self, **fields: Any) -> Self:
+        """The same, of the same class, with these fields changed."""
+        made = copy.copy(self)
+        vars(made).update(fields)
+        return made
 
     @classmethod
     def of(cls, attr: Any) -> ParamAttr | None:

@@ -44,7 +44,7 @@ def beam_search(
     return (*made, parent) if return_parent_idx else made
 
 
-@recorded
+@recorded(draws=False)
 def best_continuations(
     pre_ids: Any, pre_scores: Any, ids: Any, scores: Any, levels: Sequence[Any], size: int, end: int, accumulated: bool
 ) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ def beam_search_decode(ids: Any, scores: Any, beam_size: int, end_id: int, name:
     return lods.divided(words, levels), lods.divided(values, levels)
 
 
-@recorded
+@recorded(draws=False)
 def whole_sentences(ids: Any, scores: Any, end: int) -> tuple[Any, ...]:
     """What beam_search_decode gives, and the offsets of its two levels."""
     steps = [

@@ -53,14 +53,14 @@ def _index(index: Any) -> int:
     return int(np.asarray(index).reshape(-1)[0])
 
 
-@recorded
+@recorded(draws=False)
 def array_of_elements(elements: Sequence[Sequence[Any]]) -> Any:
     """An array of these elements."""
     _not_compiled("array_write")
     return ElementArray.of(elements)
 
 
-@recorded
+@recorded(draws=False)
 def array_with_element(array: Any, index: Any, element: Sequence[Any]) -> Any:
     """array, with element at index. Raises ShapeError for one behind the end, which 1.7 would leave a gap before."""
     have = elements_of("array_write", array)
@@ -70,7 +70,7 @@ def array_with_element(array: Any, index: Any, element: Sequence[Any]) -> Any:
     return ElementArray.of([*have[:at], tuple(element), *have[at + 1 :]])
 
 
-@recorded
+@recorded(draws=False)
 def element_of_array(array: Any, index: Any) -> list[Any]:
     """Rows and offsets of an element. Raises ShapeError for one that is not there."""
     have = elements_of("array_read", array)
@@ -80,7 +80,7 @@ def element_of_array(array: Any, index: Any) -> list[Any]:
     return list(have[at])
 
 
-@recorded
+@recorded(draws=False)
 def joined_elements(array: Any, axis: int, stacked: bool) -> tuple[Any, Any]:
     """(elements joined along axis, or stacked there; the size of each along axis, int32)."""
     rows = [element[0] for element in elements_of("tensor_array_to_tensor", array)]
@@ -90,7 +90,7 @@ def joined_elements(array: Any, axis: int, stacked: bool) -> tuple[Any, Any]:
     return (stack(rows, axis) if stacked else concat(rows, axis)), tensor_of(sizes, np.int32)
 
 
-@recorded(acts=True)
+@recorded(acts=True, draws=False)
 def checked_room(length: Any, room: int) -> Any:
     """length [1], of an array with room for so many elements. Raises ShapeError, when the Program has run, for more."""
 

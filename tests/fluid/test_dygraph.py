@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import polyreme as paddle
+from polyreme import fluid
 from polyreme.errors import CheckpointError, ConfigError, GradError, ShapeError
 from polyreme.fluid import dygraph, dygraph_grad_clip, optimizer
 from polyreme.nn import functional as F
@@ -261,6 +262,25 @@ def test_sublayers_and_their_state_by_1_7s_parameters():
         np.testing.assert_array_equal(second.inner.weight.numpy(), before)
         second.load_dict({n: v.numpy() for n, v in first.state_dict().items()})
         np.testing.assert_array_equal(second.inner.weight.numpy(), first.inner.weight.numpy())
+
+
+def test_attributes_of_parameters_reach_the_layers(tmp_path):
+    attr = fluid.ParamAttr(
+        initializer=fluid.initializer.Constant(0.5), learning_rate=0.5, regularizer=fluid.regularizer.L2Decay(0.1),
+        gradient_clip=fluid.clip.GradientClipByValue(1.0),
+    )  # fmt: skip
+    with fluid.dygraph.guard():
+        linear = fluid.dygraph.Linear(2, 3, param_attr=attr, bias_attr=False)
+        table = fluid.dygraph.Embedding([4, 2], padding_idx=0, param_attr=attr)
+        for layer in (linear, table):
+            (weight,) = layer.parameters()
+            assert weight.optimize_attr["learning_rate"] == 0.5
+            assert weight.regularizer is attr.regularizer
+        np.testing.assert_array_equal(linear.weight.numpy(), np.full((2, 3), 0.5))
+        np.testing.assert_array_equal(table.weight.numpy(), [[0, 0], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
+        assert attr.name is None
+        fluid.save_dygraph(linear.state_dict(), str(tmp_path / "linear"))
+        np.testing.assert_array_equal(fluid.load_dygraph(str(tmp_path / "linear"))[0]["weight"], linear.weight.numpy())
 
 
 def test_declarative_and_its_switch():

@@ -29,12 +29,6 @@ from polyreme.sequences import lod as lods
 from polyreme.static import host
 
 
-def _rows(what: str, found: Any) -> Any:
-    """(rows, how many of each image, ...) as rows with sequences, and the rest."""
-    rows, counts, *rest = found
-    return lods.divided(rows, [lods.offsets(counts)]), [lods.divided(r, ()) for r in rest]
-
-
 @layer
 def multiclass_nms(
     bboxes: Any, scores: Any, score_threshold: float, nms_top_k: int, keep_top_k: int, nms_threshold: float = 0.3,
@@ -59,12 +53,14 @@ def nms_with_places(
     counts = None
     if scores.ndim == 2:
         counts = lods.inner(lods.sequences("fluid.layers.multiclass_nms", scores)[1])
-    found = box_choice.nms_rows(
+    args = (
         bboxes, scores, counts, float(score_threshold), int(nms_top_k), int(keep_top_k), float(nms_threshold),
         0.0 if normalized else 1.0, float(nms_eta), int(background_label), locality,
     )  # fmt: skip
-    rows, (index,) = _rows("multiclass_nms", found)
-    return rows, index
+    images = scores.shape[0] if counts is None else counts.shape[0]
+    results = [([-1, 6], bboxes.dtype, 0), ([images], "int64", 0), ([-1, 1], "int32", 0)]
+    rows, number, index = lods.uninferred("nms_rows", args, results)
+    return lods.divided(rows, [lods.offsets(number)]), index
 
 
 @layer
@@ -110,10 +106,10 @@ def generate_proposals(
     As vision.ops.generate_proposals with boxes in whole pixels; im_info [n, 3]: height, width and scale, by which sides
     are divided before they are compared with min_size.
     """
-    boxes, chances, counts = box_choice.proposal_rows(
-        scores, bbox_deltas, im_info, anchors, variances, int(pre_nms_top_n), int(post_nms_top_n), float(nms_thresh),
-        float(min_size), float(eta),
-    )  # fmt: skip
+    args = (scores, bbox_deltas, im_info, anchors, variances, int(pre_nms_top_n), int(post_nms_top_n),
+            float(nms_thresh), float(min_size), float(eta))  # fmt: skip
+    results = [([-1, 4], scores.dtype, 0), ([-1, 1], scores.dtype, 0), ([scores.shape[0]], "int64", 0)]
+    boxes, chances, counts = lods.uninferred("proposal_rows", args, results)
     level = lods.offsets(counts)
     return lods.divided(boxes, [level]), lods.divided(chances, [level])
 
@@ -149,7 +145,8 @@ def collect_fpn_proposals(
             f"{min_level} to {max_level}"
         )
     counts = [lods.inner(lods.sequences("fluid.layers.collect_fpn_proposals", v)[1]) for v in multi_rois]
-    order, number = box_choice.best_rows(list(multi_scores), counts, int(post_nms_top_n))
+    results = [([-1], "int64", 0), ([counts[0].shape[0]], "int64", 0)]
+    order, number = lods.uninferred("best_rows", (list(multi_scores), counts, int(post_nms_top_n)), results)
     return lods.divided(gather(concat(list(multi_rois), 0), order), [lods.offsets(number)])
 
 
@@ -290,10 +287,12 @@ def rpn_target_assign(
     arXiv:1506.01497, section 3.1.2.
     """
     boxes, lod = lods.sequences("fluid.layers.rpn_target_assign", gt_boxes)
-    place, both, label, target = box_choice.anchor_targets(
+    args = (
         anchor_box, boxes, lods.inner(lod), is_crowd, im_info, int(rpn_batch_size_per_im), float(rpn_straddle_thresh),
         float(rpn_fg_fraction), float(rpn_positive_overlap), float(rpn_negative_overlap), bool(use_random),
     )  # fmt: skip
+    results = [([-1], "int64", 0), ([-1], "int64", 0), ([-1, 1], "int32", 0), ([-1, 4], "float32", 0)]
+    place, both, label, target = lods.uninferred("anchor_targets", args, results)
     score = gather(reshape(cls_logits, [-1, 1]), both)
     location = gather(reshape(bbox_pred, [-1, 4]), place)
     return score, location, label, target, OPS["ones_like"](target)

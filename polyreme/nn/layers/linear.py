@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -141,7 +140,7 @@ class Embedding(Layer):
         start = Assign(_weight) if _weight is not None else attr.initializer
         if _weight is None and self._padding_idx is not None:
             start = _ZeroRow(start or chosen_initializer(False) or XavierUniform(), self._padding_idx)
-        attr = replace(attr, initializer=start)
+        attr = attr.changed(initializer=start)
         self.weight = self.create_parameter([num_embeddings, embedding_dim], attr, dims=dims)
         if _freeze:
             self.weight.trainable = False

@@ -151,6 +151,9 @@ def _call_draws(call: Call, likes: Mapping[str, Tensor]) -> bool:
         arguments = call.by_parameter() or {}
         keys = [arguments.get(name) for name, kind in zip(declared.names, declared.kinds, strict=True) if kind is KEY]
         return any(key is None or key is inspect.Parameter.empty for key in keys)
+    known = getattr(function_of(call.name), "draws", None)
+    if known is not None:
+        return known
     arguments = inputs_of(call, likes)
     if arguments is None:
         return True
