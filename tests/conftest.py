@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -59,16 +60,23 @@ def pytest_sessionfinish():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mark as slow the cases that slow_cases names; each test with the tier of what it needs."""
-    named, seen = {}, set()
+    """Mark as slow the cases that slow_cases names and all but one of each few that one_in counts; each test with the
+    tier of what it needs.
+    """
+    named, seen, counts = {}, set(), Counter()
     for item in items:
         item.add_marker(tiers.tier(item))
+        function = item.nodeid.split("[")[0]
         for mark in item.iter_markers("slow_cases"):
-            function = item.nodeid.split("[")[0]
             named[function] = mark.args
             if item.callspec.id in mark.args:
                 seen.add((function, item.callspec.id))
                 item.add_marker(pytest.mark.slow)
+        mark = item.get_closest_marker("one_in")
+        if mark is not None and not item.get_closest_marker("slow"):
+            if counts[function] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            counts[function] += 1
     stale = [
         f"{function}[{case}]" for function, cases in named.items() for case in cases if (function, case) not in seen
     ]

@@ -64,6 +64,7 @@ def test_every_class_has_a_code_cause_and_cure_of_its_own():
         assert any(getattr(builtins, base.__name__, None) is base for base in kind.__mro__[1:-3])
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_the_last_note_names_the_code_and_explain_takes_it(kind, capsys):
     error = kind("words", 2, 1) if kind is errors.NoSpaceError else kind("words")
@@ -114,6 +115,7 @@ def _recorded(net):
         paddle.disable_static()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "run",
     [
@@ -218,6 +220,7 @@ class _Failing:
         raise jax.errors.JaxRuntimeError(self.text)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("words", "asked"),
     [

@@ -55,6 +55,7 @@ def test_the_exact_solution_of_burgers():
     np.testing.assert_allclose(u_t + exact(x, t, nu) * u_x - nu * u_xx, 0 * x, rtol=0, atol=h**2 * math.pi**4 / nu)
 
 
+@pytest.mark.slow
 def test_burgers_is_learnt():
     paddle.seed(1)
     problem = load("pinn_burgers").Burgers(0.1, width=16, depth=2, points=64)

@@ -17,6 +17,7 @@ def load(name):
     return module
 
 
+@pytest.mark.slow
 def test_navier_stokes_follows_a_known_vortex_and_its_gradient_is_right():
     navier_stokes = load("navier_stokes")
     # a Taylor-Green vortex is a solution of the discrete equations too: rounding alone, of 3 steps of 4 transforms
@@ -44,6 +45,7 @@ def test_navier_stokes_finds_the_viscosity_and_the_beginning():
     assert error < 0.15
 
 
+@pytest.mark.slow
 def test_ising_descends_to_the_ground_state():
     energy, lost = load("ising").compare(n=8)
     assert abs(energy) < 1e-8

@@ -36,3 +36,9 @@ def test_what_starts_processes_is_found(function):
 def test_what_starts_none_is_not(request):
     assert not tiers.starts_processes(alone)
     assert [m.name for m in request.node.iter_markers() if m.name in ("unit", "compile", "process")] == ["unit"]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("case", range(4))
+def test_the_first_of_two_cases_is_not_slow(case, request):
+    assert (request.node.get_closest_marker("slow") is not None) == bool(case % 2)

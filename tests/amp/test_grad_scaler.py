@@ -36,6 +36,7 @@ def snapshot(params, optimizer):
     return held | {k: v.numpy() for k, v in optimizer.state_dict().items() if isinstance(v, Tensor)}
 
 
+@pytest.mark.one_in(6)
 @modes
 @pytest.mark.parametrize("optimizer_class", [SGD, Momentum, Adam, AdamW])
 def test_overflow_halves_the_scale_and_changes_nothing_else(captured, optimizer_class):

@@ -50,6 +50,7 @@ def train(call, static):
     return [v.numpy() for v in values], paddle.get_rng_state()[0]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("keep", [Keep(), Keep(offload=True)], ids=["device", "host"])
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "captured"])
 def test_equals_the_plain_call(static, keep):
@@ -86,6 +87,7 @@ def test_what_is_kept_is_the_inputs_only():
     del plain
 
 
+@pytest.mark.slow
 def test_temporary_memory_of_a_captured_step_falls():
     def scratch(recomputed):
         paddle.seed(0)

@@ -88,6 +88,7 @@ def test_a_network_and_the_gradients_of_its_parameters():
         np.testing.assert_allclose(got, want, rtol=0, atol=4096 * EPS * max(np.abs(want).max(), 1))
 
 
+@pytest.mark.slow_cases("apart")
 @pytest.mark.parametrize("count", [3, 6], ids=["apart", "as_one_array"])
 def test_laplacian_and_its_gradient_eager_and_captured(count):
     first, last = nn.Linear(count, 4), nn.Linear(4, 1)
@@ -127,6 +128,7 @@ def test_coordinates_of_several_tensors():
     np.testing.assert_array_equal(laplacian(lambda x: x * 3, x)[1].numpy(), np.zeros((5, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [pytest.param(False, id="eager", marks=pytest.mark.slow), True])
 def test_derivatives_of_derivatives(captured):
     x = leaf([[0.5, 2.0], [1.5, -1.0]])

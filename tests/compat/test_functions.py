@@ -63,6 +63,7 @@ def test_out_is_written_to(x):
         compat.sort(x, out=values)
 
 
+@pytest.mark.slow_cases("median")
 @pytest.mark.parametrize("name", ["median", "nanmedian"])
 def test_medians_are_the_lower_of_two_middles(name):
     fn, ignore = getattr(compat, name), name == "nanmedian"

@@ -15,6 +15,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_blocks_hold_the_numbers_of_jax_random(name):
     drawn, sampler, bounds = SAMPLERS[name]

@@ -81,6 +81,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("action", REFUSED.values(), ids=REFUSED)
 def test_a_forked_child_is_refused_what_would_hang(used, action):
     said = in_child(lambda: action(*used))

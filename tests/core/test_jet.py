@@ -77,6 +77,7 @@ def written_out(flat, spec, like):
     return [np.zeros_like(like) if c is None else np.asarray(c) for c in found]
 
 
+@pytest.mark.slow_cases("elementwise", "without_a_rule_of_their_own")
 @every_kind
 def test_one_direction_to_order_four(kind):
     spec = JetSpec(ORDER)

@@ -28,6 +28,7 @@ def call(kernel, sizes):
         np.testing.assert_array_equal(kernel.backward((True,))((x,), (x,))[0], 3 * np.arange(n))
 
 
+@pytest.mark.slow_cases("None")
 @pytest.mark.parametrize("alone", [None, DRAWS])
 def test_programs_stay_below_their_bytes_and_one_warning_names_the_functions(bound, alone, caplog):
     kernel = Kernel(lambda x: 3 * x, "thrice", alone=alone)

@@ -119,6 +119,7 @@ def test_a_curve_of_few_points_keeps_least_greatest_and_ends(values, most, strid
         assert (min(shown), max(shown)) == (min(finite), max(finite))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_steps_come_in_a_thousand_points(tmp_path):
     records = losses(range(1, 100_001), 2.0)
     records[54_321]["loss"], records[77_777]["loss"] = 50.0, -3.0

@@ -79,6 +79,7 @@ def test_the_newest_step_is_restored_and_any_can_be_asked_for(store):
         store.restore(step="5")
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("dtype", dtypes.NAMES.values(), ids=str)
 @pytest.mark.parametrize("shape", [(), (0, 3), (8, 4)], ids=str)
 def test_every_dtype_and_shape(store, dtype, shape):
@@ -132,6 +133,7 @@ SPECS = [P(), P("dp"), P(None, "mp"), P("dp", "mp"), P("mp", "dp"), P(("dp", "mp
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (8, 1), (2, 4), (1, 8)]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
 def test_reshard_from_eight_devices_is_bit_equal(store, sizes):
     saved, other = mesh(4, 2), mesh(*sizes)

@@ -480,6 +480,7 @@ def check_fallback(folder, reason):
         assert store.restore()[1]["step"] == 2
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("seed", range(5))
 def test_one_flipped_bit_is_found(copied, number, seed):

@@ -406,6 +406,7 @@ def test_a_layer_its_caller_does_not_hold_has_its_class_as_name():
     assert "/Linear/" in text
 
 
+@pytest.mark.slow
 def test_compiled_leaves_the_state_alone():
     step, arguments, model = step_of("gpt", PLANS["mp2_dp4"])
     before = model.norm.weight.numpy()
@@ -436,6 +437,8 @@ SLOW = {
     "gpt zero3_dp_mp",
     "gpt zero3_mp_sequence",
     "llama zero3 sequence",
+    "mixtral padded in parts",
+    "gpt mp2_dp4",
 )
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_volume_equals_the_formula(name):
@@ -468,6 +471,7 @@ def test_the_output_heads_gradient_is_summed_once_not_in_every_chunk(monkeypatch
     assert summed == {"GPT": 1, "GPT.tokens": 1}  # once as the head, once as the table
 
 
+@pytest.mark.slow
 def test_a_split_parameter_is_gathered_again_for_the_backward():
     plan = Plan.from_degrees(sharding=8, sharding_stage=3)
     step, arguments, _ = step_of("llama", plan, num_layers=1)

@@ -103,6 +103,7 @@ def test_rows_by_hand():
     assert sum(measured) / 2 == pytest.approx(plain["whole"]["measured"])
 
 
+@pytest.mark.slow
 def test_a_dry_run_calls_and_sends_what_a_step_does():
     """Of what a real step does on its second batch: on the first a chunk does not know yet whether it draws numbers."""
     job = config("gpt", 2, {"dp": 2})

@@ -98,6 +98,7 @@ def state_of(model, optimizer):
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("level", LEVELS)
 def test_each_device_holds_its_share_to_the_byte(level):
     model, optimizer, scaler = group_sharded_parallel(*made(), level, segment_size=0)
@@ -138,6 +139,7 @@ def check(found, want, dtype, start=None):
 
 
 # every level and every dtype is here, with and without master weights
+@pytest.mark.one_in(4)
 @pytest.mark.slow_cases("os-None", "os-float16", "os_g-bfloat16", "os_g-float16", "p_g_os-bfloat16")
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
@@ -159,6 +161,7 @@ def test_eager_training_is_the_same(alone):
     check(train(*group_sharded_parallel(*made(), "p_g_os", segment_size=0)[:2], captured=False), alone[None], None)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("level", LEVELS)
 def test_beside_tensor_parallel_layers(alone, level):
     model, optimizer = made(split=True)
@@ -214,6 +217,7 @@ class Odd(Layer):
         return self.last(self.down(F.gelu(self.up(x))) + self.wide(x[:, :8])) * self.scale
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("stage", [1, 3])
 def test_odd_shapes_fall_back(stage):
@@ -375,6 +379,7 @@ def test_the_mesh_of_fleet_is_taken(alone):
         fleet.reset()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_offloaded_state_is_in_host_memory(alone, dtype):
     model, optimizer, _ = group_sharded_parallel(*made(dtype=dtype), "os_g", offload=True)

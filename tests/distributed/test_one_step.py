@@ -187,6 +187,7 @@ STAGED_EVALUATING = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("half", ["gradients", "update"])
 @pytest.mark.parametrize(
     ("driver", "step"),

@@ -127,6 +127,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.slow_cases(
     "gpt-dp=2-pp=2-mp=2-num_microbatches=4",
     "gpt-pp=2-sharding=2-mp=2-sharding_stage=3-schedule=ZBH1-num_microbatches=2-sequence_parallel=True",
@@ -185,6 +186,7 @@ EXPERT_PLANS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "degrees",
     [

@@ -171,6 +171,7 @@ def test_key_heads_that_mp_does_not_divide():
         assert np.abs(got - want).max() <= 3 * 8 * EPS
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("{'sep': 2, 'dp': 2, 'sep_attention': 'gather'}-2", "{'sep': 2, 'sep_attention': 'ring'}-2")
 @pytest.mark.slow_cases("{'dp': 2, 'mp': 2}-4")
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def collectives(compiled):
     return Counter(re.findall(kinds, compiled.as_text()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("gpt", "mixtral")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_equals_one_device(name):
@@ -93,6 +94,7 @@ def test_a_model_equals_one_device(name):
     assert name == "mixtral" or collectives(compiled) == {"collective-permute": moves}
 
 
+@pytest.mark.slow
 def test_outputs_are_in_their_own_order():
     def outputs(model, tokens):
         return to_static(lambda tokens: (model.hidden(tokens), model(tokens)))(tokens)

@@ -60,6 +60,7 @@ def test_densities_and_moments_are_scipys(family):
         near(d.stddev, np.sqrt(oracle.var()), family)
 
 
+@pytest.mark.slow_cases("Beta", "Chi2", "ContinuousBernoulli")
 @every_family
 def test_draws_have_the_distribution(family):
     """Kolmogorov and Smirnov's test for numbers, moments for the others: wrong once in a million seeds."""
@@ -82,6 +83,7 @@ def test_draws_have_the_distribution(family):
     assert np.ptp(draws) > 0
 
 
+@pytest.mark.one_in(5)
 @every_family
 def test_derivatives_of_densities_are_finite_differences(family):
     d, arguments = made(family, wants_grad=family.differentiable)
@@ -127,6 +129,7 @@ def _flat(family):
     return {k: a.ravel() for k, a in zip(family.parameters, arrays, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("Dirichlet-<lambda>-value2-want2")
 @pytest.mark.parametrize(
     ("family", "make", "value", "want"),
@@ -150,6 +153,7 @@ def test_derivatives_of_draws_that_are_not_monotone_are_right_on_average(family,
     np.testing.assert_array_less(np.abs(grad.numpy().mean(0) - want), bound)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=[pytest.mark.slow] * bool(f.slow), id=f.name) for f in FAMILIES]
 )
@@ -180,6 +184,7 @@ def test_captured_in_float32(family):
         np.testing.assert_allclose(g, w, rtol=bound, atol=bound)
 
 
+@pytest.mark.slow
 def test_a_static_program_draws_and_evaluates(static_mode):  # noqa: F811
     x = static.data("x", [None, 3])
     loc = paddle.static.create_parameter([3], "float32", default_initializer=paddle.nn.initializer.Constant(0.5))

@@ -300,6 +300,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_complex_gradients_against_finite_differences(name, captured):

@@ -109,6 +109,7 @@ ROUTES = [
 ]
 
 
+@pytest.mark.slow_cases("generate-answers.jsonl-options4")
 @pytest.mark.parametrize(("name", "file", "options"), ROUTES)
 def test_both_routes_give_the_same_row(here, served, data, name, file, options):
     rows = [TASKS[name](scorer, EvalOptions(**options), [data / file]).as_row() for scorer in (here, served)]

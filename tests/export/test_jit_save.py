@@ -132,7 +132,17 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow_cases("encoder", "gpt", "llama")
+@pytest.mark.slow_cases(
+    "encoder",
+    "gpt",
+    "llama",
+    "experts with a capacity",
+    "pools past the end of open sizes",
+    "lenet",
+    "batch norm",
+    "pools of open width",
+    "mlp with dropout",
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_loaded_equals_saved_at_any_batch_size(tmp_path, name):
     make, spec, inputs, terms = MODELS[name]
@@ -497,6 +507,7 @@ def test_a_loaded_layer_is_not_recorded_into_a_program(tmp_path):
         paddle.disable_static()
 
 
+@pytest.mark.slow
 def test_a_layer_spread_over_a_mesh_is_saved_whole(tmp_path):
     model = GPT(GPTConfig(**SMALL))
     x = paddle.to_tensor(tokens(2))

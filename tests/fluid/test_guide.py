@@ -96,6 +96,7 @@ def clothes():
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("convolutional")
 @pytest.mark.parametrize("network", [softmax_regression, multilayer_perceptron, convolutional])
 def test_recognize_digits(script, clothes, network):

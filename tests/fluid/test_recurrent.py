@@ -52,6 +52,7 @@ def run(script, feed, fetched):
     return values, script.run(feed=feed, fetch_list=fetched)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_reverse", [False, True])
 @pytest.mark.parametrize(("cell", "step"), [(layers.GRUCell, gru), (layers.LSTMCell, lstm)])
 def test_rnn_walks_a_cell_over_padded_sequences(cell, step, is_reverse):

@@ -42,6 +42,7 @@ def reference(bert, ids, pooling, normalize):
     return vector / np.linalg.norm(vector) if normalize else vector
 
 
+@pytest.mark.slow_cases("mean-True")
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
 def test_a_vector_is_of_its_own_text(bert, pooling, normalize):
     embedder = TextEmbedder(bert, words(), pooling=pooling, normalize=normalize)

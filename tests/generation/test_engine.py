@@ -186,6 +186,7 @@ def test_two_thousand_requests_come_and_go(model):
     assert max(arrays) - min(arrays) < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mistral", "deepseek_v3", "qwen3_moe")]
@@ -225,6 +226,7 @@ class Spelling:
         return Spelling(self.last)
 
 
+@pytest.mark.slow_cases("ngram")
 @pytest.mark.parametrize("kind", ["ngram", "model"])
 def test_drafts_leave_the_bits_of_a_request(model, alone, kind):
     """Of every kind of settings, in any company, with a grammar, and after a preemption."""
@@ -320,6 +322,7 @@ def test_prompts_are_scored_as_the_model_scores_them(model, engine, alone):
         assert texts["scored"] == alone[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_one_device_afterwards")
 def test_a_plan_that_splits_heads_writes_the_same(alone):
     split = nano()

@@ -45,6 +45,7 @@ def likeliest_after(model, prompt, count):
     return ids[len(prompt) :], logs
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", ["llama_llama3", "mistral", "gemma2", "gemma3", "phi3_long", "mixtral", "deepseek_v3", "gpt2"]
 )

@@ -108,6 +108,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
         AutoTokenizer.from_pretrained(tmp_path)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -194,6 +194,7 @@ EVALUATIONS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("values", "settings", "want"), EVALUATIONS)
 def test_early_stopping(values, settings, want, tmp_path):
     model, seen = ready(), Everything()
@@ -230,6 +231,7 @@ RATES = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("values", "settings", "want"), RATES)
 def test_reduce_lr_on_plateau(values, settings, want):
     model, rates = ready(1.0), []

@@ -314,6 +314,7 @@ def test_load_of_another_network(tmp_path):
     np.testing.assert_array_equal(model.network[1].weight.numpy(), before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("configs", ["O1", {"level": "O1", "dtype": "bfloat16"}, {"level": "O2", "dtype": "bfloat16"}])
 def test_mixed_precision_trains(configs):
     network = linear()

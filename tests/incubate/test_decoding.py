@@ -110,6 +110,7 @@ def blocks(qkv, keys, values, **options):
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("neox", "captured", "masked"), [(False, False, False), (True, True, False), (False, False, True)]
 )

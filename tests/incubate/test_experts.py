@@ -50,6 +50,7 @@ def moe(gate, **options):
     return I.fused_moe(x, *weights, **options).numpy()[0]
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("groups", [False, True])
 def test_fused_moe_takes_a_gate_s_weight_or_its_logits(groups):
     np.testing.assert_allclose(moe(GATE, group_moe=groups), mixed(X @ GATE, groups), **CLOSE)

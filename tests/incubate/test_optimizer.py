@@ -31,6 +31,7 @@ def rosenbrock(x):
 # minimizers
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("minimize", "captured"), [(minimize_bfgs, False), (minimize_lbfgs, True)])
 def test_rosenbrock(minimize, captured):
     def run(x):
@@ -109,6 +110,7 @@ def step_of(params, optimizer):
     return step
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_look_ahead(captured, dtype):

@@ -86,6 +86,7 @@ def agree(loss, labels=LABELS, fused=("linear_cross_entropy",), tolerance=TOLERA
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max()))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("spelling", LOSSES)
 def test_the_loss_of_a_linear_map_is_fused_however_it_is_written(spelling):
     agree(LOSSES[spelling], np.where(LABELS < 0, 7, LABELS) if spelling == "matmul, cast" else LABELS)
@@ -120,6 +121,7 @@ SLICED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("shifted", "stepped", "nothing")
 @pytest.mark.parametrize("spelling", SLICED)
 def test_the_loss_of_a_part_of_the_logits_is_fused(spelling):
     agree(SLICED[spelling], arrays=(HIDDEN, WEIGHT, BIAS))
@@ -164,6 +166,7 @@ def of_weighted_classes(**options):
     return lambda h, w, k, y: F.cross_entropy(paddle.matmul(h, w, transpose_y=True), y, k, **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"reduction": "sum", "label_smoothing": 0.2}])
 def test_weights_of_classes(options):
     loss = of_weighted_classes(**options)
@@ -386,6 +389,7 @@ def test_autocast_fuses_what_runs_in_one_policy():
     agree(listed, fused=())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["bfloat16", "float16", "O2"])
 def test_models_in_16_bits(how):
     dtype = "bfloat16" if how == "O2" else how

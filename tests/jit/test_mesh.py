@@ -58,6 +58,7 @@ def test_a_differentiable_forward_compiles_once(own_generator):
     assert [jitted._cache_size() for jitted in program._kernel._derived.values()] == [1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("devices", [8, 1])
 def test_layouts_stay_and_nothing_recompiles(own_generator, devices):
     mesh = Mesh(np.array(jax.devices()[:devices]), ("x",))

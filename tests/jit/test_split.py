@@ -142,6 +142,7 @@ def test_a_function_that_keeps_changing_other_tensors_is_refused():
         program.forward([t._array for t in program.read], KEY, [paddle.ones([2])._array])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("cut", [False, True])
 def test_calls_that_fit_a_pattern_go_back_as_one_unless_a_hook_looks_between(cut, hooked):

@@ -62,6 +62,7 @@ def check_sums(program, flat, want, axes):
         np.testing.assert_allclose(total, gradient, atol=2.0**-23 * np.sqrt(32) * max(1, np.abs(gradient).max()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "recomputed"])
 def test_addends_of_products_lookups_and_reductions_are_the_gradient(replicas, wrap):
     def loss(p, ids):

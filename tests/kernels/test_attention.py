@@ -74,12 +74,14 @@ def compare_with_numpy(f, args, terms, **options):
 LENGTHS = [(1, 1), (1, 7), (64, 64), (130, 130), (37, 101), (101, 37), (600, 600)]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("s", "t"), LENGTHS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_equals_numpy(s, t, causal):
     compare_with_numpy(attention, qkv(s, t), terms=max(s, t), causal=causal)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("s", "t"), [(5, 5), (3, 70), (70, 3)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_twin_equals_numpy(s, t, causal):
@@ -102,11 +104,13 @@ def test_a_softcap_equals_twin(masked):
     compare(qkv(130, 130), terms=130, causal=True, scale=2.0, softcap=0.8, **mask)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
 def test_equals_twin_in_other_dtypes(dtype):
     compare(qkv(70, 70, dtype=dtype), terms=70, dtype=dtype, causal=True)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("shape", [(70, 70), (2, 1, 1, 70), (2, 4, 70, 70), (1, 4, 70, 1)])
 @pytest.mark.parametrize(("kind", "causal"), [("bool", True), ("added", False)])
 def test_masks_equal_twin(shape, kind, causal):
@@ -115,6 +119,7 @@ def test_masks_equal_twin(shape, kind, causal):
     compare(qkv(70, 70, n=2), terms=140, causal=causal, mask=mask)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("shape0-True")
 @pytest.mark.parametrize(
     ("shape", "causal"), [((1, 1, 1, 70), True), ((2, 4, 600, 70), True), ((4, 600, 70), False), ((1,), False)]
@@ -151,6 +156,7 @@ def test_more_queries_than_keys_leaves_the_first_without_keys():
     assert np.all(np.asarray(dq)[:, :190] == 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("600-True")
 @pytest.mark.parametrize(("s", "causal"), [(70, True), (70, False), (600, True)])
 def test_dropout_equals_twin(s, causal):
@@ -217,6 +223,7 @@ def test_sharded_over_batch_and_heads_without_gathering(s):
     assert_near(got, call(*args), jnp.float32, terms=s)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_blocks_not_with_all_scores():
     args = [*qkv(2048, 2048, h=2, n=2, b=1, d=8), normal(9, 1, 2048, 2, 8)]
     call = jax.jit(lambda q, k, v, ct: value_and_pull(lambda *a: attention(*a, causal=True), (q, k, v), ct))

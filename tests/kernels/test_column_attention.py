@@ -89,11 +89,13 @@ def compare(bounds, blocks=None):
     assert_near(np.where(np.isneginf(want), 0, lse), np.where(np.isneginf(want), 0, want), jnp.float32, terms=S)
 
 
+@pytest.mark.slow_cases("all")
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pattern_equals_the_whole_mask(pattern):
     compare(bounds_of(PATTERNS[pattern])[None])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("heads", [2, 4])
 def test_each_mask_head_has_its_own_pattern(heads):
     names = ["causal documents", "global tokens and a window", "none", "prefix"]
@@ -150,6 +152,7 @@ def test_hidden_blocks_are_not_computed():
     assert all(np.isfinite(x).all() for x in (out, dq, dk, dv))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_equals_the_twin_in_other_dtypes_with_dropout(dtype):
     args, ct = qkv(140, 140, h=4, n=2, d=4, b=2, dtype=dtype, width=6), normal(9, 2, 140, 4, 6, dtype=dtype)
@@ -208,6 +211,7 @@ def scratch(s):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_doubles_with_the_length():
     short, long = scratch(4096), scratch(8192)
     assert long < 2.2 * short

@@ -52,6 +52,7 @@ def test_equals_numpy_for_any_sizes(parts):
     assert_near(both(rows, weights, sizes), by_numpy(rows, weights, sizes), np.float32, terms=ROWS)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float64])
 @pytest.mark.parametrize("transpose", [False, True])
 def test_equals_twin_to_the_second_derivative(dtype, transpose):

@@ -27,6 +27,7 @@ def value_and_grads(f, *args):
     return jax.jit(run)(*args)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("leading", [(), (3,), (2, 5), (2, 3, 4), (0, 4)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
 @pytest.mark.parametrize("bias", [True, False])

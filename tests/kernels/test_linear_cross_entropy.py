@@ -55,6 +55,7 @@ def compare(args, dtype=jnp.float32, **options):
     assert_near(got, want, dtype, terms=args[0].shape[0])
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize(("smoothing", "vocab_first", "bias"), [(0.0, True, False), (0.1, False, True)])
@@ -63,6 +64,7 @@ def test_equals_twin(reduction, smoothing, vocab_first, bias):
     compare(args, reduction=reduction, label_smoothing=smoothing, vocab_first=vocab_first)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
@@ -70,6 +72,7 @@ def test_equals_twin_in_other_dtypes(dtype, reduction):
     compare(problem(dtype=dtype, bias=True, weighted=True), dtype=dtype, reduction=reduction)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize(("tokens", "reduction"), [(1, "none"), (251, "none"), (251, "mean")])
 def test_odd_numbers_of_tokens(tokens, reduction):
@@ -126,6 +129,7 @@ def test_label_out_of_range_has_the_gradient_of_its_twin(smoothing):
     assert_near(got, want, jnp.float32, terms=256)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_second_derivative(reduction):

@@ -31,6 +31,7 @@ def value_and_grads(f, *args):
     return jax.jit(run)(*args)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.slow_cases(
     "float32-shape0-layer",
     "float32-shape1-layer",

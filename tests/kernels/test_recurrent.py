@@ -31,6 +31,7 @@ def value_and_grads(kernel, mode, given, *settings):
     return jax.jit(run)(*given)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("LSTM-0", "LSTM-2", "RNN_TANH-0")
 @pytest.mark.parametrize(("mode", "projection"), [*((m, 0) for m in CELLS), ("LSTM", 2)])
 def test_equals_twin(mode, projection):

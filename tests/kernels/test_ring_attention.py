@@ -97,6 +97,7 @@ def compare(kernel, over, args, mask=None, terms=None, dtype=jnp.float32, steps=
 MESH = {"dp": 2, "sep": 2, "mp": 2}
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.slow_cases("{'sep': 2, 'cp': 2, 'dp': 2}-True-ring")
 @BOTH
 @pytest.mark.parametrize("causal", [True, False])
@@ -114,6 +115,7 @@ MASKS = {
 }
 
 
+@pytest.mark.one_in(5)
 @BOTH
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_masks_and_their_gradients(kernel, mask):
@@ -121,6 +123,7 @@ def test_masks_and_their_gradients(kernel, mask):
     compare(kernel, split(**MESH), qkv(), mask, causal=mask.dtype == jnp.bool_, terms=768)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow_cases("{'sep': 4}-ring")
 @BOTH
 @pytest.mark.parametrize("degrees", [MESH, {"sep": 4}], ids=str)
@@ -133,6 +136,7 @@ def test_other_lengths_of_keys_and_widths_of_values(kernel):
     compare(kernel, split(sep=2), qkv(s=8, t=24, width=6), causal=False, terms=24)
 
 
+@pytest.mark.one_in(4)
 @BOTH
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_equals_whole_attention_in_other_dtypes(kernel, dtype):
@@ -148,6 +152,7 @@ def test_a_softcap_is_that_of_one_device(kernel):
     assert_near(got, want, jnp.float32, 96)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_not_split_over_an_axis_of_the_mesh():
     for kernel in (ring_attention, ulysses_attention):
         over = split(dp=2, sep=2)
@@ -163,6 +168,7 @@ def columns(heads, s=48):
     return Columns(np.minimum(limits, s - 1).astype(np.int32))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.slow_cases("{'sep': 4}-1-0.0-ring")
 @pytest.mark.parametrize("kernel", [ring_column_attention, ulysses_column_attention], ids=["ring", "ulysses"])
 @pytest.mark.parametrize(
@@ -206,6 +212,7 @@ def in_zigzag(kernel, over):
     return call
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("{'sep': 2}-False-scores", "{'sep': 4}-True-None")
 @pytest.mark.parametrize(
     ("degrees", "causal", "mask"),
@@ -225,6 +232,7 @@ def in_two(**degrees):
     return replace(split(**degrees), inner=("cp",))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.slow_cases("gather-True-None", "usp-False-None", "gather-True-bool", "usp-False-scores")
 @pytest.mark.parametrize("mask", [None, "scores", "bool"])
 @pytest.mark.parametrize("zigzag", [False, True])
@@ -241,6 +249,7 @@ def test_keys_gathered_and_heads_dealt_out_in_a_part_equal_the_twin(kernel, over
     assert_near(got, twin(causal, rate)(qkv(), mask, ct), jnp.float32, terms=768, steps=4)
 
 
+@pytest.mark.slow_cases("ring")
 @pytest.mark.parametrize(
     ("kernel", "over"),
     [
@@ -261,6 +270,7 @@ def test_columns_in_zigzag_equal_the_twin(kernel, over):
     assert_near(jnp.where(seen, lse, 0), jnp.where(seen, sums, 0), jnp.float32, terms=48)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("ways", [2, 3])
 def test_a_sequence_moves_into_zigzag_and_back(ways):
     mesh = Mesh(np.array(jax.devices()[:ways]), ("sep",))
@@ -304,6 +314,7 @@ def test_blocks_of_columns_travel_with_their_keys():
         ring_column_attention(*args, blocks, split=split(sep=4))
 
 
+@pytest.mark.slow
 def test_columns_send_what_attention_does():
     """Split over batch and heads: nothing. By Ulysses: q, k, v and the result forward, their gradients backward."""
     args, mask, ct = qkv(), columns(1), normal(9, 2, 48, 8, 4)
@@ -325,6 +336,7 @@ def test_columns_send_what_attention_does():
     assert sent(split(sep=2)) == {"all-to-all": 8}
 
 
+@pytest.mark.slow
 def test_derivatives_of_second_order():
     over, args = split(sep=2), qkv(s=8, h=2, n=2)
 

@@ -140,6 +140,7 @@ def test_eager_hides_sends_that_1f1b_waits_for(p):
     assert eager == 3 * (4 * p + p - 1) + 2 * (p - 1) * 0.5 < plain
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("v", [2, 3, 4])
 @pytest.mark.parametrize("p", range(1, 9))
 def test_interleaving_divides_the_bubble_by_the_chunks(p, v):
@@ -172,6 +173,7 @@ def test_zero_bubble_h1_keeps_its_formula_while_weights_cost_no_more_than_the_re
         assert makespan - 12 * (f + b + w) == 3 * (f + b - w)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("p", range(2, 9))
 def test_zero_bubble_v_never_idles_between_its_first_and_last_task(p):
     """Qi et al., arXiv:2401.10241 (ZB-V) and arXiv:2405.15362 (V-ZB): no bubble, p microbatches of activations."""
@@ -188,6 +190,7 @@ def test_zero_bubble_v_never_idles_between_its_first_and_last_task(p):
     assert make_schedule("ZBVPP", p, p, 2).makespan() == 6 * p + p - 1
 
 
+@pytest.mark.one_in(6)
 @every_schedule
 def test_formula_is_met_wherever_it_holds(name, v):
     for p in range(1, 7):

@@ -40,6 +40,7 @@ def disturb(model):
             p.set_value(p.numpy() + 0.1 * rng.standard_normal(p.shape).astype(np.float32))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", LOW_BIT)
 def test_adapters_stand_beside_weights_of_few_bits(kind, tmp_path):
     """The base is the decoded one, in training, from the folder and merged."""
@@ -75,6 +76,7 @@ def weight_of(model, name):
 EXPERTS = [("lora", "mixtral"), ("dora", "qwen3_moe"), ("pissa", "deepseek_v3")]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("kind", "name"), [*((kind, "llama") for kind in KINDS), ("lora", "gpt2"), ("dora", "gpt2"), *EXPERTS]
 )

@@ -35,6 +35,7 @@ def test_is_its_function_without_latent_queries_groups_and_yarn():
     np.testing.assert_allclose(model(to_tensor(recording.tokens)).numpy(), want, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_each_sequence_is_balanced_while_training():
     rng.seed(5)
     model = DeepseekV3(DeepseekV3Config.nano(sequence_loss=0.5))

@@ -57,6 +57,7 @@ def gradients(model):
     return {name: p.grad.numpy() for name, p in model.named_parameters()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("windows", "mixtral")
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_each_document_alone(name, rows):
@@ -77,6 +78,7 @@ def test_logits_are_those_of_each_document_alone(name, rows):
     assert model.documents is None
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("gpt-", "llama-core_attn")
 @pytest.mark.parametrize(("name", "recompute"), [("gpt", ""), ("gpt", "full"), ("llama", "core_attn")])
 def test_loss_and_gradients_are_those_of_documents_apart(name, recompute, rows):
@@ -99,6 +101,7 @@ def test_loss_and_gradients_are_those_of_documents_apart(name, recompute, rows):
         np.testing.assert_allclose(grad, expected[parameter], rtol=0, atol=GRADIENT, err_msg=parameter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "degrees",
     [{"dp": 2, "mp": 4}, {"dp": 2, "sep": 4}, {"sep": 4, "dp": 2, "sep_attention": "ring", "sep_order": "zigzag"}],

@@ -55,6 +55,7 @@ def test_shortened_rows_predict_the_same():
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
+@pytest.mark.one_in(2)
 @either_head
 def test_captured_equals_eager(tied):
     model, recording = recorded(tied)
@@ -107,6 +108,7 @@ def test_mp_halves_heads_ffn_and_vocab():
 
 
 # two heads a device: distributed/test_prove too
+@pytest.mark.slow
 @pytest.mark.slow_cases("tied-2", "tied-8", "untied-2")
 @pytest.mark.usefixtures("_one_device_afterwards")
 @pytest.mark.parametrize("mp", [2, 8])  # of 4 heads: two a device, and half a one

@@ -50,6 +50,7 @@ def test_shortened_rows_predict_the_same():
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
+@pytest.mark.one_in(2)
 @either_head
 def test_captured_equals_eager(tied):
     model, recording = recorded(tied)
@@ -113,6 +114,7 @@ def test_mp_halves_heads_ffn_and_vocab():
     parity.assert_mp_halves_named_dims(model, dims)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("tied")
 @pytest.mark.usefixtures("_one_device_afterwards")
 @either_head

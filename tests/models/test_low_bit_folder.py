@@ -47,6 +47,7 @@ def logits(model):
         return model(paddle.to_tensor(TOKENS)).numpy()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
@@ -66,6 +67,7 @@ def test_a_folder_comes_back_to_the_bit(tmp_path, method, kind):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
+@pytest.mark.slow_cases("scales")
 @pytest.mark.parametrize("scales", ["scales", "nested_scales"])
 def test_nf4_is_read_as_bitsandbytes_reads_it(scales):
     """Recorded: a weight [8, 128], its parts, and what bitsandbytes makes of them."""
@@ -179,6 +181,7 @@ def test_gpt_lies_in_few_bits_too_and_skips_what_is_left(tmp_path):
     assert type(back.blocks[0].ffn.up).__name__ == "Linear"
 
 
+@pytest.mark.slow
 def test_each_device_reads_its_part(tmp_path):
     paddle.seed(0)
     model = low_bit(Llama(LlamaConfig.nano()), "int4", 8)

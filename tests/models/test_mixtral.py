@@ -48,6 +48,7 @@ def test_a_capacity_drops_choices():
     assert routing.load.numpy().sum() == 64
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("routing", ["expert_choice", "hash"])
 def test_experts_or_ids_choose(routing, tmp_path):
     model, tokens = nano(routing=routing, num_layers=1), rows()

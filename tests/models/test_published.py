@@ -74,6 +74,7 @@ def test_a_folder_gives_transformers_logits_and_is_written_as_it_was(name, tmp_p
     assert AutoConfig.from_pretrained(tmp_path) == model.config
 
 
+@pytest.mark.slow_cases("llama_tied_biases", "gpt2")
 @pytest.mark.usefixtures("_one_device_afterwards")
 @pytest.mark.parametrize("name", ["llama_tied_biases", "qwen3_moe", "gpt2"])
 def test_a_plan_gets_its_parts_of_each_weight(name):

@@ -44,6 +44,7 @@ def test_a_program_of_open_sizes_gives_what_eager_code_gives():
     np.testing.assert_allclose(got, want, rtol=0, atol=20 * np.finfo("float32").eps * np.abs(x).max())
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_those_of_the_whole_mask():
     def curvature(call):
         x = to_tensor(X, stop_gradient=False)
@@ -56,6 +57,7 @@ def test_second_derivatives_are_those_of_the_whole_mask():
     assert np.abs(curvature(attend) - want).max() <= 3 * 16 * 8 * np.finfo("float64").eps * np.abs(want).max()
 
 
+@pytest.mark.slow
 def test_recompute_draws_the_same_dropout():
     x = to_tensor(X.astype("float32"), stop_gradient=False)
 

@@ -63,6 +63,7 @@ def test_enough_beams_find_the_best_sequence_of_all():
         np.testing.assert_allclose(last.log_probs.numpy()[row, 0], score(row, best), rtol=64 * EPS)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_test", [False, True])
 def test_captured_decoding_equals_eager(is_test):
     decoder = searcher(3)

@@ -41,6 +41,7 @@ def by_numpy(moe, x):
     return out + sp.expit(x @ weights["shared.token_gate.weight"]) * shared
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 7), (9,)])
 def test_equals_every_token_through_every_expert(shape):
     moe, x = layer(bias=True, shared_hidden=7, shared_gate=True), tokens(*shape)
@@ -86,6 +87,7 @@ def test_a_capacity_of_ids_drops_later_tokens():
         nn.HashRouter(5, capacity_factor=0)
 
 
+@pytest.mark.slow
 def test_experts_choose_tokens_and_leave_some_alone():
     moe, x = layer(router=nn.ExpertChoiceRouter(6, 5, top_k=1, capacity_factor=0.7, z_loss=0.1)), tokens(3, 10)
     x.stop_gradient = False

@@ -54,6 +54,7 @@ DISTRIBUTIONS = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("init", "shape", "wanted"), DISTRIBUTIONS, ids=lambda v: type(v).__name__)
 def test_drawn_values_follow_their_distribution(init, shape, wanted):
     values = drawn(init, shape)

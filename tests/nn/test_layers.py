@@ -138,6 +138,7 @@ class _Together(nn.Layer):
         return [outputs(layer(*arguments)) for layer, arguments in zip(self.layers, inputs, strict=True)]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("rows", [ROWS[at::CAPTURES] for at in range(CAPTURES)], ids=lambda rows: f"{rows[0].id}, ...")
 def test_captured_equals_eager(rows):
     """Many layers in one program: of a program for each, most of the time would go to what all programs take."""

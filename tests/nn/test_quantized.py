@@ -97,6 +97,7 @@ def test_no_float_copy_of_the_weight_outlives_a_product():
     assert memory.temp_size_in_bytes < 2.6 * weight
 
 
+@pytest.mark.slow
 def test_codes_and_scales_lie_over_a_mesh_as_the_weight_would():
     paddle.seed(0)
     model = nn.Sequential(

@@ -30,6 +30,7 @@ def leaves(value):
     return [v for part in value for v in leaves(part)] if isinstance(value, (list, tuple)) else [value.numpy()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow_cases("0-False")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("projection", [0, 2])
@@ -166,6 +167,7 @@ def test_a_cell_of_ones_own_is_one_loop_in_a_long_captured_sequence():
     assert len(calls) < 20
 
 
+@pytest.mark.slow
 def test_over_a_mesh_as_on_one_device():
     x = wave((8, 3, 5), 1)
     results = []

@@ -33,6 +33,7 @@ def test_pairs_undo_each_other(norm):
         np.testing.assert_allclose(again.numpy().real, x.numpy(), atol=60 * np.finfo("float64").eps)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("window", [None, "hann"])
 @pytest.mark.parametrize("samples", [32, 37])
 def test_a_signal_comes_back_from_its_spectra(window, samples):

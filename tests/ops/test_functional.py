@@ -47,6 +47,7 @@ def test_subgradient_at_the_kink(name, at, want):
     np.testing.assert_allclose(gradient(OPS[name], [at])[0], [want], rtol=EPS)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -203,6 +204,7 @@ HALF = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", HALF)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_keeps_its_dtype_and_the_value(name, dtype):

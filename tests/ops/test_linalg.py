@@ -161,6 +161,7 @@ PUT_TOGETHER = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", OF_COMPLEX)
 def test_complex_matrices(name):
     reference, *args = OF_COMPLEX[name]
@@ -171,6 +172,7 @@ def test_complex_matrices(name):
     np.testing.assert_allclose(got, reference(*args), rtol=bound, atol=bound * np.abs(args[0]).max())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(4, 3), (2, 3, 5)])
 def test_a_full_svd_has_the_gradient_of_its_factors(shape):
     array, count = np.random.default_rng(2).standard_normal(shape), min(shape[-2:])

@@ -38,6 +38,7 @@ def compare_exactly(x):
     return found + [[n < v for v in exact] for n in every]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
 def test_comparisons_with_any_python_integer(dtype):
     x = values(dtype)
@@ -104,6 +105,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
 def test_a_number_that_the_dtype_does_not_hold_is_refused(call):
     for run in (call, paddle.jit.to_static(call)):
@@ -121,6 +123,7 @@ def test_sums_and_products_count_modulo_the_bits():
     np.testing.assert_allclose((x / 300).numpy(), values("uint8") / 300, rtol=1e-6)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "uint64"])
 @pytest.mark.parametrize("source", ["float16", "float32", "float64"])
 def test_floats_become_integers_as_processors_have_it(source, dtype):
@@ -195,6 +198,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DRAWN)
 def test_what_cannot_be_drawn_is_refused_or_shows(name):
     draw, impossible = DRAWN[name]

@@ -22,6 +22,7 @@ def gradient(loss, x, *args, **settings):
     return value.numpy(), x.grad.numpy()
 
 
+@pytest.mark.slow
 def test_ctc_is_optax_on_longer_sequences():
     x, steps, lengths = wave((7, 2, 4), 1), STEPS[:2], LENGTHS[:2]
     late = lambda n, size: (np.arange(size) >= n[:, None]).astype("float32")

@@ -59,6 +59,7 @@ def test_equals_its_oracle_eager(case, dtype):
         np.testing.assert_allclose(p.numpy(), want, rtol=0, atol=tolerance(dtype))
 
 
+@pytest.mark.one_in(6)
 @every_case
 def test_equals_its_oracle_captured_and_compiles_once(case):
     params = parameters("float32")
@@ -76,6 +77,7 @@ def copied(state_dict):
     return {k: v.numpy() if isinstance(v, Tensor) else v for k, v in state_dict.items()}
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("stepped", [False, True], ids=["before_first_step", "after_steps"])
 @every_plain
 def test_state_dict_continues_bit_for_bit(case, stepped):
@@ -114,6 +116,7 @@ def test_an_empty_state_dict_starts_again(case):
         np.testing.assert_allclose(p.numpy(), want, rtol=0, atol=tolerance("float32"))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @every_plain
 def test_master_weights_follow_the_float32_run(case, captured):
@@ -134,6 +137,7 @@ def test_master_weights_follow_the_float32_run(case, captured):
         np.testing.assert_array_equal(p.numpy(), master.astype(p.dtype))
 
 
+@pytest.mark.one_in(6)
 @every_plain
 def test_a_parameter_that_joins_later_has_its_own_bias_correction(case):
     w, b = parameters("float32")
@@ -149,6 +153,7 @@ def test_a_parameter_that_joins_later_has_its_own_bias_correction(case):
     np.testing.assert_allclose(b.numpy(), want, rtol=0, atol=tolerance("float32"))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @every_plain
 def test_a_skipped_step_changes_no_bit(case, captured):

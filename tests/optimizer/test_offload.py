@@ -125,6 +125,7 @@ def test_the_same_bits_as_without(mesh, amp):
     assert moved.step.retraces == ["first call"]
 
 
+@pytest.mark.slow
 def test_eager_steps_and_no_compiling_after_the_first():
     moved = Run({}, True, captured=False).steps(range(2))
     with counted_compilations() as compiled:
@@ -144,6 +145,7 @@ def test_a_step_while_something_else_holds_the_state():
     assert moved.step.retraces == ["first call"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("saved", "restored"), [("zero1", "zero3"), ("zero3", "one")])
 def test_a_checkpoint_continues_with_or_without_offload(saved, restored, tmp_path):
     first = Run(MESHES[saved], True).steps()

@@ -104,6 +104,7 @@ def check_equal(got, want, tolerance=TOLERANCE):
         np.testing.assert_allclose(got[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow_cases("lamb")
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_step_is_as_on_one_device(name):
@@ -175,6 +176,7 @@ def some_steps(optimizer, names, steps):
         optimizer.clear_grad()
 
 
+@pytest.mark.slow_cases("arrays-saved0-None", "arrays-saved2-restored2", "dict-saved2-restored2", "dict-saved0-None")
 @pytest.mark.parametrize(("saved", "restored"), [(STAGES, None), (None, STAGES), (STAGES, dict.fromkeys(NAMES, 1))])
 @pytest.mark.parametrize("how", ["arrays", "dict"])
 def test_state_saved_under_one_grouping_continues_under_another(saved, restored, how):

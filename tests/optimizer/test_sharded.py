@@ -92,6 +92,7 @@ def check(case, plan, captured=True, scaler=None):
 
 
 # by hand, for a mesh dp 2 x sharding 2 x mp 2: mp splits ffn, sharding splits another dim that divides
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("stage", "param", "state"),
     [(1, (8, 8), (4, 8)), (2, (8, 8), (4, 8)), (3, (4, 8), (4, 8))],
@@ -108,6 +109,7 @@ def test_every_sharding_stage_equals_one_device(stage, param, state, captured):
         assert compiled == 0
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.name != "adamw"], ids=lambda c: c.name)
 def test_every_optimizer_sharded(case):
     check(case, Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=2))

@@ -170,6 +170,7 @@ class Bare:
         return found | self.optimizer.state_arrays(names, as_stored=as_stored)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("make", "dtype"),
     [

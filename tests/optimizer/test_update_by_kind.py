@@ -58,6 +58,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_gives_the_bits_of_the_whole_update_before_and_after_that_takes_over(case, monkeypatch):
     make, about = CASES[case]

@@ -44,6 +44,7 @@ def test_shape_is_a_size(of, shown):
     assert repr(of(t(X).shape)) == shown
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("call", "same"),
     [
@@ -81,6 +82,7 @@ def test_shapes_of_variables_are_sizes_too(static_mode):
     assert run({"x": X}, [y])[0].shape == (2, 3, 1)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("call", "shape"),
     [

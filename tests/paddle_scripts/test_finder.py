@@ -114,6 +114,7 @@ DEEP = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("path", "names"), DEEP, ids=[p for p, _ in DEEP])
 def test_deep_paths_hold_what_users_import_from_them(path, names):
     module = importlib.import_module(f"paddle.{path}")

@@ -53,7 +53,15 @@ def test_a_script_prints_what_it_prints_in_paddle(script):
 
 
 @pytest.mark.slow_cases(
-    "detection_fpn", "diffusion_unet", "ocr_crnn", "protein_evoformer", "science_pinn", "speech_keywords"
+    "detection_fpn",
+    "diffusion_unet",
+    "ocr_crnn",
+    "protein_evoformer",
+    "science_pinn",
+    "speech_keywords",
+    "nlp_bert_finetuning",
+    "segmentation_ohem",
+    "recommendation_deepfm",
 )
 @pytest.mark.parametrize("script", FAMILIES, ids=lambda s: s.stem)
 def test_a_familys_script_prints_what_it_prints_in_paddle(script, capsys):

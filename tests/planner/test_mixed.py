@@ -22,6 +22,7 @@ def kinds(*names):
     return [cluster_of_kind(name, 1) for name in names]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("schedule", ["1F1B", "VPP", "ZBVPP"])
 def test_no_other_shares_are_shorter(schedule):
     plan = Plan.from_degrees(pp=2, num_microbatches=4, schedule=schedule)

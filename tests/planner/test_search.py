@@ -66,6 +66,7 @@ def by_hand(cluster, batch):
                 yield found.step_seconds
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("memory", [42e9, 2.5e9])
 def test_nothing_by_hand_is_faster(memory):
     cluster = with_memory(NODE, memory)
@@ -109,6 +110,7 @@ def test_long_sends_are_hidden_by_the_schedule_that_hides_them():
     assert search.search(GPT, slow, 64, TRAINING, asked).plans[0].plan.schedule == "Eager1F1B"
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer_and_simpler_plans_win_ties():
     asked = Space(axes=("dp", "mp", "pp", "sharding"), schedules=("1F1B",))
     first, second = (search.search(GPT, NODE, 16, TRAINING, asked) for _ in range(2))
@@ -209,6 +211,7 @@ def test_when_nothing_fits_the_changes_do():
     assert all(each.devices > 8 and each.devices == each.best.plan.mesh.size for each in devices)
 
 
+@pytest.mark.slow
 def test_gpt_175b_on_1024_devices_is_planned_in_seconds():
     shape = ModelShape(hidden=12288, layers=96, heads=96, seq=2048, vocab=51200, ffn=4 * 12288)
     asked = Space(axes=("sharding", "mp", "pp"), sharding_stages=(1,), offload=((),), schedules=("1F1B",))

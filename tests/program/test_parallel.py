@@ -33,6 +33,7 @@ def test_sequences_of_two_levels_are_cut_at_the_outer_one(static_mode):
     assert joined_offsets([np.array([0, 2]), np.array([0, 1, 2])]).tolist() == x.lod()[0][:2] + x.lod()[0][2:]
 
 
+@pytest.mark.slow
 def test_uneven_parts_train_as_each_would_alone_with_statistics_and_dropout(static_mode):
     main, startup = static_mode
     norm = paddle.nn.BatchNorm1D(4, momentum=0.0)

@@ -106,6 +106,7 @@ FEED = {n: RNG.normal(size=(B, S, H, D)).astype("float32") for n in "qkv"}
 MASK = np.where(np.tril(np.ones((S, S))), 0, -1e9).astype("float32")
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("how", "masked", "dropping"),
     [("none", False, False), ("multiplied", True, True), ("divided", True, False), ("scaled", False, True),
@@ -191,6 +192,7 @@ def test_another_draw_between_keeps_dropout_apart(static_mode):
     assert kinds(passes.fusion(main, [out, drawn], patterns="attention_dropout")) == kinds(main)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("spelling", ["linear", "matmul", "tied", "linear, bias", "tied, bias", "linear, sliced"])
 def test_a_loss_over_a_vocabulary_never_has_whole_logits(static_mode, spelling):
     main, _ = static_mode

@@ -114,7 +114,7 @@ def trained(main, startup, feed, names):
     return [array.tobytes() for step in steps for array in step]
 
 
-@pytest.mark.slow_cases("gpt")
+@pytest.mark.slow_cases("gpt", "mlp", "embedding")
 @pytest.mark.parametrize("build", [mlp, convolution, branches, embedding, groups, gpt], ids=lambda f: f.__name__)
 def test_a_read_program_lists_runs_and_trains_as_the_one_that_was_written(build, static_mode):
     feed, fetches = build()

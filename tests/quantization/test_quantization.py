@@ -218,6 +218,7 @@ def test_settings_that_mean_nothing_are_refused():
         QAT(QuantConfig(None, None)).quantize(model)
 
 
+@pytest.mark.slow
 def test_training_in_4_bits_loses_less_than_rounding_afterwards():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((256, 16)).astype("float32")

@@ -44,6 +44,7 @@ def test_num_parameters_is_that_of_the_model(config):
     assert num_parameters(config) == sum(p.size for p in build_model(config).parameters())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["end", "origin"])
 def test_an_evoformer_costs_what_is_built(where):
     sizes = {"msa_width": 12, "pair_width": 10, "msa_heads": 3, "pair_heads": 2, "head_dim": 5, "outer_width": 7}
@@ -59,6 +60,7 @@ def test_an_evoformer_costs_what_is_built(where):
     assert flops_per_token(one) == 6 * (products + mixing)
 
 
+@pytest.mark.one_in(6)
 @every_model
 def test_flops_per_token_leaves_out_look_up_tables_only(config):
     # 6 FLOP for each number but those of look-up tables (biases and gains count too: they are few) and of experts that

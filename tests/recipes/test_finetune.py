@@ -225,6 +225,7 @@ def test_merged_it_is_the_same_model_in_a_folder_of_published_weights(tmp_path, 
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["nf4", "experts"])
 def test_adapters_of_weights_in_few_bits_and_of_experts_are_merged(tmp_path, kind):
     rng.seed(0)

@@ -165,6 +165,7 @@ def test_blend_says_what_a_run_reads(pairs, capsys):
     assert "the configuration has no data.train" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("none-shape1")
 @pytest.mark.parametrize(("packing", "shape"), [("best_fit", (3, 16)), ("none", (16,))])
 def test_documents_are_packed_or_padded_and_train(pairs, tmp_path, packing, shape):

@@ -71,6 +71,7 @@ def test_a_plan_for_virtual_devices_has_no_ragged_exchange():
     assert "ragged" not in space_of(anywhere, replace(cluster, shared=8)).expert_dispatch
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("gather", "balanced")
 @pytest.mark.parametrize("how", ["gather", "padded", "balanced"])
 def test_experts_take_the_room_that_the_planner_says(how):

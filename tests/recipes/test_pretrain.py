@@ -78,6 +78,7 @@ def test_no_sample_repeated_or_lost_with_other_workers_and_over_epochs(tmp_path,
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_logged_rate_is_the_one_used(runs):
     for step, _, rate, _ in history(runs[10]):
         # 4 steps of warm-up from a quarter of 1e-3, each a quarter of the rest; then a cosine of 6 steps

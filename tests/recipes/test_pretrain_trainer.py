@@ -48,6 +48,7 @@ def plain(tmp_path_factory):
     return before, [(float(step.loss), float(step.grad_norm)) for step in steps]
 
 
+@pytest.mark.slow
 def test_accumulation_gives_the_same_steps(make, plain):
     # without dropout, which draws other numbers for other shapes
     parts = make("model.dropout=0", "train.accumulation=2")
@@ -68,6 +69,7 @@ def test_evaluation_is_without_dropout_and_draws_nothing(make, plain):
     assert float(trainer.step(tokens, labels).loss) != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [pytest.param("O1", marks=pytest.mark.slow), "O2"])
 def test_bfloat16(make, plain, level):
     expected = [loss for loss, _ in plain[1]]
@@ -128,6 +130,7 @@ STAGED = (
 )
 
 
+@pytest.mark.slow
 def test_over_pipeline_stages_a_run_is_the_same_and_its_checkpoint_fits_one_device(make):
     staged = make(*STAGED)
     found = losses(staged)

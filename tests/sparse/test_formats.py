@@ -12,6 +12,7 @@ from tests.sparse.reference import coo, csr, random_dense
 rng = np.random.default_rng(0)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int64", "bool"])
 def test_duplicates_in_any_order_add_up(index, dtype):

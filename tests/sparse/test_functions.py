@@ -61,6 +61,7 @@ def test_functions_of_each_element():
     np.testing.assert_allclose(value(sparse.sin(coo(complex_))), np.sin(complex_), rtol=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS)
 def test_two_tensors_elementwise(make):
     for name, dense_call in (
@@ -130,6 +131,7 @@ def test_batched_products():
         np.testing.assert_allclose(value(got), np.where(pattern, dense @ other, 0), rtol=RTOL, atol=RTOL)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS)
 def test_dense_tensors_at_stored_places(make):
     x, y = (rng.standard_normal(s).astype("float32") for s in ((4, 3), (3, 5)))

@@ -3,9 +3,12 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.slow
 def test_the_poisson_example_solves_and_inverts():
     main = runpy.run_path(str(ROOT / "examples" / "sparse_poisson.py"))["main"]
     error, found = main(size=10)

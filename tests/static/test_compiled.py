@@ -52,6 +52,7 @@ def values(scope):
     return {n: np.asarray(scope.find_var(n).get_tensor()) for n in scope.local_var_names()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "make", [lambda: paddle.optimizer.SGD(0.05), lambda: paddle.optimizer.Adam(0.05)], ids=["SGD", "Adam"]
 )

@@ -78,6 +78,7 @@ def test_microbatches_draw_from_branches_and_one_piece_from_the_stream():
             np.testing.assert_array_equal(F.dropout(model(to_tensor(x)), 0.5).numpy(), got)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("run", [lambda f: f, to_static], ids=["eager", "captured"])
 @pytest.mark.parametrize("drop", [0.0, 0.5])
 def test_evaluation_is_the_forward_of_gradients(drop, run):

@@ -116,6 +116,7 @@ FEATURES = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", FEATURES)
 def test_features_without_the_head(name, abstract):
     size = 299 if name == "inception_v3" else 224
@@ -133,6 +134,7 @@ def test_features_of_googlenet_come_from_three_places(abstract):
     assert shapes(found) == [[1, 1024, 1, 1], [1, 512, 3, 3], [1, 528, 3, 3]]
 
 
+@pytest.mark.slow
 def test_scales_round_widths(abstract):
     assert [divisible(v) for v in (3, 11.9, 12, 18, 60.8)] == [8, 16, 16, 24, 64]
     x = abstract(1, 3, 64, 64)
@@ -147,6 +149,7 @@ def test_scales_round_widths(abstract):
 TRANSFORMERS = {"vit_b_16": 86_567_656, "vit_b_32": 88_224_232, "vit_l_16": 304_326_632, "vit_l_32": 306_535_400}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_vision_transformers_have_the_published_numbers_of_parameters(name, abstract):
     network = make(name)

@@ -84,6 +84,7 @@ def test_resnet_output_shapes(abstract):
     assert list(ResNet(BottleneckBlock, 50, num_classes=0)(x).shape) == [1, 2048, 1, 1]
 
 
+@pytest.mark.one_in(2)
 @every_network
 def test_gradient_reaches_all_parameters(make):
     network, x = NETWORKS[make][0](), images(*NETWORKS[make][1])
@@ -106,6 +107,7 @@ def step_of(network):
     return step
 
 
+@pytest.mark.one_in(2)
 @every_network
 def test_captured_steps_equal_eager_ones(make):
     # in float64, because batch norm over few samples magnifies rounding; what is left of it stays far below float32's

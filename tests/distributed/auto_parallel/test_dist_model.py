@@ -71,6 +71,7 @@ def test_data_parallel_equals_one_device_in_every_mode(eager):
         model.dist_startup_program()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("strategy", "mesh"),
     [
@@ -86,6 +87,7 @@ def test_sharded_and_recomputed_equals_one_device(eager, strategy, mesh):
     assert state.sharding.shard_shape(state.shape) != state.shape
 
 
+@pytest.mark.slow
 def test_gradients_are_merged_over_k_batches(eager):
     """As the strategy says, or shard_optimizer was told: then of the sum, which AdamW scales away."""
     layer = network()
@@ -99,6 +101,7 @@ def test_gradients_are_merged_over_k_batches(eager):
         np.testing.assert_allclose(losses, [eager[0], eager[0], eager[1], eager[1]], **NEAR)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("amp", [{"dtype": "bfloat16", "level": "o2"}, {"dtype": "float16"}])
 def test_mixed_precision(eager, amp):
     model = made({"amp": {"enable": True, **amp}})
@@ -235,6 +238,7 @@ def test_meshes_that_do_not_go_together():
         to_static(layer)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", [1, 3])
 def test_master_weights_are_split_like_the_moments(stage):
     paddle.seed(3)

@@ -241,6 +241,7 @@ def test_misuse_is_refused(call, error, message):
         call()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("shape", [(3, 0, 2), (0, 6)], ids=str)
 @pytest.mark.parametrize("placement", [Shard(0), Shard(-1), Shard(-1, split_factor=2), Partial()], ids=str)
 def test_a_tensor_without_elements(shape, placement):

@@ -288,6 +288,7 @@ class Dropping(Staged):
 
 
 # one microbatch is the first of two
+@pytest.mark.slow
 @pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("count", [1, 2])
 def test_stages_draw_the_random_numbers_of_one_program(count):

@@ -44,6 +44,7 @@ def trained(strategy, loss, labels):
 
 
 # without stages "sum" is counted as weights are
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("weights-1")
 @pytest.mark.parametrize(("name", "degree"), [*((name, 2) for name in LOSSES), ("weights", 1), ("sum", 1)])
 def test_microbatches_give_the_loss_of_the_batch(name, degree):

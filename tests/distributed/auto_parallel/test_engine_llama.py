@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import numpy as np
+import pytest
 
 import polyreme as paddle
 from polyreme.distributed import ProcessMesh, Replicate, Shard, fleet, shard_tensor
@@ -66,6 +67,7 @@ def sent(text, mesh):
     return found
 
 
+@pytest.mark.slow
 def test_marked_llama_equals_fleet_and_sends_no_more():
     losses, text, mesh = by_hand()
     model, optimizer = made(ProcessMesh(np.arange(DP * MP).reshape(DP, MP), ["dp", "mp"]))

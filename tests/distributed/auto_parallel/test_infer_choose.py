@@ -40,6 +40,7 @@ def test_the_chosen_plan_runs_and_is_explained():
     assert model[0].weight._array.addressable_shards[0].data.shape == (6, 4)
 
 
+@pytest.mark.slow
 def test_the_report_says_plans_and_what_they_cost():
     chosen = choose_plan(Language(("separate",) * 4), [IDS], batch=64, cluster=cluster_of_kind("a100-80g", 8))
     text = str(chosen)

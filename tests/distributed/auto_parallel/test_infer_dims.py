@@ -33,6 +33,7 @@ HAND_WRITTEN = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 @pytest.mark.parametrize("with_loss", [True, False], ids=["loss", "logits"])
 def test_what_was_written_by_hand_is_found(name, with_loss):
@@ -50,6 +51,7 @@ def test_what_was_written_by_hand_is_found(name, with_loss):
 EMBED_HEADS, HEADS_EMBED = ("embed", "heads"), ("heads", "embed")
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("kind", "kv_heads", "want"),
     [

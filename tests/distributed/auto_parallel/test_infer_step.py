@@ -70,6 +70,7 @@ def flat_loss(logits, labels):
     return F.cross_entropy(logits.reshape([-1, logits.shape[-1]]), labels.reshape([-1]))
 
 
+@pytest.mark.slow
 def test_a_language_model_of_every_kind_of_attention():
     tokens = np.random.RandomState(0).randint(0, 48, (4, 12))
     kinds = ("repeat", "fused", "layer")
@@ -90,6 +91,7 @@ def test_a_language_model_of_every_kind_of_attention():
     assert {name: shapes[name] for name in want} == want
 
 
+@pytest.mark.slow
 def test_a_vision_transformer():
     images = np.random.RandomState(0).randn(4, 3, 8, 8).astype("float32")
     shapes = check_step(
@@ -101,6 +103,7 @@ def test_a_vision_transformer():
     assert shapes["blocks.0.mlp.fc1.weight"] == (8, 32)
 
 
+@pytest.mark.slow
 def test_experts_over_three_axes():
     x = np.random.RandomState(0).randn(4, 3, 8).astype("float32")
     plan = Plan.from_degrees(dp=2, ep=2, mp=2)
@@ -181,6 +184,7 @@ def collectives_of(plan, by_hand, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_an_inferred_gpt_communicates_no_more_than_one_marked_by_hand(monkeypatch):
     plan = Plan.from_degrees(dp=2, mp=2, sharding=2, sharding_stage=3, sequence_parallel=True)
     want = collectives_of(plan, True, monkeypatch)

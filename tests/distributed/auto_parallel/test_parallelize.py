@@ -114,6 +114,7 @@ def test_llama_by_shard_layer_equals_one_device(llama_alone):
     assert_same(train(model, momentum(model), batches(32)), llama_alone)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("captured", [True, False])
 def test_plain_layers_equal_one_device(plain_alone, captured):
     model = Plain()
@@ -270,6 +271,7 @@ class Sdpa(nn.Layer):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("backend", "name"), [("p2p", "sep"), ("all2all", "cp")])
 def test_context_parallel_attends_over_a_split_sequence(backend, name):
     x = paddle.to_tensor(np.random.default_rng(2).integers(0, 16, (2, 8)))

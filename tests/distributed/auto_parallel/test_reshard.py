@@ -41,6 +41,7 @@ def local_is_by_definition(x):
         assert x._local_value(pid).shape == list(V[cut].shape)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("source", "target"), itertools.product([Shard(0), Shard(1), R, P], repeat=2), ids=str)
 def test_every_pair_on_one_mesh(source, target):
     x = leaf(LINE, [source])
@@ -53,6 +54,7 @@ def test_every_pair_on_one_mesh(source, target):
     np.testing.assert_array_equal(x.grad.numpy(), V)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("source", "target"),
     [
@@ -72,6 +74,7 @@ def test_two_mesh_dims(source, target):
     local_is_by_definition(y)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("mesh", [SUB, OTHER], ids=str)
 @pytest.mark.parametrize(("source", "target"), [(Shard(0), Shard(1)), (P, Shard(0)), (R, P), (Shard(1), R)], ids=str)
 def test_reshard_to_another_mesh(mesh, source, target):

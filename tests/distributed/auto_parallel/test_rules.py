@@ -209,6 +209,7 @@ HALVES, TRUTHS = [np.array([0.5, 1.5], "float32")] * 2, [np.array([True, True]),
 INTS, BYTES = [np.array([1, 7]), np.array([2, 4])], [np.array([100, 7], "int8"), np.array([100, 4], "int8")]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("addends", "kind", "fn"),
     [
@@ -242,6 +243,7 @@ def test_the_gradient_of_a_sort_of_uneven_pieces(placements):
     np.testing.assert_array_equal(x.grad.numpy(), want)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("placements", [[S0], [S1]], ids=str)
 @pytest.mark.parametrize(
     "fn",
@@ -349,6 +351,7 @@ def captured(marked):
         return losses, count(step.compiled(x).as_text()), block.seen[-1]
 
 
+@pytest.mark.slow
 def test_a_captured_step_communicates_as_one_that_only_xla_places():
     marked, plain = captured(True), captured(False)
     assert marked[2] == [S0, S1]

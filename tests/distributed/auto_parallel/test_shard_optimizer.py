@@ -77,6 +77,7 @@ def whole():
 TOLERANCE = 2 * 0.1 * 64 * 6e-8 / 1e-3
 
 
+@pytest.mark.slow_cases("shard_fn0-False", "shard_fn3-True", "shard_fn2-False")
 @pytest.mark.parametrize(
     ("shard_fn", "captured"),
     [

@@ -106,6 +106,7 @@ CASES = {
 
 
 # Llama is cut as GPT is; that a model is cut evenly: test_engine
+@pytest.mark.one_in(3)
 @pytest.mark.slow_cases("gpt, 1F1B, evenly")
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if "V" in c else []) for c in CASES])
 def test_stages_equal_one_device(case):

@@ -71,6 +71,7 @@ def by_config(model):
     parallelize(model, mesh=MESH, config=config)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mark", "schedule", "first"),
     [(by_hand, "ZBH1", ["tokens.weight"]), (by_config, "1F1B", ["tokens.weight", "norm.weight", "norm.bias"])],

@@ -106,6 +106,7 @@ def test_a_strategy_trains_as_one_device_does(alone, name):
         np.testing.assert_allclose(parameters[key], value, atol=STEPS * 1e-2 * 0.05, err_msg=key)
 
 
+@pytest.mark.slow
 def test_recompute_gives_the_same_numbers(alone):
     losses, _, net, _ = train(strategy_of(configs={"recompute": True}))
     assert fleet.plan.recompute == "full"
@@ -169,6 +170,7 @@ def same_parameters(model, other):
         np.testing.assert_allclose(p.numpy(), want[name.removeprefix("_layers.")], atol=2.0**-23 * 8 * 64, err_msg=name)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("average", [False, True])
 def test_merged_gradients_make_one_update(captured, average):
@@ -366,6 +368,7 @@ def pipeline_of_one():
     return PipelineLayer([LayerDesc(Linear, 4, 8), ReLU(), LayerDesc(Linear, 8, 2)], num_stages=1, loss_fn=MSELoss())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("hybrid", [{}, {"sharding_degree": 2, "mp_degree": 2}])
 def test_a_pipeline_of_one_stage_trains_whole_batches(hybrid):
     strategy = strategy_of(configs={"pipeline_configs": {"accumulate_steps": 2, "micro_batch_size": 1}}, **hybrid)

@@ -112,6 +112,7 @@ def alone():
     return train(SingleCard)[:3]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("plan", "captured", "late"),
     [(None, True, False), *((name, True, False) for name in PLANS), ("mp4_dp2", False, False), ("mp2_dp4", True, True)],

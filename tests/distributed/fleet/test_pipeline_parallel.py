@@ -179,6 +179,7 @@ def test_bfloat16_weights_have_masters_on_their_stage():
         assert np.mean(np.abs(masters[name] - value)) < 0.05 / 8, name
 
 
+@pytest.mark.slow
 def test_evaluation_between_steps_changes_nothing_and_compiles_nothing_twice():
     def train(evaluates):
         init(pp=2)
@@ -302,6 +303,7 @@ def test_a_step_updates_in_place_and_leaves_nothing_behind(schedule):
     assert [places(p) for p in model.parameters()] == where
 
 
+@pytest.mark.slow
 def test_need_clip_of_one_stage_counts_on_every_stage_from_the_next_step_on():
     init(pp=2)
     layers = PipelineLayer([nn.Linear(4, 4), nn.Linear(4, 4)], 2, loss_fn=nn.MSELoss())

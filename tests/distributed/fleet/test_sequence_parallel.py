@@ -76,6 +76,7 @@ def alone():
     return train(False)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "degrees",
     [None, {"mp": 8}, {"dp": 2, "mp": 4}, {"dp": 2, "sep": 2, "mp": 2}, {"sharding": 4, "mp": 2, "sharding_stage": 3}],

@@ -155,6 +155,7 @@ def test_names_are_paddle_s():
     assert list(layer.state_dict()) == [*names, "gate.gate.weight", "gate.gate.bias"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["other structure", "random numbers", "shared weight"])
 def test_experts_that_cannot_be_stacked_are_masked(kind):
     gate = Fixed(SKEWED, VALUES)
@@ -176,6 +177,7 @@ def test_experts_that_cannot_be_stacked_are_masked(kind):
     compare(train(layer), want)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("padded")  # tests/kernels/test_experts.py has all dispatchers
 @pytest.mark.parametrize("how", ["gather", "padded", "balanced"])
 def test_over_a_mesh_it_is_the_same(how):
@@ -223,6 +225,7 @@ def test_it_is_proved_equal_and_its_checkpoints_move(degrees):
     assert "model/moe.experts.3.htoh4.weight" in {d.name for d in proof.differences if "checkpoint" in d.what}
 
 
+@pytest.mark.slow
 def test_experts_lie_split_and_their_weights_do_not_move():
     """A device has 1 / ep of weights and state; all-to-alls are those of nn.MoE, and nothing as large as a weight
     moves."""
@@ -353,6 +356,7 @@ def test_switch_gate():
     np.testing.assert_allclose(np.log(noisy), np.log(values.numpy()), atol=0.2)
 
 
+@pytest.mark.slow
 def test_the_documentation_s_layer_trains():
     """Paddle#75940: the example of the documentation, with a group of this one process."""
     group = Group(0, 0, [0], "_default_pg")

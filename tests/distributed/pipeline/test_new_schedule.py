@@ -93,6 +93,7 @@ class Net(nn.Layer):
         return nn.functional.mse_loss(out, y)
 
 
+@pytest.mark.slow
 def test_it_is_proved_to_train_as_one_device_does():
     proof = prove(
         Net,

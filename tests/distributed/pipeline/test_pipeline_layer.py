@@ -268,6 +268,7 @@ def test_train_and_eval_reach_every_chunk_and_losses_stay_outside():
     assert PipelineLayer([ReLU()], 1, loss_fn=[loss, relu]).loss_fn == [loss, relu]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("ctx", [None, {"mp_group": None, "offload": True, "partition": True}])
 @pytest.mark.parametrize("captured", [False, True])
 def test_recomputing_gives_the_same_gradients_with_dropout(ctx, captured):

@@ -112,6 +112,7 @@ def check(found, want, terms):
         np.testing.assert_allclose(found[1][name], value, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow_cases(
     "3-pp2-scheduleVPP-virtual_stages3",
     "4-pp2-scheduleFThenB-dp2",
@@ -232,6 +233,7 @@ def replace_bias(layers):
     layers.sublayers()[0].bias = None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", [double_gradient, halve_output, replace_bias])
 def test_a_model_changed_between_two_steps_is_captured_again(change):
     g = np.random.default_rng(5)
@@ -386,6 +388,7 @@ def next_token_loss(logits, ids):
     return nn.functional.cross_entropy(logits[:, :-1].reshape([-1, 1024]), ids[:, 1:].reshape([-1]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("degrees", [{"schedule": "1F1B", "dp": 2}, {"schedule": "ZBH1", "mp": 2}])
 def test_plain_layers_of_stages_are_fused(degrees, caplog):
     g = np.random.default_rng(5)

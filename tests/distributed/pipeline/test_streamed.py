@@ -183,6 +183,7 @@ def weight_bytes(model):
     return sum(a.nbytes for a in jax.live_arrays() if a.shape in shapes)
 
 
+@pytest.mark.slow
 def test_a_step_holds_the_weights_of_two_chunks_and_shares_their_programs(tmp_path):
     gc.collect()
     run = Run(tmp_path, layers=8)
