@@ -182,6 +182,7 @@ def test_what_a_killed_process_left_is_swept(text, tmp_path):
     assert new.exists()
 
 
+@pytest.mark.slow
 def test_king_james_in_time(tmp_path):
     start = time.monotonic()
     corpus = prepare(KJV, tmp_path, vocab_size=4096, seq_len=128)

@@ -70,6 +70,9 @@ def place(tmp_path, monkeypatch):
 
 # what these are about is compiled by tests of its own; make docs runs every page
 @pytest.mark.slow_cases(
+    "compression",
+    "evaluation",
+    "experts",
     "auto_parallel",
     "branches",
     "distributions",

@@ -477,7 +477,7 @@ def test_refuses_what_it_cannot_do(call, message):
 # ---- models ----
 
 
-@pytest.mark.slow_cases("full")
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["full", "full_attn", "core_attn"])
 def test_a_model_follows_the_plan_or_its_own_setting(what):
     paddle.seed(0)

@@ -57,6 +57,7 @@ def test_a_trained_model_goes_to_files_and_gives_its_logits(run, tmp_path, capsy
     np.testing.assert_allclose(np.load(tmp_path / "out" / "output_0.npy"), want, rtol=0, atol=bound)
 
 
+@pytest.mark.slow
 def test_a_configuration_names_its_runs_folder(run, tmp_path, capsys):
     config = tmp_path / "c.yaml"
     config.write_text(yaml.safe_dump({"model": {"num_heads": 8}, "output": str(run)}))

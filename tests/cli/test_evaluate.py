@@ -38,6 +38,7 @@ def test_rows_are_added_to_the_output(tmp_path, capsys):
     assert (rows[0]["dtype"], rows[0]["plan"], rows[0]["num_fewshot"]) == ("float32", "one device", 0)
 
 
+@pytest.mark.slow
 def test_adapters_and_caches_are_put_to_tasks_and_write(tmp_path, capsys):
     base, adapter, tokenizer = tmp_path / "base", tmp_path / "run" / "adapter", tokenizer_of()
     tokenizer.save_pretrained(base)

@@ -439,6 +439,7 @@ SLOW = {
     "llama zero3 sequence",
     "mixtral padded in parts",
     "gpt mp2_dp4",
+    "mixtral folded",
 )
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_volume_equals_the_formula(name):

@@ -23,7 +23,7 @@ def packed_rows(seed):
     return np.stack([rng.integers(0, 128, (8, 16)), ends, places], 1), labels
 
 
-@pytest.mark.slow_cases("ZBH1 x mp x recompute")
+@pytest.mark.slow_cases("ZBH1 x mp x recompute", "1F1B")
 @pytest.mark.parametrize(
     "plan",
     [

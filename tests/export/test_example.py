@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import polyreme as paddle
 from polyreme import jit
@@ -18,6 +19,7 @@ NO_POLYREME = (
 )
 
 
+@pytest.mark.slow
 def test_the_example_gives_what_the_model_gives(tmp_path):
     config = GPTConfig(vocab_size=16, hidden_size=8, num_layers=1, num_heads=2, seq_len=4, ffn_size=16)
     model = GPT(config)

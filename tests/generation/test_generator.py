@@ -79,6 +79,7 @@ def test_greedy_texts_of_a_batch_are_those_of_the_model(model, generator):
             assert list(top) == np.argsort(-log)[:3].tolist()
 
 
+@pytest.mark.slow
 def test_programs_do_not_grow_with_blocks():
     """A window of the last block alone makes it another kind of block; all others share one."""
     counts = []

@@ -59,6 +59,7 @@ def test_recomputing_gives_the_same_gradients_in_less_memory(static_mode):
     assert less < whole / 2
 
 
+@pytest.mark.slow
 def test_append_backward_takes_checkpoints(static_mode):
     main, startup = static_mode
     x = static.data("x", [None, WIDTH])

@@ -116,6 +116,7 @@ def run(tmp_path_factory, base):
     return folder
 
 
+@pytest.mark.slow
 def test_only_what_trains_is_saved_and_is_read_back(run, base):
     arrays, meta = saved(run)
     model, tokenizer = load_trained(run)[0], load_writer(run)[1]

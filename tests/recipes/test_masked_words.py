@@ -50,6 +50,7 @@ def test_a_run_trains_on_them(tmp_path, text):
     assert second < first < 1.1 * np.log(300)
 
 
+@pytest.mark.slow
 def test_a_plan_is_proved_and_its_parameters_counted(tmp_path):
     config = load(tmp_path / "run", *BERT, "train.accumulation=2", "model.dropout=0").config
     assert proving.run(config, steps=1).holds

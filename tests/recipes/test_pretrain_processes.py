@@ -139,6 +139,7 @@ def test_each_shard_is_saved_once_by_a_process_that_has_it(stopped, alone):
         np.testing.assert_allclose(many[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_either_goes_on_from_what_the_other_saved(stopped, alone, tmp_path, capsys):
     one, two = tmp_path / "one", tmp_path / "two"
     shutil.copytree(stopped[0], one)

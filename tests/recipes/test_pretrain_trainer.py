@@ -169,6 +169,7 @@ def test_what_is_not_available_is_refused(make):
         make("train.amp_level=O1", "train.amp_dtype=float16")
 
 
+@pytest.mark.slow
 def test_the_load_of_experts_is_that_of_a_step(make):
     model = ["model.family=mixtral", "model.num_layers=1", "model.dropout=0", "model.capacity_factor=0.5"]
     trainer = make(*ONE_DEVICE, *model, "log.experts=true", "train.accumulation=2", devices=1)

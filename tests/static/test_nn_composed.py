@@ -178,6 +178,7 @@ def made(monkeypatch):
     return parameters
 
 
+@pytest.mark.slow
 def test_composed_programs_equal_eager_code(static_mode, made):
     paddle.disable_static()
     wants = [eagerly(fn, arrays, made) for fn, arrays in PROGRAMS]

@@ -38,7 +38,7 @@ def _ops_do_not_stay():
         del OPS[name]
 
 
-@pytest.mark.slow_cases("pallas")
+@pytest.mark.slow_cases("pallas", "ffi")
 @pytest.mark.parametrize("kind", ["jax", "pallas", pytest.param("ffi", marks=needs_compiler)])
 def test_an_example_runs_and_the_page_shows_it(kind, monkeypatch, tmp_path):
     monkeypatch.setenv("POLYREME_EXTENSION_DIR", str(tmp_path))
@@ -59,6 +59,7 @@ def _scaled(library):
     return jax.jit(library.Scale(jax.ShapeDtypeStruct(x.shape, x.dtype)))(x).tolist()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_package_of_handlers_is_built_by_setup(tmp_path):
     _source(tmp_path, SOURCE.replace("FACTOR", "4"))

@@ -82,6 +82,7 @@ def plain_alone():
     return train(model, momentum(model), batches(16))
 
 
+@pytest.mark.slow
 def test_llama_by_parallelize_equals_one_device(llama_alone):
     model = llama()
     model, optimizer = parallelize(model, momentum(model), MESH, {"mp_config": {"parallelize_plan": LLAMA_PLAN}})

@@ -174,6 +174,7 @@ def test_modes_shapes_and_frozen_parameters_are_followed():
     assert np.abs(np.asarray(model.last.weight.grad._array) - want).max() <= bound.gradient(want, 1.0)
 
 
+@pytest.mark.slow
 def test_an_even_cut_balances_arithmetic():
     """Four layers cost what one of four times their size does; a wide cut would cost more to send than it balances."""
     model = nn.Sequential(*[nn.Linear(512, size) for size in (512, 512, 512, 512, 2048)])

@@ -393,6 +393,7 @@ def test_a_pipeline_of_one_stage_trains_whole_batches(hybrid):
     np.testing.assert_allclose(model(to_tensor(inputs)).numpy(), twin(to_tensor(inputs)).numpy(), atol=2.0**-23 * 64)
 
 
+@pytest.mark.slow
 def test_a_pipeline_trains_as_one_device_does_with_its_gradients_merged():
     configs = {
         "pipeline_configs": {"accumulate_steps": 2},

@@ -125,7 +125,7 @@ def alone():
     return functools.cache(on_one_device)
 
 
-@pytest.mark.slow_cases("1F1B-recompute", "V-scaler")
+@pytest.mark.slow_cases("1F1B-recompute", "V-scaler", "VPP-sharding")
 @pytest.mark.parametrize(
     ("strategy", "options", "scale"),
     [

@@ -102,6 +102,7 @@ SKEWED = np.array([[0, 1]] * 5 + [[3, 0]] * 4 + [[-1, -1], [1, -1], [0, 3]], "in
 VALUES = np.random.default_rng(1).standard_normal(SKEWED.shape).astype("float32")
 
 
+@pytest.mark.slow
 def test_every_token_goes_through_the_experts_that_it_chose():
     gate = Fixed(SKEWED, VALUES)
     want = token_by_token(make(gate))

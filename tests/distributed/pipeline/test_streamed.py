@@ -153,7 +153,7 @@ def test_host_memory_gives_the_same_bits_as_a_disk(mesh, tmp_path):
     check_same_bits(values(host), values(disk))
 
 
-@pytest.mark.slow_cases("pipeline")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "kinds"),
     [
