@@ -264,6 +264,24 @@ def unseen() -> list[Case]:
     ]
 
 
+def drawn() -> list[Case]:
+    """Twelve more, drawn before any was looked at: other shapes, schedules, recompute, sharding, experts and offloads."""
+    return [
+        gpt(16, (72, 5, 6, 112, 900), "O2", dp=4, sharding=2, sharding_stage=1),
+        gpt(12, (104, 7, 4, 144, 600), "O1", pp=2, dp=2, num_microbatches=6, schedule="Eager1F1B", recompute="core_attn"),
+        gpt(8, (128, 3, 8, 320, 400), recompute="full_attn", mp=2, sequence_parallel=True, num_microbatches=2),
+        gpt(18, (88, 6, 4, 80, 1200), "O2", pp=3, num_microbatches=9, schedule="FThenB"),
+        llama(12, (120, 6, 6, 3, 144, 700), pp=3, num_microbatches=6, schedule="ZBH1"),
+        llama(8, (64, 8, 4, 4, 224, 384), "O1", pp=2, mp=2, num_microbatches=4, schedule="VPP", recompute="full", recompute_share=0.5),
+        llama(8, (136, 4, 4, 1, 128, 1100), "O2", tied=True, sharding=4, sharding_stage=3, offload=["state"]),
+        experts(8, (88, 3, 4, 4, 112, 640), 4, "O1", recompute="full", dp=2, ep=2),
+        experts(16, (72, 4, 6, 2, 128, 512), 8, "O2", pp=2, ep=2, num_microbatches=4, sharding=2, sharding_stage=1),
+        experts(8, (80, 4, 4, 2, 144, 768), 4, family="qwen3_moe", dp=2, ep=2, recompute="core_attn"),
+        bert(12, (112, 2, 4, 80, 640), "O1", dp=2, recompute="full"),
+        vit(16, (40, 120, 5, 6), "O1", sharding=2, sharding_stage=1),
+    ]
+
+
 def held_out() -> list[Case]:
     """Thirty configurations that no rule or constant was set on."""
     return [
@@ -367,12 +385,12 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     """Compile a list, or both, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="?", choices=("tuned", "held-out", "unseen", "all"), default="all")
+    parser.add_argument("which", nargs="?", choices=("tuned", "held-out", "unseen", "drawn", "all"), default="all")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     args = parser.parse_args()
     text = []
-    for which, cases in (("unseen", unseen), ("held-out", held_out), ("tuned", tuned)):
+    for which, cases in (("drawn", drawn), ("unseen", unseen), ("held-out", held_out), ("tuned", tuned)):
         if args.which not in (which, "all"):
             continue
         rows = []

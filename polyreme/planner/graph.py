@@ -63,6 +63,7 @@ class OperationCost:
     of its own, over those of one kernel for all. shared: of an elementwise operation, the itemsizes (as in Value) of
     what it computes on the way and its backward reads too, such as the tanh of a GELU; each as large as its output.
     is_whole: of a loss, whether what it reads lies there whole, made by another operation, and not a chunk at a time.
+    drops: of attention, whether dropout goes over its probabilities.
     """
 
     kind: Kind
@@ -78,6 +79,7 @@ class OperationCost:
     unfused: float = 1.0
     shared: tuple[int, ...] = ()
     is_whole: bool = False
+    drops: bool = False
 
     @property
     def is_of_experts(self) -> bool:

@@ -14,7 +14,7 @@ from polyreme.mesh import Plan
 from polyreme.planner.graph import BlockCost, ModelGraph
 from polyreme.planner.memory_cpu import OnProcessor
 from polyreme.planner.memory_live import standings
-from polyreme.planner.memory_stage import AHEAD, Held, Stage, total
+from polyreme.planner.memory_stage import AHEAD, WIDE, Held, Stage, total
 from polyreme.planner.prediction import Memory, Training
 from polyreme.planner.sharding import Piece, stage_pieces
 
@@ -199,12 +199,19 @@ def _left(stage: Stage, chunk: Piece) -> float:
 
 def _of_experts(stage: Stage, block: BlockCost) -> float:
     """Bytes that the one operation of a block's experts leaves besides: what their activation functions share with
-    their derivatives; weights that a map over their devices hands on."""
+    their derivatives; weights that a map over their devices hands on; what comes back to tokens, in float32."""
     experts = (op for op in block.operations if op.is_of_experts and op.kind == "elementwise")
     parts = sum(len(op.shared) * stage.local(op.output, stage.itemsize) for op in experts)
     split = (v.size / stage.cuts.ways("use", v) for v in block.parameters if "expert" in v.dims)
     ways = stage.cuts.degree(stage.plan.expert_axes)
-    return parts + (sum(split) * stage.itemsize if ways > 1 else 0.0)
+    came_back = (
+        stage.cuts.returned(value, stage.samples) * WIDE - stage.local(value, stage.itemsize)
+        for op in block.operations
+        if op.kind == "route"
+        for value in op.inputs
+        if value.choices
+    )
+    return parts + sum(came_back) + (sum(split) * stage.itemsize if ways > 1 else 0.0)
 
 
 def _twice(block: BlockCost, saved: dict[str, Held]) -> float:

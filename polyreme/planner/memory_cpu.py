@@ -30,6 +30,9 @@ CONVOLUTION = 4
 PACKING = 1.03
 """Bytes of scratch over the bytes in it at the peak: buffers of unlike lifetimes leave gaps."""
 
+ROWS = 512
+"""Rows of a block of the gradient of experts' weights (kernels.grouped.WIDE)."""
+
 PIECES = 16
 """Buffers that a block's recomputed values are about."""
 
@@ -75,7 +78,8 @@ def kept_by_attention(
         yield "start of the gradient of queries", Held(out * span.rows / seq)
     for span in cut:
         if span.blocks == 1:
-            yield "probabilities", Held(rows * span.rows * span.keys)
+            # those that dropout went over, which the values' gradient reads, and those before
+            yield "probabilities", Held(rows * span.rows * span.keys, 2 if op.drops else 1)
     if len(looped) < len(cut) and len(op.inputs) < 3 and itemsize == WIDE:
         yield "queries, keys and values", Held(3 * out)
 
@@ -84,7 +88,8 @@ def kept_by_elementwise(op: OperationCost, cuts: Cuts, samples: float, itemsize:
     """The parts of an activation function that its derivative shares: tanh of a GELU, sigmoid and product of a SiLU."""
     size = cuts.local(op.output, samples)
     for at, width in enumerate(op.shared):
-        yield f"shared with the derivative {at}", Held(size * (width or itemsize))
+        # experts' op rounds what it makes on the way, as it ends in rows of the compute dtype
+        yield f"shared with the derivative {at}", Held(size * (itemsize if op.is_of_experts else width or itemsize))
 
 
 def kept_by_block(
@@ -106,10 +111,15 @@ def kept_by_block(
         if op.kind == "loss":
             continue
         for name in op.saved:
-            # experts' products widen a block of rows at a time
-            wide = op.kind in ("product", "norm", "convolution") and not op.is_of_experts
-            width = values[name].itemsize or (WIDE if wide else itemsize)
-            nbytes = cuts.local(_read(values[name], op), samples) * width
+            value = values[name]
+            if value.choices and op.kind != "elementwise":
+                # loops read rows in float32, which is the same in every turn and made before them, whole; what comes
+                # back to the tokens is weighed in float32
+                came_back = cuts.returned(value, samples) * WIDE
+                nbytes = cuts.local(value, samples) * WIDE if op.kind == "product" else came_back
+            else:
+                width = value.itemsize or (WIDE if op.kind in ("product", "norm", "convolution") else itemsize)
+                nbytes = cuts.local(_read(value, op), samples) * width
             if name not in saved or saved[name].nbytes < nbytes:
                 saved[name] = Held(nbytes)
         if op.kind == "norm":
@@ -226,7 +236,7 @@ class OnProcessor:
         # every microbatch's loss adds up a gradient of the head's weight of its own; loops over chunks take turns
         logits = Held(loss.logits, 1 if loss.is_looped else live)
         at_loss = [logits, Held(loss.weight, live), Held(loss.hidden, live), table]
-        starting = [Held(stage.transient()), table, Held(again / PIECES, PIECES)]
+        starting = [Held(self.transient()), table, Held(again / PIECES, PIECES)]
         slots = stage.near_slots
         # the gradient of logits made whole takes the logits' place before the head's gradients are there
         later = [Held(logits.nbytes / 2, logits.number), *at_loss[1:]]
@@ -234,13 +244,48 @@ class OnProcessor:
         return [
             *(_pack(0.0, total(buffers), copies + total(each) - reused([*buffers, *each], slots)) for each in least),
             _pack(loss.weight * live, total(inner), copies + total(starting) - reused([*inner, *starting], slots)),
-            _pack(stage.gradients + self.reduced(), 0.0, copies + stage.transient() + again),
+            _pack(self.before_first(), 0.0, copies + self.transient() + again),
+            _pack(stage.gradients + self.reduced(), 0.0, copies),
         ]
 
     def copies(self) -> float:
         """Bytes of copies of the optimizer's arrays: the fusion that makes the new parameter reads the old moments too,
         so the new ones may not take their places. The copies are made at once; the places are free until the update."""
         return total(self.stage.near_slots)
+
+    def before_first(self) -> float:
+        """Bytes of gradients as the backward of the first layer begins: without its own, unless those of other
+        microbatches are there."""
+        stage = self.stage
+        first = next((block for block, _ in stage.blocks if block.part == "layer"), None)
+        if first is None or stage.plan.num_microbatches > 1:
+            return stage.gradients
+        own = sum(value.size / stage.cuts.ways("grad", value) for value in first.parameters)
+        return stage.gradients - own * stage.training.gradients
+
+    def transient(self) -> float:
+        """Bytes of the largest gradients inside a block, when all that it kept is still there.
+
+        In experts the gradient of what their activation function gave lies where its loop began; those of what it took
+        come while the rows that it gave are gone. Each product's loop has, of one expert, the gradient of its weights
+        three times: where it starts, the sum, and what is added to it.
+        """
+        stage, most = self.stage, 0.0
+        bent = set()
+        for op in stage.operations():
+            if op.kind == "elementwise" and op.saved:
+                bent.add(op.output.name)
+                wide = stage.local(op.output, stage.training.keeps.stream)
+                # what an earlier program left stays to the end of this one
+                stays = stage.plan.schedule is not None and stage.itemsize == WIDE
+                new = (len(op.inputs) - (not stays)) * stage.local(op.output, WIDE)
+                most = max(most, new if op.is_of_experts else wide)
+            elif op.kind == "product" and op.is_of_experts and op.inputs[0].name in bent:
+                width, inner = op.output.shape[-1], op.inputs[0].shape[-1]
+                block = min(ROWS, stage.local(op.output, 1) / width)
+                loop = (3 * width * inner + block * inner) * WIDE
+                most = max(most, stage.local(op.output, WIDE) + loop)
+        return most
 
     def reduced(self) -> float:
         """Bytes of gradients summed over devices, as the update takes them: one collective sums all of them, so that
@@ -260,7 +305,8 @@ class OnProcessor:
         else:
             part = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize, PARTS[mode])
             inputs = {name: h for name, h in stage.kept(block).items() if name not in part}
-            saved = {**part, **inputs, **{name: h for name, h in starts.items() if name != "x"}}
+            again = {f"{op.name}: " for op in block.operations if op.part in PARTS[mode]}
+            saved = {**part, **inputs, **{n: h for n, h in starts.items() if n.startswith(tuple(again))}}
         missing = total(h for name, h in whole.items() if name not in saved and "start" not in name)
         if mode == "full":
             missing += total(self._weights_of(block))
@@ -282,11 +328,7 @@ class OnProcessor:
         for convolutions. Of weights that are kept in pieces those that the backward does not gather again: what the
         head reads, and the first product."""
         stage = self.stage
-        products = [
-            op.weights
-            for op in block.operations
-            if op.kind == "convolution" or (op.kind == "product" and not op.is_of_experts)
-        ]
+        products = [op.weights for op in block.operations if op.kind in ("convolution", "product")]
         first, read = products[0] if products else (), {name for names in products for name in names}
         for value in block.parameters:
             if value.name not in read:
@@ -312,7 +354,7 @@ class OnProcessor:
         for block, count in reversed(chunk):
             most = max(most, extra + self.kept(block)[1])
             extra -= count * self._extra(block) + total(self.weights([(block, count)]))
-        return most + table + stage.transient()
+        return most + table + self.transient()
 
     def of_weights(self, chunk: Piece) -> float:
         """Bytes that the second part of a chunk's backward works in: what went into products, turned round; gradients

@@ -454,6 +454,7 @@ def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
         saved=(*(each.name for each in qkv), out.name, sums.name),
         part="core_attn",
         executed=0.5,
+        drops=shape.dropout,
     )
 
 

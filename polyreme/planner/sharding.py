@@ -90,6 +90,10 @@ class Cuts:
         """Elements of an activation on one device; samples: of one microbatch over the whole job."""
         return value.size * (samples if "batch" in value.dims else 1) / self.ways("act", value)
 
+    def returned(self, value: Value, samples: float) -> float:
+        """Elements on one device of what experts gave, as it lies by token and choice."""
+        return self.local(value, samples)
+
     def joined(self, weight: Value) -> float:
         """Elements on one device of the array that an operation reads a parameter from, if that is no parameter."""
         return 0.0
@@ -102,11 +106,12 @@ ROUND = 3
 class Buffers(Cuts):
     """Cuts of the buffers that values lie in: those of rows for experts, whose sizes are the same whatever the router
     chooses, have room for as many as a device can get; where all devices compute equally many, for these and, while a
-    further round's backward runs, for its rows and their gradients."""
+    further round's backward runs, for its rows and their gradients. gathers_from: choices of a token from which on
+    experts gather all tokens."""
 
-    def __init__(self, strategy: Strategy, mesh: MeshShape, is_balanced: bool) -> None:
+    def __init__(self, strategy: Strategy, mesh: MeshShape, is_balanced: bool, gathers_from: int) -> None:
         super().__init__(strategy, mesh)
-        self.is_balanced = is_balanced
+        self.is_balanced, self.gathers_from = is_balanced, gathers_from
 
     def local(self, value: Value, samples: float) -> float:
         """Elements on one device, room for rows that do not come among them."""
@@ -118,19 +123,26 @@ class Buffers(Cuts):
         room = value.room(ways)
         return elements * (min(room, ROUND) if self.is_balanced else room)
 
+    def returned(self, value: Value, samples: float) -> float:
+        """Those of a device's tokens, or, where experts gather them, of all tokens that devices share experts for."""
+        ways = self.degree(self.axes("act", ("expert",), (value.shape[value.dims.index("expert")],)))
+        return super().local(value, samples) * (ways if value.choices >= self.gathers_from else 1)
+
     def joined(self, weight: Value) -> float:
         """Where all devices compute equally many: a device's own experts, and as many hot ones."""
         return 2 * weight.size / self.ways("use", weight) if self.is_balanced and "expert" in weight.dims else 0.0
 
 
 @lru_cache(maxsize=1024)
-def _buffers(strategy: Strategy, mesh: MeshShape, is_balanced: bool) -> Buffers:
-    return Buffers(strategy, mesh, is_balanced)
+def _buffers(strategy: Strategy, mesh: MeshShape, is_balanced: bool, gathers_from: int) -> Buffers:
+    return Buffers(strategy, mesh, is_balanced, gathers_from)
 
 
 def buffers_of(plan: Plan) -> Buffers:
     """The plan's Buffers; plans that differ in other things share them."""
-    return _buffers(plan.strategy, plan.mesh, plan.expert_dispatch == "balanced")
+    ways = math.prod(map(plan.mesh.degree, plan.expert_axes))
+    gathers_from = next((n for n in range(1, ways + 1) if plan.expert_dispatcher(ways, n) == "gather"), ways + 1)
+    return _buffers(plan.strategy, plan.mesh, plan.expert_dispatch == "balanced", gathers_from)
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyreme.kernels import attention_blocked
+from polyreme.kernels import attention_blocked, grouped
 from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES, chunk_count
 from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
 from polyreme.planner import Memory, ModelShape, Training, memory_cpu
@@ -160,6 +160,13 @@ def test_traced_models_have_their_attention_s_rows_by_any_name():
     kept = {what: held.nbytes for what, held in memory_cpu.kept_by_attention(traced, cuts_of(Plan()), 8)}
     assert kept["probabilities"] == 4 * 8 * 4 * 64 * 64
     assert kept["log sums"] == 4 * 8 * 4 * 64
+    # with dropout they are kept before and after it
+    ((held, number),) = (
+        each
+        for what, each in memory_cpu.kept_by_attention(replace(traced, drops=True), cuts_of(Plan()), 8)
+        if what == "probabilities"
+    )
+    assert held * number == 2 * kept["probabilities"]
 
 
 def test_weights_put_off_are_widened_and_turned_round():
@@ -186,6 +193,13 @@ def test_rows_of_experts_have_loops_that_start_from_zeros():
         rows = 8 * 128 * 2
         assert kept["expert_down: start of the gradient of rows"].nbytes == rows * 256 * itemsize
         assert kept["expert_up: start of the gradient of weights"].nbytes == 4 * 64 * 256 * itemsize
+        # loops read rows in float32, and weights: what is the same in every turn is made before them
+        assert (kept["routed"].nbytes, kept["expert_bent"].nbytes) == (rows * 64 * 4, rows * 256 * 4)
+        widened = total(OnProcessor(stage).weights([(block, 1)]))
+        assert widened == (4 * sum(v.size for v in block.parameters if len(v.shape) > 1) if itemsize == 2 else 0)
+        # where attention alone is computed again there is no second forward of experts
+        partly = Stage(shape.graph(), Plan(recompute="core_attn"), 8, training, stage_pieces(shape.graph(), plan)[0])
+        assert not any("expert_down: start of the output" in name for name in OnProcessor(partly).kept(block)[0])
         # a second forward has loops of its own
         again = Stage(shape.graph(), Plan(recompute="full"), 8, training, stage_pieces(shape.graph(), plan)[0])
         assert OnProcessor(again).kept(block)[0]["expert_down: start of the output"].nbytes == rows * 64 * itemsize
@@ -234,6 +248,7 @@ def test_the_processor_model_follows_the_kernels():
     for rows, vocab in ((60, 1 << 20), (2048, 16384), (2047, 16384), (8191, 50304), (8192, 50304), (4092, 1000)):
         assert chunks_of_tokens(rows, vocab) == chunk_count(rows, vocab)
     assert attention_blocked.BLOCK_QUERIES == memory_cpu.QUERIES
+    assert grouped.WIDE == memory_cpu.ROWS
 
 
 def test_values_lie_in_free_buffers_largest_first():

@@ -137,6 +137,7 @@ class _GraphBuilder:
         return OperationCost(
             "attention", self.title(op), (*inputs, sums), output, (), flops / self.traced.batch, tuple(saved),
             None, "core_attn", 0.5 if op.attributes.get("is_causal") else 1.0,
+            drops=op.attributes.get("dropout_p", 0.0) > 0,
         )  # fmt: skip
 
     def product(self, at: int, op: TracedOp) -> list[OperationCost]:
