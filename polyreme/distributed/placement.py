@@ -74,6 +74,16 @@ def apply_plan(
     return layout
 
 
+def place_on(layout: Layout, model: Layer) -> None:
+    """Put a model that no step trains on the devices of a layout, which may be a stage's, by its plan; the plan in
+    force stays what it is."""
+    for p in model.parameters():
+        p.layouts = parameter_layouts(layout, p)
+        state.write(p, put(p._array, p.layouts["param"]))
+    for buffer in model.buffers():
+        state.write(buffer, put(buffer._array, layout.replicated()))
+
+
 def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
     """Where a parameter, its gradient and its optimizer state go on a layout's mesh, and how an op reads it ("use"; not
     there when it is read as it is kept). State that the plan offloads is in host memory between updates. A running

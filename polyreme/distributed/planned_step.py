@@ -6,6 +6,7 @@ Pretraining runs it, prove compares it with one device's, verify compiles it wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,17 @@ from polyreme.distributed.pipeline.streamed import StreamedPipeline
 from polyreme.distributed.placement import apply_plan
 from polyreme.distributed.recompute_calls import follows_plan
 from polyreme.distributed.whole_step import WholeStep
+from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, PlacementError
+from polyreme.jit import to_static
 from polyreme.jit.device_branches import counting_branches
 from polyreme.mesh import Plan
 from polyreme.mesh.strategy import BRANCHES
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
 from polyreme.optimizer.on_disk import StateFiles
-from polyreme.training import Microbatch, StepPolicy, StepResult, TrainingStep, cut, share_by_counts
+from polyreme.training import Microbatch, Objective, StepPolicy, StepResult, TrainingStep, cut, share_by_counts
 
 
 class PlannedStep:
@@ -39,7 +42,8 @@ class PlannedStep:
 
     model: a function of (inputs, labels) that returns its mean loss, or whatever `loss` (model, inputs, labels) takes,
     which returns that or a pair of it and a dict of 0-D Tensors, told of in the parts of a StepResult; under a pipeline
-    it has pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn. count: labels ->
+    it has pipeline_items() and pipeline_loss(output, labels), or is a PipelineLayer with a loss_fn, and `loss` is an
+    Objective. count: labels ->
     how many terms that mean is over, where it is not the same in every microbatch; the batch's loss is then the mean
     over all of its terms, however it is cut. optimizer: makes the optimizer of a model. devices: those of the plan's
     mesh, all by default. `step` is a WholeStep, or over stages a PipelineStep. Raises ConfigError for a model that a
@@ -64,7 +68,7 @@ class PlannedStep:
         loss: Callable[[Any, Any, Any], Any] | None = None,
         count: Callable[[Any], float] | None = None,
     ) -> None:
-        self.model, self.plan, self.policy, self.count = model, plan, policy, count
+        self.model, self.plan, self.policy, self.count, self.loss = model, plan, policy, count, loss
         streams = plan.streams
         check_offload(plan, policy, has_loss=loss is not None and not mode.on)
         _check_recompute(model, plan)
@@ -79,8 +83,11 @@ class PlannedStep:
         _check_state_goes(plan, self.optimizer)
         self.step: Any
         if chunks is not None:
-            parts = (chunks, [pipeline_loss(model)], self.layout, getattr(model, "pipeline_output", None))
-            pipeline = StreamedPipeline(*parts, model.parameters()) if streams else Pipeline(*parts)
+            if streams:
+                parts = (chunks, [pipeline_loss(model)], self.layout, getattr(model, "pipeline_output", None))
+                pipeline: Pipeline = StreamedPipeline(*parts, model.parameters())
+            else:
+                pipeline = self._pipeline(loss)
             self.step = PipelineStep(pipeline, policy, self.optimizer)
         else:
             objective = loss or loss_of
@@ -94,6 +101,19 @@ class PlannedStep:
                 ),
                 self.layout,
             )
+
+    def _pipeline(self, loss: Any) -> Pipeline:
+        """The chunks with a loss at their end, the model's own or an Objective's."""
+        assert self.layers is not None
+        if loss is not None and not isinstance(loss, Objective):
+            raise ConfigError(
+                f"mesh {self.plan.mesh} with a loss of the whole model: over pipeline stages the last computes it from "
+                "what the stage gives; make it a training.Objective, leave it out, or set pp to 1"
+            )
+        end = pipeline_loss(self.model) if loss is None else partial(loss.of_stream, self.model)
+        told = () if loss is None else loss.told
+        output = getattr(self.model, "pipeline_output", None)
+        return Pipeline(self.layers.get_model_chunks(), [end], self.layout, output, told)
 
     @property
     def is_staged(self) -> bool:
@@ -123,6 +143,30 @@ class PlannedStep:
         losses = [loss._array for ([loss], _) in self.step.evaluate(batch)]
         return Tensor(Pipeline.mean(losses, batch))
 
+    def evaluator(self, objective: Objective) -> Callable[[Any, Any], dict[str, np.ndarray]]:
+        """A function of a global batch on the host (inputs, labels) that gives what an Objective tells of it, values
+        with the batch's rows in dim 0, by forwards alone; in a process that has all of the plan's devices."""
+        if self.is_staged:
+            step = PipelineStep(self._pipeline(objective), self.policy)
+
+            def of_stages(inputs: Any, labels: Any) -> dict[str, np.ndarray]:
+                parts = [told for _, told in step.evaluate(_by_stage(objective, self._microbatches(inputs, labels)))]
+                return {name: np.concatenate([part[name].numpy() for part in parts]) for name in objective.told}
+
+            return of_stages
+
+        @to_static
+        def tell(inputs: Any, labels: Any) -> dict[str, Tensor]:
+            with no_grad(), self.policy.precision.autocast():
+                return objective(self.model, inputs, labels)[1]
+
+        def of_whole(inputs: Any, labels: Any) -> dict[str, np.ndarray]:
+            (part,) = self.step.place(cut([inputs, labels], 1, None))
+            told, everywhere = tell(part.inputs, part.labels), self.layout.replicated()
+            return {name: np.asarray(replicas.whole(value._array, everywhere)) for name, value in told.items()}
+
+        return of_whole
+
     def outputs(self, inputs: Any) -> np.ndarray:
         """What the model gives for inputs without labels, taken as one piece, on the host of every process, each of
         which must call it."""
@@ -139,6 +183,10 @@ class PlannedStep:
 
     def cut(self, inputs: Any, labels: Any) -> list[Microbatch]:
         """A global batch on the host in the plan's number of microbatches."""
+        batch = self._microbatches(inputs, labels)
+        return _by_stage(self.loss, batch) if self.is_staged and isinstance(self.loss, Objective) else batch
+
+    def _microbatches(self, inputs: Any, labels: Any) -> list[Microbatch]:
         batch = cut([inputs, labels], self.plan.num_microbatches, None)
         return batch if self.count is None else share_by_counts(batch, [self.count(part.labels) for part in batch])
 
@@ -191,6 +239,14 @@ def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
             f"plan: offload {plan.offload.plain()}, and {type(optimizer).__name__} keeps no arrays for each parameter "
             "that could go there; leave offload out, or use another optimizer, such as AdamW"
         )
+
+
+def _by_stage(objective: Objective, batch: Sequence[Microbatch]) -> list[Microbatch]:
+    """Microbatches whose inputs are what the first stage takes, and whose labels what the last does."""
+    return [
+        part._replace(inputs=objective.rows(part.inputs), labels=objective.targets(part.inputs, part.labels))
+        for part in batch
+    ]
 
 
 def _told(result: Any) -> tuple[list[Tensor], dict[str, Tensor] | None]:

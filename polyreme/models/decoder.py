@@ -237,7 +237,9 @@ class Decoder(Pretrained, Layer):
         at_routers: a block of experts is two, its experts the second, of no documents that share rows.
         """
         embedding = Part(self._embed_rows, **self.embedding_layers())
-        norm = Part(self._norm_rows, **self.output_layers())
+        # a head that a reward model has beside its own
+        heads = {name: layer for name, layer in self.named_children() if name == "reward_head"}
+        norm = Part(self._norm_rows, **self.output_layers(), **heads)
         blocks: list[Layer] = [
             part
             for place, block in enumerate(self.blocks)

@@ -223,8 +223,6 @@ class FinetuneConfig(RunConfig):
             raise ValueError(f"packing: {family.name} takes one conversation a row; set packing=false")
         if self.plan.elastic:
             raise ValueError("plan.elastic: plans are found for pretraining alone; leave it out")
-        if self.plan.pp > 1 and self.record.loss is not None:
-            raise ValueError(f"plan.pp={self.plan.pp}: stage {self.stage} needs the whole model at once; set plan.pp=1")
         return self
 
     def _check_stage(self) -> None:

@@ -19,11 +19,11 @@ Loss = Callable[[Any, Any, Any], Any]
 @dataclass(frozen=True, slots=True, eq=False)
 class TuningStage:
     """One kind of fine-tuning. samples: what it reads. loss: (the run's configuration) -> the loss; None for the
-    model's own, which alone a pipeline can compute. settings: those that it alone, or some stages, have a use for.
-    build: (model, configuration) -> adds what the model lacks. prepare: (configuration, Trainer, data, folder, say) ->
-    does what is to be done once, before the first step and when a run resumes, of the model as it begins; say takes
-    lines of how far it is. roll_out:
-    (configuration, Trainer, data) -> (batch, step) -> what the loss takes, where the model itself makes it."""
+    model's own, and one that is no training.Objective no pipeline can compute. settings: those that it alone, or some
+    stages, have a use for. build: (model, configuration) -> adds what the model lacks. prepare: (configuration,
+    Trainer, data, folder, say) -> does what is to be done once, before the first step and when a run resumes, of the
+    model as it begins; say takes lines of how far it is. roll_out: (configuration, Trainer, data) -> (batch, step) ->
+    what the loss takes, where the model itself makes it."""
 
     name: str
     samples: SampleKind
@@ -44,7 +44,7 @@ SFT = TuningStage(name="sft", samples=CONVERSATIONS, settings=("packing",), alia
 DPO = TuningStage(
     name="dpo",
     samples=PREFERENCES,
-    loss=_alignment("preference_loss"),
+    loss=_alignment("PreferenceObjective"),
     settings=("beta", "loss_type", "pref_loss_ratio", "sft_loss_ratio", "label_smoothing", "simpo_gamma",
               "dpop_lambda", "reference_free"),
     prepare=_alignment("score_reference"),
@@ -53,7 +53,7 @@ DPO = TuningStage(
 KTO = TuningStage(
     name="kto",
     samples=JUDGEMENTS,
-    loss=_alignment("judged_loss"),
+    loss=_alignment("JudgementObjective"),
     settings=("beta", "desirable_weight", "undesirable_weight", "reference_free"),
     prepare=_alignment("score_reference"),
 )
@@ -61,7 +61,7 @@ KTO = TuningStage(
 RM = TuningStage(
     name="rm",
     samples=PREFERENCES,
-    loss=_alignment("pair_reward_loss"),
+    loss=_alignment("RewardObjective"),
     build=_alignment("add_reward_head"),
     aliases=("reward",),
 )
@@ -69,7 +69,7 @@ RM = TuningStage(
 DISTILL = TuningStage(
     name="distill",
     samples=CONVERSATIONS,
-    loss=_alignment("DistillationLoss"),
+    loss=_alignment("DistillationObjective"),
     settings=("packing", "teacher", "distill_temperature", "distill_weight"),
     prepare=_alignment("load_teacher"),
 )

@@ -1,6 +1,7 @@
 """The training step: what it does with a batch, and how it computes."""
 
 from polyreme.training.microbatches import Microbatch, cut, share_by_counts, shares
+from polyreme.training.objective import Objective
 from polyreme.training.policy import StepPolicy
 from polyreme.training.precision import FULL_PRECISION, MixedPrecision
 from polyreme.training.spikes import SpikePolicy
@@ -10,6 +11,7 @@ __all__ = [
     "FULL_PRECISION",
     "Microbatch",
     "MixedPrecision",
+    "Objective",
     "SpikePolicy",
     "StepPolicy",
     "StepResult",

@@ -157,16 +157,14 @@ def test_traced_models_have_their_attention_s_rows_by_any_name():
     (op,) = (op for op in block.operations if op.kind == "attention")
     sums = next(value for value in op.inputs if value.name == "log_sums")
     traced = replace(op, inputs=(*op.inputs[:-1], replace(sums, name="v13_log_sums")))
-    kept = {what: held.nbytes for what, held in memory_cpu.kept_by_attention(traced, cuts_of(Plan()), 8)}
-    assert kept["probabilities"] == 4 * 8 * 4 * 64 * 64
-    assert kept["log sums"] == 4 * 8 * 4 * 64
-    # with dropout they are kept before and after it
-    ((held, number),) = (
-        each
-        for what, each in memory_cpu.kept_by_attention(replace(traced, drops=True), cuts_of(Plan()), 8)
-        if what == "probabilities"
-    )
-    assert held * number == 2 * kept["probabilities"]
+
+    def left(op: Any) -> dict[str, float]:
+        return {what: total([held]) for what, held in memory_cpu.kept_by_attention(op, cuts_of(Plan()), 8)}
+
+    assert left(traced)["probabilities"] == 4 * 8 * 4 * 64 * 64
+    assert left(traced)["log sums"] == 4 * 8 * 4 * 64
+    # with dropout they are there before and after it
+    assert left(replace(traced, drops=True))["probabilities"] == 2 * 4 * 8 * 4 * 64 * 64
 
 
 def test_weights_put_off_are_widened_and_turned_round():
@@ -189,12 +187,12 @@ def test_rows_of_experts_have_loops_that_start_from_zeros():
     (block,) = (b for b in shape.graph().blocks if b.part == "layer")
     for training, itemsize in ((WIDE, 4), (LOW, 2)):
         stage = Stage(shape.graph(), plan, 8, training, stage_pieces(shape.graph(), plan)[0])
-        kept = OnProcessor(stage).kept(block)[0]
+        buffers = OnProcessor(stage).kept(block)[0]
         rows = 8 * 128 * 2
-        assert kept["expert_down: start of the gradient of rows"].nbytes == rows * 256 * itemsize
-        assert kept["expert_up: start of the gradient of weights"].nbytes == 4 * 64 * 256 * itemsize
+        assert buffers["expert_down: start of the gradient of rows"].nbytes == rows * 256 * itemsize
+        assert buffers["expert_up: start of the gradient of weights"].nbytes == 4 * 64 * 256 * itemsize
         # loops read rows in float32, and weights: what is the same in every turn is made before them
-        assert (kept["routed"].nbytes, kept["expert_bent"].nbytes) == (rows * 64 * 4, rows * 256 * 4)
+        assert (buffers["routed"].nbytes, buffers["expert_bent"].nbytes) == (rows * 64 * 4, rows * 256 * 4)
         widened = total(OnProcessor(stage).weights([(block, 1)]))
         assert widened == (4 * sum(v.size for v in block.parameters if len(v.shape) > 1) if itemsize == 2 else 0)
         # where attention alone is computed again there is no second forward of experts

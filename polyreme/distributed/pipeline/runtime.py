@@ -37,8 +37,9 @@ class Pipeline:
 
     chunks: functions of a structure of Tensors, in the order that data flows. losses: functions (output of the last,
     labels) -> a loss with one element, a mean over its microbatch; all are computed, and `loss` chooses by its place
-    the one to differentiate. output: what to make of the last chunk's output where no loss is asked for. The plan's
-    schedule says what runs when; a batch may have any number of microbatches.
+    the one to differentiate. output: what to make of the last chunk's output where no loss is asked for. told: names of
+    what losses give beside themselves, as pairs of a loss and a dict of Tensors, which then come after the losses. The
+    plan's schedule says what runs when; a batch may have any number of microbatches.
     """
 
     stage_of_chunk: tuple[int, ...]
@@ -49,8 +50,10 @@ class Pipeline:
         losses: Sequence[Callable[[Any, Any], Any]],
         layout: Layout,
         output: Callable[[Any], Any] | None = None,
+        told: Sequence[str] = (),
     ) -> None:
         self.layout = layout
+        self.told = tuple(told)
         self.plan = layout.plan
         self._agreed = _agreed(chunks, layout) if spans_processes(layout) and not mode.on else None
         # called after each task of a batch that is trained: with the stage, the task and the run
@@ -63,9 +66,11 @@ class Pipeline:
         self._first = [Chunk(fn, at, cut=cut) for fn, at in zip(chunks[:-1], stages[:-1], strict=True)]
         self._last = Chunk(chunks[-1] if output is None else _then(chunks[-1], output), stages[-1], cut=False)
         self._with_loss = [
-            Chunk(_with_losses(chunks[-1], losses, at), stages[-1], cut=cut) for at in range(len(losses))
+            Chunk(_with_losses(chunks[-1], losses, at, self.told), stages[-1], cut=cut) for at in range(len(losses))
         ]
-        self._with_both = Chunk(_with_losses(chunks[-1], losses, 0, output or _unchanged), stages[-1], cut=False)
+        self._with_both = Chunk(
+            _with_losses(chunks[-1], losses, 0, self.told, output or _unchanged), stages[-1], cut=False
+        )
 
     def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
         """The stage of each chunk, in the order that data flows."""
@@ -95,7 +100,7 @@ class Pipeline:
         `.grad` of every parameter, on the parameter's own stage.
 
         keys: a random key for each microbatch. scale: a 0-D array to multiply the gradient by, for loss scaling.
-        every: a microbatch's losses from all the loss functions instead of the chosen one's.
+        every: a microbatch's losses from all the loss functions, and what is told, instead of the chosen one's.
         """
         run = self._run(self._chunks(loss), batch, keys, backward=True, loss=loss)
         run.weights = self._weights(batch, scale)
@@ -114,8 +119,9 @@ class Pipeline:
     def evaluate(
         self, batch: Sequence[Microbatch], keys: Sequence[Any], *, losses: bool = True, outputs: bool = False
     ) -> list[tuple[list[jax.Array], Any]]:
-        """Forward alone -> of each microbatch, the losses from all the loss functions, and the structure of Tensors
-        that the last chunk gives, where its devices are; none and None where they are not asked for."""
+        """Forward alone -> of each microbatch, the losses from all the loss functions with what is told, and the
+        structure of Tensors that the last chunk gives, where its devices are; none and None where they are not asked
+        for."""
         loss = 0 if losses else None
         run = self._run(self._chunks(loss, outputs), batch, keys, backward=False, loss=loss, outputs=outputs)
         for i, k in self._forwards(len(batch)):
@@ -203,15 +209,20 @@ def _with_losses(
     fn: Callable[[Any], Any],
     losses: Sequence[Callable[[Any, Any], Any]],
     chosen: int,
+    told: Sequence[str],
     output: Callable[[Any], Any] | None = None,
 ) -> Callable[[Any], Any]:
-    """fn and every loss of its output, through the chosen one of which alone gradients flow; with output, a pair of
-    those and what it makes of fn's output."""
+    """fn and every loss of its output, through the chosen one of which alone gradients flow, with what they tell; with
+    output, a pair of those and what it makes of fn's output."""
 
     def last(pair: tuple[Any, Any]) -> Any:
-        out = fn(pair[0])
-        means = [_check_loss(loss(out, pair[1])) for loss in losses]
-        means = [mean if i == chosen else mean.detach() for i, mean in enumerate(means)]
+        out, more, means = fn(pair[0]), {}, []
+        for i, loss in enumerate(losses):
+            result = loss(out, pair[1])
+            mean, beside = result if told else (result, {})
+            means.append(_check_loss(mean) if i == chosen else _check_loss(mean).detach())
+            more |= beside
+        means += [more[name].detach() for name in told]
         return means if output is None else (means, output(out))
 
     return last

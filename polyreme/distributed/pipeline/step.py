@@ -55,21 +55,23 @@ class PipelineStep:
     def gradients(
         self, batch: Sequence[Microbatch], *, scaler: GradScaler | None = None, loss: int = 0
     ) -> tuple[Tensor, list[tuple[list[Tensor], Any]]]:
-        """The mean of the chosen loss over the batch's rows, and every loss of each microbatch, on the last stage;
-        gradients of the mean are added to `.grad`, each on its parameter's stage, scaled if there is a scaler."""
+        """The mean of the chosen loss over the batch's rows, and of each microbatch every loss and what losses told, on
+        the last stage; gradients of the mean are added to `.grad`, each on its parameter's stage, scaled if there is a
+        scaler."""
         scaler = self._scaler(scaler)
         scale = None if scaler is None else scaler.get_loss_scaling()._array
         with self.policy.precision.autocast(), self._keys(len(batch)) as keys:
             losses = self.pipeline.train(batch, keys, scale=scale, loss=loss, every=True)
         mean = Tensor(self.pipeline.mean([each[loss] for each in losses], batch))
-        return mean, [([Tensor(array) for array in each], None) for each in losses]
+        return mean, [self._told(each) for each in losses]
 
     def evaluate(
         self, batch: Sequence[Microbatch], *, losses: bool = True, outputs: bool = False
     ) -> list[tuple[list[Tensor], Any]]:
         """Forward alone, as the policy computes -> of each microbatch, the losses of all the loss functions and what
-        the last chunk gives; none and None where they are not asked for. Whether Layers are in training mode is the
-        caller's to say. In a process without devices of the last stage there are no outputs.
+        the last chunk gives, or without outputs what losses told; none and None where they are not asked for. Whether
+        Layers are in training mode is the caller's to say. In a process without devices of the last stage there are no
+        outputs.
 
         Random numbers come from where gradients takes them; where nothing is drawn the stream stays where it is.
         """
@@ -80,7 +82,15 @@ class PipelineStep:
         if self.policy.branches(len(batch)) and not self.pipeline.drew(losses=losses, outputs=outputs):
             # evaluating between two steps then leaves the next one as it would have been
             state.write(key, before)
-        return [([Tensor(array) for array in arrays], out) for arrays, out in results]
+        told = [self._told(arrays) for arrays, _ in results]
+        return [(means, out if outputs else more) for (means, more), (_, out) in zip(told, results, strict=True)]
+
+    def _told(self, arrays: Sequence[jax.Array]) -> tuple[list[Tensor], dict[str, Tensor] | None]:
+        """(the losses of a microbatch, what they told by name) of what the last chunk gave."""
+        tensors, names = [Tensor(array) for array in arrays], self.pipeline.told
+        if not (names and tensors):
+            return tensors, None
+        return tensors[: -len(names)], dict(zip(names, tensors[-len(names) :], strict=True))
 
     def update(self, loss: Tensor, *, optimizer: Any = None, scaler: GradScaler | None = None) -> dict[str, Tensor]:
         """Update the parameters from their gradients, as the policy says if loss or gradients are not finite; the

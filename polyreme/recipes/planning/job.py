@@ -28,7 +28,7 @@ from polyreme.recipes.config import RunConfig
 from polyreme.recipes.samples import Input, labels_of
 from polyreme.recipes.training.trainer import learning_rate_schedule, loss_of_config, make_optimizer, step_policy
 from polyreme.recipes.weights.base import make_model
-from polyreme.training import Microbatch, StepPolicy
+from polyreme.training import Microbatch, Objective, StepPolicy
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TrainingJob:
 
     model: makes it; under a pipeline it has pipeline_items() and pipeline_loss(output, labels). loss: (model, arrays of
     a microbatch) -> a 0-D mean. inputs: of a whole batch, under a pipeline inputs and labels. optimizer: of a model.
-    policy: of the step.
+    policy: of the step. objective: under a pipeline, what is made small if not the model's own loss.
     """
 
     model: Callable[[], Layer]
@@ -45,6 +45,7 @@ class TrainingJob:
     inputs: tuple[Input, ...]
     optimizer: Callable[[Layer], Optimizer]
     policy: StepPolicy = field(default_factory=StepPolicy)
+    objective: Objective | None = None
 
 
 def job_of(config: RunConfig) -> TrainingJob:
@@ -61,6 +62,7 @@ def job_of(config: RunConfig) -> TrainingJob:
         inputs=config.samples.arrays(config),
         optimizer=optimizer,
         policy=step_policy(config.train),
+        objective=loss if isinstance(loss, Objective) else None,
     )
 
 
@@ -81,7 +83,8 @@ class AbstractJob:
         self._outer = layouts.active.layout, rng.default_generator.key_state()._array
         with self._abstractly(), LazyGuard():
             self.model = job.model()
-            self.planned = PlannedStep(self.model, plan, job.optimizer, job.policy, devices, self._loss)
+            loss = self._loss if plan.mesh.pp == 1 else job.objective
+            self.planned = PlannedStep(self.model, plan, job.optimizer, job.policy, devices, loss)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
 
     def close(self) -> None:
@@ -104,7 +107,7 @@ class AbstractJob:
         """A batch without memory, in microbatches; inside `abstractly`."""
         first, *rest = (Abstract.of(given.shape, given.dtype, None) for given in self.job.inputs)
         self.planned.check_rows(first.shape[0])
-        return self.planned.cut(first, rest[0] if self.planned.is_staged else tuple(rest))
+        return self.planned.cut(first, labels_of(rest) if self.planned.is_staged else tuple(rest))
 
     @contextmanager
     def _abstractly(self) -> Iterator[None]:

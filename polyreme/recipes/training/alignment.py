@@ -13,12 +13,10 @@ import numpy as np
 import xxhash
 
 from polyreme.data.packing import NO_LABEL
-from polyreme.distributed.communication import replicas
-from polyreme.distributed.placement import apply_plan
+from polyreme.distributed.placement import place_on
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError
 from polyreme.io import safetensors_file
-from polyreme.jit import to_static
 from polyreme.nn import Layer
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
@@ -29,7 +27,7 @@ from polyreme.recipes.data.pair_samples import PairDataset
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.preference_losses import LOSSES
 from polyreme.recipes.weights.base import base_digest, load_base
-from polyreme.training import cut
+from polyreme.training import Objective
 from polyreme.training.preference import (
     PairLogProbs,
     PreferenceSettings,
@@ -45,41 +43,54 @@ _SECONDS_A_LINE = 10.0
 def answer_log_probs(model: Any, tokens: Any, labels: Any) -> tuple[Any, Any]:
     """(log-probabilities of the answers, summed over their tokens; how many those are), [batch, 2] each, of pairs of
     rows: tokens [batch, 2, seq], labels [batch, 2, seq] with NO_LABEL where nothing is asked."""
-    batch, sides, seq = labels.shape
-    rows = labels.reshape([batch * sides, seq])
-    logits = model(tokens.reshape([batch * sides, seq])).astype("float32")
-    costs = F.cross_entropy(logits, rows, ignore_index=NO_LABEL, reduction="none").reshape([batch, sides, seq])
+    return _log_probs(model(_by_row(tokens)), labels)
+
+
+def _by_row(pairs: Any) -> Any:
+    """[batch, 2, seq] as [2 batch, seq]."""
+    batch, sides, seq = pairs.shape
+    return pairs.reshape([batch * sides, seq])
+
+
+def _log_probs(logits: Any, labels: Any) -> tuple[Any, Any]:
+    """answer_log_probs given the logits [2 batch, seq, vocab]."""
+    costs = F.cross_entropy(logits.astype("float32"), _by_row(labels), ignore_index=NO_LABEL, reduction="none")
     counts = (labels != NO_LABEL).astype("float32").sum(-1)
-    return -costs.sum(-1), counts
+    return -costs.reshape(labels.shape).sum(-1), counts
+
+
+class _OfPairs(Objective):
+    """A loss of pairs of answers."""
+
+    def __init__(self, config: FinetuneConfig) -> None:
+        self.config = config
+
+    def rows(self, inputs: Any) -> Any:
+        return _by_row(inputs)
 
 
 # preferences
 
 
-def preference_loss(config: FinetuneConfig) -> Callable[[Any, Any, Any], Any]:
+class PreferenceObjective(_OfPairs):
     """The loss of stage dpo, by loss_type."""
-    record = LOSSES.named(config.loss_type)
-    settings = PreferenceSettings(config.beta, config.label_smoothing, config.simpo_gamma, config.dpop_lambda)
 
-    def loss(model: Any, tokens: Any, targets: Any) -> Any:
+    told = ("rewards/chosen", "rewards/rejected", "rewards/accuracy")
+
+    def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
+        config = self.config
+        settings = PreferenceSettings(config.beta, config.label_smoothing, config.simpo_gamma, config.dpop_lambda)
         labels, facts = targets
-        sums, counts = answer_log_probs(model, tokens, labels)
+        sums, counts = _log_probs(output, labels)
         (chosen, rejected), (num_chosen, num_rejected) = sums.unbind(1), counts.unbind(1)
         reference_chosen, reference_rejected, _ = facts.unbind(1)
         pairs = PairLogProbs(chosen, rejected, reference_chosen, reference_rejected, num_chosen, num_rejected)
-        cost = record(pairs, settings).mean()
-        total = cost * config.pref_loss_ratio
+        total = LOSSES.named(config.loss_type)(pairs, settings).mean() * config.pref_loss_ratio
         if config.sft_loss_ratio:
             total = total - (chosen / num_chosen).mean() * config.sft_loss_ratio
         rewards = (pairs.chosen_ratio * config.beta, pairs.rejected_ratio * config.beta)
-        told = {
-            "rewards/chosen": rewards[0].mean(),
-            "rewards/rejected": rewards[1].mean(),
-            "rewards/accuracy": (rewards[0] > rewards[1]).astype("float32").mean(),
-        }
-        return total, told
-
-    return loss
+        accuracy = (rewards[0] > rewards[1]).astype("float32").mean()
+        return total, dict(zip(self.told, (rewards[0].mean(), rewards[1].mean(), accuracy), strict=True))
 
 
 def needs_reference(config: FinetuneConfig) -> bool:
@@ -89,25 +100,33 @@ def needs_reference(config: FinetuneConfig) -> bool:
     return config.stage == "kto" or LOSSES.named(config.loss_type).needs_reference
 
 
-def judged_loss(config: FinetuneConfig) -> Callable[[Any, Any, Any], Any]:
+class JudgementObjective(_OfPairs):
     """The loss of stage kto."""
 
-    def loss(model: Any, tokens: Any, targets: Any) -> Any:
+    told = ("rewards/desirable", "rewards/undesirable")
+
+    def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
+        config = self.config
         labels, facts = targets
-        sums, _ = answer_log_probs(model, tokens, labels)
+        sums, _ = _log_probs(output, labels)
         ratio, mismatched = (sums - facts[:, :2]).unbind(1)
         is_good = facts[:, 2]
         weights = (config.desirable_weight, config.undesirable_weight)
         cost = kto_loss(ratio, mismatched, is_good, config.beta, *weights).mean()
         reward = ratio * config.beta
         good, bad = is_good.sum().clip(min=1), (1 - is_good).sum().clip(min=1)
-        told = {
-            "rewards/desirable": (reward * is_good).sum() / good,
-            "rewards/undesirable": (reward * (1 - is_good)).sum() / bad,
-        }
-        return cost, told
+        rewards = ((reward * is_good).sum() / good, (reward * (1 - is_good)).sum() / bad)
+        return cost, dict(zip(self.told, rewards, strict=True))
 
-    return loss
+
+class _AnswerScores(_OfPairs):
+    """No loss to make small: tells the log-probabilities of answers, [batch, 2]."""
+
+    told = ("scores",)
+
+    def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
+        sums, _ = _log_probs(output, targets)
+        return sums.mean(), {"scores": sums}
 
 
 def score_reference(
@@ -172,16 +191,10 @@ def _score(
     say: Callable[[str], None],
 ) -> None:
     """Put the log-probabilities of the answers of these rows of data sets into scores, in batches of one size."""
-    model, step = trainer.model, trainer.planned.step
-
-    def score(tokens: Any, labels: Any) -> Any:
-        with no_grad(), step.step.policy.precision.autocast():
-            return answer_log_probs(model, tokens, labels)[0]
-
-    captured = to_static(score)
+    score = trainer.planned.evaluator(_AnswerScores(trainer.config))
     places = [(number, row) for number, listed in enumerate(rows) for row in listed]
     count, told_at = len(places), time.monotonic()
-    model.eval()
+    trainer.model.eval()
     try:
         for begin in range(0, count, size):
             batch = [places[place % count] for place in range(begin, begin + size)]  # one shape, one program
@@ -189,16 +202,13 @@ def _score(
                 np.stack([getattr(datasets[number], part)[row] for number, row in batch]).astype(np.int64)
                 for part in ("tokens", "labels")
             )
-            (part,) = step.place(cut([tokens, labels], 1, None))
-            out = captured(part.inputs, part.labels)
-            values = np.asarray(replicas.whole(out._array, trainer.layout.replicated()))
-            for (number, row), value in zip(batch, values, strict=True):
+            for (number, row), value in zip(batch, score(tokens, labels)["scores"], strict=True):
                 scores[number][row] = value
             if time.monotonic() - told_at > _SECONDS_A_LINE:
                 say(f"what the reference says of the answers: {min(begin + size, count)} of {count} pairs")
                 told_at = time.monotonic()
     finally:
-        model.train()
+        trainer.model.train()
 
 
 # rewards
@@ -226,45 +236,50 @@ def add_reward_head(model: Any, config: FinetuneConfig) -> None:
 
 def rewards(model: Any, tokens: Any, labels: Any) -> Any:
     """The rewards [rows] of texts [rows, seq], read where their last label, the token that ends them, is asked for."""
+    return _rewards(model, model.hidden(tokens), labels)
+
+
+def _rewards(model: Any, hidden: Any, labels: Any) -> Any:
+    """rewards given the hidden states [rows, seq, hidden]."""
     places = (labels != NO_LABEL).astype("int64") * arange(labels.shape[1])
-    hidden = model.hidden(tokens)
     index = places.max(-1).reshape([-1, 1, 1]).expand([-1, 1, hidden.shape[-1]])
     return model.reward_head(take_along_axis(hidden, index, 1).squeeze(1).astype("float32"))
 
 
-def pair_reward_loss(config: FinetuneConfig) -> Callable[[Any, Any, Any], Any]:
+class RewardObjective(_OfPairs):
     """The loss of stage rm."""
 
-    def loss(model: Any, tokens: Any, targets: Any) -> Any:
-        labels, _ = targets
-        batch, sides, seq = labels.shape
-        flat = rewards(model, tokens.reshape([batch * sides, seq]), labels.reshape([batch * sides, seq]))
-        chosen, rejected = flat.reshape([batch, sides]).unbind(1)
-        told = {
-            "rewards/chosen": chosen.mean(),
-            "rewards/rejected": rejected.mean(),
-            "rewards/accuracy": (chosen > rejected).astype("float32").mean(),
-        }
-        return reward_loss(chosen, rejected).mean(), told
+    reads = "hidden"
+    told = ("rewards/chosen", "rewards/rejected", "rewards/accuracy")
 
-    return loss
+    def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
+        labels, _ = targets
+        chosen, rejected = _rewards(model, output, _by_row(labels)).reshape(labels.shape[:2]).unbind(1)
+        means = (chosen.mean(), rejected.mean(), (chosen > rejected).astype("float32").mean())
+        return reward_loss(chosen, rejected).mean(), dict(zip(self.told, means, strict=True))
 
 
 # a teacher
 
 
-class DistillationLoss:
+class DistillationObjective(Objective):
     """The loss of stage distill: distill_weight of the divergence from the teacher's soft labels, the rest the cost of
     the tokens themselves. `teacher` is there once load_teacher has put it."""
+
+    told = ("loss/soft", "loss/hard")
 
     def __init__(self, config: FinetuneConfig) -> None:
         self.config = config
         self.teacher: Any = None
 
-    def __call__(self, model: Any, inputs: Any, labels: Any) -> Any:
+    def targets(self, inputs: Any, labels: Any) -> Any:
+        return labels, inputs
+
+    def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
         if self.teacher is None:
             raise ConfigError("stage distill: no teacher is loaded; it computes inside a run alone")
-        logits = model(inputs).astype("float32")
+        labels, inputs = targets
+        logits = output.astype("float32")
         with no_grad():
             soft = self.teacher(inputs)
         vocab = min(logits.shape[-1], soft.shape[-1])  # rows that no token has may be more in one of them
@@ -280,7 +295,7 @@ class DistillationLoss:
 def load_teacher(
     config: FinetuneConfig, trainer: Any, data: Any, folder: Path, say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Put the teacher's weights beside the model's, under the run's plan."""
+    """Put the teacher's weights on the devices that compute the loss, under the run's plan."""
     assert config.teacher is not None
     teacher = load_base(config.teacher)
     known = trainer.model.config.vocab_size
@@ -291,6 +306,7 @@ def load_teacher(
         )
     for parameter in teacher.parameters():
         parameter.stop_gradient = True
-    apply_plan(config.parallel_plan, teacher, trainer.layout.mesh.devices.reshape(-1).tolist())
+    # where the loss is computed: of pipeline stages the last has all of it
+    place_on(trainer.layout.stages[config.parallel_plan.stage_of_chunk[-1]], teacher)
     teacher.eval()
     trainer.objective.teacher = teacher
