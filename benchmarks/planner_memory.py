@@ -265,14 +265,26 @@ def unseen() -> list[Case]:
 
 
 def drawn() -> list[Case]:
-    """Twelve more, drawn before any was looked at: other shapes, schedules, recompute, sharding, experts and offloads."""
+    """Twelve drawn before any was looked at: other shapes, schedules, recompute, sharding, experts and offloads."""
     return [
         gpt(16, (72, 5, 6, 112, 900), "O2", dp=4, sharding=2, sharding_stage=1),
-        gpt(12, (104, 7, 4, 144, 600), "O1", pp=2, dp=2, num_microbatches=6, schedule="Eager1F1B", recompute="core_attn"),
+        gpt(
+            12, (104, 7, 4, 144, 600), "O1", pp=2, dp=2, num_microbatches=6, schedule="Eager1F1B", recompute="core_attn"
+        ),
         gpt(8, (128, 3, 8, 320, 400), recompute="full_attn", mp=2, sequence_parallel=True, num_microbatches=2),
         gpt(18, (88, 6, 4, 80, 1200), "O2", pp=3, num_microbatches=9, schedule="FThenB"),
         llama(12, (120, 6, 6, 3, 144, 700), pp=3, num_microbatches=6, schedule="ZBH1"),
-        llama(8, (64, 8, 4, 4, 224, 384), "O1", pp=2, mp=2, num_microbatches=4, schedule="VPP", recompute="full", recompute_share=0.5),
+        llama(
+            8,
+            (64, 8, 4, 4, 224, 384),
+            "O1",
+            pp=2,
+            mp=2,
+            num_microbatches=4,
+            schedule="VPP",
+            recompute="full",
+            recompute_share=0.5,
+        ),
         llama(8, (136, 4, 4, 1, 128, 1100), "O2", tied=True, sharding=4, sharding_stage=3, offload=["state"]),
         experts(8, (88, 3, 4, 4, 112, 640), 4, "O1", recompute="full", dp=2, ep=2),
         experts(16, (72, 4, 6, 2, 128, 512), 8, "O2", pp=2, ep=2, num_microbatches=4, sharding=2, sharding_stage=1),
