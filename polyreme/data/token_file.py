@@ -16,6 +16,8 @@ from polyreme.errors import DataError
 _LARGEST = np.iinfo(np.int32).max
 BLOCK_BYTES = 1 << 20
 """How much of the file one digest is of; a block is checked when this process first reads of it."""
+_PIECES, _PIECE_BYTES = 64, 1 << 12
+"""How many pieces, of how many bytes, are looked at again of a file without digests: 0.3 MB in all."""
 
 
 class TokenFile:
@@ -23,14 +25,16 @@ class TokenFile:
 
     digest: xxh3_128 of the file as it was prepared, hex; None for a file that is not read whole before it is used.
     Raises DataError, naming the file, for one that has another; window does for one that has shrunk, was written to
-    since, or, with a digest, has a block that is not as it was.
+    since, or, with a digest, has a block that is not as it was. Where the time of the last write says nothing, as after
+    a copy that keeps times, the blocks that are read are looked at again, or pieces of a file without a digest.
     """
 
     blocks: np.ndarray | None
 
     path: Path
     dtype: np.dtype[Any]
-    stamp: tuple[int, int]
+    stamp: tuple[int, int, int]
+    pieces: int | None
 
     def __init__(self, path: Path, dtype: str, digest: str | None) -> None:
         self.path, self.dtype = path, np.dtype(dtype)
@@ -41,6 +45,7 @@ class TokenFile:
                 while digest is not None and (block := file.read(BLOCK_BYTES)):
                     whole.update(block)
                     blocks.append(xxhash.xxh3_64_intdigest(block))
+                self.pieces = self._digest_of_pieces(file.fileno()) if digest is None else None
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
         self.blocks = None if digest is None else np.array(blocks, np.uint64)
@@ -57,13 +62,10 @@ class TokenFile:
         offset, nbytes = start * self.dtype.itemsize, count * self.dtype.itemsize
         descriptor, is_checked = self._opened
         try:
-            stamp = _stamp(descriptor)
-            if stamp != self.stamp:
-                shown = f"{stamp[0]:,} bytes, {self.stamp[0]:,} when it was opened"
-                raise self._changed(shown if stamp[0] != self.stamp[0] else "it was written to")
+            data = os.pread(descriptor, nbytes, offset)
+            self._check_stamp(descriptor, is_checked)
             if self.blocks is not None:
                 self._check_blocks(descriptor, is_checked, offset, nbytes)
-            data = os.pread(descriptor, nbytes, offset)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror or error}; look at the disk") from error
         if len(data) != nbytes:
@@ -77,6 +79,26 @@ class TokenFile:
                 "prepare it again"
             )
         return tokens.astype(np.int32)
+
+    def _check_stamp(self, descriptor: int, is_checked: np.ndarray) -> None:
+        stamp = _stamp(descriptor)
+        if stamp == self.stamp:
+            return
+        if stamp[:2] != self.stamp[:2]:
+            shown = f"{stamp[0]:,} bytes, {self.stamp[0]:,} when it was opened"
+            raise self._changed(shown if stamp[0] != self.stamp[0] else "it was written to")
+        # written to and given its old time back, or no more than linked or moved
+        if self.pieces is not None and self._digest_of_pieces(descriptor) != self.pieces:
+            raise self._changed("it was written to, and has the time of its last write from before")
+        is_checked[:] = False
+        self.stamp = stamp
+
+    def _digest_of_pieces(self, descriptor: int) -> int:
+        """Of the first and last bytes, and of pieces at equal distances between them."""
+        size = os.fstat(descriptor).st_size
+        last = max(size - _PIECE_BYTES, 0)
+        starts = sorted({last * i // (_PIECES - 1) for i in range(_PIECES)})
+        return xxhash.xxh3_64_intdigest(b"".join(os.pread(descriptor, _PIECE_BYTES, start) for start in starts))
 
     def _check_blocks(self, descriptor: int, is_checked: np.ndarray, offset: int, nbytes: int) -> None:
         assert self.blocks is not None
@@ -110,7 +132,7 @@ class TokenFile:
         )
 
 
-def _stamp(descriptor: int) -> tuple[int, int]:
-    """(bytes, nanoseconds of the last write)."""
+def _stamp(descriptor: int) -> tuple[int, int, int]:
+    """(bytes, nanoseconds of the last write as the file says it, and as the system saw any change of it)."""
     status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
