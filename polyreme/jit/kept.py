@@ -34,6 +34,10 @@ class KeptPlace:
         """Whether both are one place."""
         return self.owner is other.owner and self.name == other.name
 
+    def is_longer_now(self) -> bool:
+        """Whether it is a list that has more parts than when the program was captured."""
+        return isinstance(self.owner, list) and len(self.owner) > len(self.before)
+
     def get(self) -> Any:
         """What is there now."""
         return contents(self.owner) if self.name is None else self.owner.get(self.name, ABSENT)

@@ -33,6 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("polyreme.jit")
 # more programs than this for one function nearly always means a Python number that changes each call
 _MANY_PROGRAMS = 16
+_GROWING_PROGRAMS = 4
 # a captured step takes megabytes and tens of the 65,530 mappings that Linux allows a process
 _MOST_PROGRAMS = 256
 
@@ -71,6 +72,7 @@ class StaticFunction:
         # by the form alone: the program last run that is a function; None where calls of that form have several shapes
         self._functions: dict[Any, CapturedProgram | None] = {}
         self.retraces: list[str] = []
+        self._growing: set[str] = set()
         self._last: Any = None
         self._served: CapturedProgram | None = None
         self._specs = None if input_spec is None else jax.tree.leaves(input_spec, is_leaf=lambda s: hasattr(s, "shape"))
@@ -255,6 +257,7 @@ class StaticFunction:
         self._last = key
         self.retraces.append(reason)
         _log.info("capturing %s: %s", where_defined(self.fn), reason)
+        self._name_what_grows()
         if len(self.retraces) == _MANY_PROGRAMS:
             _log.warning(
                 "%s was captured %d times, each a compilation; the last reason: %s. Pass numbers that change as "
@@ -264,6 +267,23 @@ class StaticFunction:
                 _MANY_PROGRAMS,
                 reason,
             )
+
+    def _name_what_grows(self) -> None:
+        """Warn, once for each, of a list outside to which the last few programs all added: each call compiles."""
+        recent = [program.found.kept for _, program in list(self._captured)[-_GROWING_PROGRAMS:]]
+        if len(recent) < _GROWING_PROGRAMS:
+            return
+        for place in recent[-1]:
+            is_grown = all(any(p.is_same(place) and p.is_longer_now() for p in kept) for kept in recent)
+            if is_grown and place.what not in self._growing:
+                self._growing.add(place.what)
+                _log.warning(
+                    "%s: the list %s has more Tensors after each call, and each number of them is another program, a "
+                    "compilation at each call. Return the Tensor, and append what the call gives outside of the "
+                    "captured function; or empty the list before each call",
+                    where_defined(self.fn),
+                    place.what,
+                )
 
     def concrete_programs(self) -> list[CapturedProgram]:
         """Every program captured so far."""

@@ -1,5 +1,7 @@
 """Tensors that captured code leaves in attributes, globals, lists and dicts: captured equals eager, call after call."""
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from polyreme.errors import CaptureError
 from polyreme.jit import to_static
 from polyreme.ops.creation import arange
 
-TABLES = {}
+TABLES, LOSSES = {}, []
 
 
 class Cached(nn.Layer):
@@ -135,3 +137,18 @@ def test_a_number_that_counts_beside_them_is_refused_once_nothing_new_is_kept():
     with pytest.raises(CaptureError, match=r"Counts\.calls goes from . to . each time"):
         net(to_tensor(1.0))
     assert net.calls == 1
+
+
+def test_a_list_that_grows_at_each_call_is_named_once(caplog):
+    @to_static
+    def step(x):
+        LOSSES.append(x * 2)
+        return x + 1
+
+    with caplog.at_level(logging.WARNING, "polyreme.jit"):
+        for call in range(6):
+            step(to_tensor([float(call)]))
+    assert [loss.item() for loss in LOSSES] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "LOSSES has more Tensors after each call" in warning
+    assert "append what the call gives outside" in warning
