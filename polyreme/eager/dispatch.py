@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from polyreme.core import amp_policy, backend, layout, mode, rng, state
 from polyreme.core import dtype as dtypes
@@ -336,6 +337,8 @@ def constant(value: Any) -> Any:
         return _scalar(value.__class__, value, "" if value else repr(value), _config.jax_default_device)
     if isinstance(value, jax.Array):
         return value
+    if is_symbolic_dim(value):  # a size that an export leaves open
+        return jnp.asarray(value)
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
         array = np.asarray(value)
         if array.dtype.kind in "OUSM":

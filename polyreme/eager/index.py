@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
@@ -71,9 +72,10 @@ def _dims_taken(item: Any) -> int:
     return item.ndim if dtype == dtypes.bool_ else 1
 
 
-def _bound(value: Any) -> int | None:
-    if value is None:
-        return None
+def _bound(value: Any) -> Any:
+    """A bound of a slice: an int, None, or a size that an export leaves open."""
+    if value is None or is_symbolic_dim(value):
+        return value
     return value.__index__()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import jax
@@ -159,7 +160,11 @@ class _SavedFunction:
         return tuple(self.function.program_for([a.shape for a in inputs]).call(stored, inputs))
 
     def _inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """The tensors among the arguments; raises ShapeError or ConfigError for other arguments than were saved."""
+        """The tensors among the arguments, which may come one by one where they were saved in a list or dict; raises
+        ShapeError or ConfigError for other arguments than were saved."""
+        is_one_by_one = len(args) == len(self.leaves) and all(isinstance(a, (TensorState, np.ndarray)) for a in args)
+        if is_one_by_one and not kwargs and self._is_plain:
+            return list(args)
         values: list[Any] = []
         given = self._in_order(args, kwargs)
         nesting = flatten(given, values)
@@ -175,6 +180,11 @@ class _SavedFunction:
                 )
         return [value for leaf, value in zip(self.leaves, values, strict=True) if "tensor" in leaf]
 
+    @cached_property
+    def _is_plain(self) -> bool:
+        """True if all leaves are tensors and every dict has its keys in order, so that there is one order of them."""
+        return all("tensor" in leaf for leaf in self.leaves) and _in_key_order(self.nesting)
+
     def _in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple:
         unknown = [n for n in kwargs if n not in self.names or self.names.index(n) < len(args)]
         if unknown or len(args) > len(self.names):
@@ -185,6 +195,13 @@ class _SavedFunction:
         if missing:
             raise TypeError(f"{self.function.name}() needs {', '.join(missing)} too")
         return (*args, *(kwargs[n] for n in self.names[len(args) :]))
+
+
+def _in_key_order(nesting: Any) -> bool:
+    if nesting == LEAF:
+        return True
+    cls, keys, parts = nesting
+    return (not issubclass(cls, dict) or list(keys) == sorted(keys)) and all(map(_in_key_order, parts))
 
 
 def as_tensor(value: Any) -> Any:

@@ -55,6 +55,14 @@ def _check_weight(x: Array, weight: Array, n: int, last: bool, what: str) -> int
     return x.shape[-1 if last else 1]
 
 
+def _with_open_pads(x: Array, pads: Pads, last: bool) -> tuple[Array, Pads]:
+    """x with zeros around it where "SAME" pads by an open size, which a convolution does not take, and pads left."""
+    if all(isinstance(p, int) for pair in pads for p in pair):
+        return x, pads
+    whole = [(0, 0), *pads, (0, 0)] if last else [(0, 0), (0, 0), *pads]
+    return jnp.pad(x, whole), [(0, 0)] * len(pads)
+
+
 def _conv(
     n: int, x: Array, weight: Array, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, data_format: str
 ) -> Array:
@@ -71,6 +79,7 @@ def _conv(
     kernel, sizes = weight.shape[2:], spatial(x.shape, n, last, what)
     pads = resolve_pads(padding, sizes, kernel, stride, dilation, last, what)
     _check_window(sizes, kernel, dilation, pads, what)
+    x, pads = _with_open_pads(x, pads, last)
     depthwise = 1 < groups == channels == weight.shape[0] and math.prod(kernel) <= _MOST_TAPS
     if depthwise and select.backend() == "cpu":
         return _with_bias(_by_taps(x, weight, stride, pads, dilation, last), bias, last, what)

@@ -201,15 +201,20 @@ def arange(start: float = 0, end: float | None = None, step: float = 1, dtype: D
         start, end = 0, start
     if step == 0:
         raise ShapeError(f"arange(start={start}, end={end}, step=0): step 0 never arrives; give another step")
-    whole = all(isinstance(v, int) for v in (start, end, step))
+    is_open = any(map(jax_export.is_symbolic_dim, (start, end)))
+    whole = all(isinstance(v, int) or jax_export.is_symbolic_dim(v) for v in (start, end, step))
     to = dtypes.as_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_dtype()
-    count = max(0, math.ceil((end - start) / step))
+    if is_open and whole:
+        count: Any = jax.core.max_dim(-((start - end) // step), 0)
+    else:
+        count = max(0, math.ceil((end - start) / step))
     return _counted("arange", start, step, count, whole, to)
 
 
-def _counted(what: str, start: Any, step: Any, count: int, whole: bool, to: np.dtype) -> Array:
+def _counted(what: str, start: Any, step: Any, count: Any, whole: bool, to: np.dtype) -> Array:
     """start, start + step, ... -> [count]; raises ConfigError for one that the dtype does not hold."""
-    for value in (start, start + (count - 1) * step) if count else ():
+    values = (start, start + (count - 1) * step) if jax_export.is_symbolic_dim(count) or count else ()
+    for value in (v for v in values if not jax_export.is_symbolic_dim(v)):
         dtypes.check_holds(what, to, value)
     steps = jnp.arange(count, dtype=dtypes.int64 if whole else dtypes.float64)
     return (start + steps * step).astype(to)

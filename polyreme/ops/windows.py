@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from polyreme.errors import ConfigError, ShapeError
 
 Pads = list[tuple[int, int]]
@@ -96,6 +98,6 @@ def resolve_pads(
         raise ShapeError(f"{what}: padding={padding!r}; the words are 'SAME' and 'VALID'")
     pads = []
     for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
-        total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
+        total = jax.core.max_dim((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)  # of an open size too
         pads.append((total // 2, total - total // 2))
     return pads

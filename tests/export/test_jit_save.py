@@ -223,6 +223,11 @@ def test_nested_arguments_and_results_keep_their_structure(tmp_path):
     np.testing.assert_array_equal(have["tuple"][0].numpy(), want["tuple"][0].numpy())
     with pytest.raises(ConfigError, match=r"3\.0 is given where 2\.0 was saved"):
         loaded(batch, 3.0)
+    jit.save(lambda batch: batch["a"] * 2 + batch["b"], tmp_path / "flat", [{"a": InputSpec([1]), "b": InputSpec([1])}])
+    flat = jit.load(tmp_path / "flat")  # its Tensors one by one, as PaddlePaddle's artefacts take them
+    assert (
+        flat(paddle.ones([1]), paddle.zeros([1])).item() == flat({"a": paddle.ones([1]), "b": paddle.zeros([1])}) == 2
+    )
     with pytest.raises(ShapeError, match="nested otherwise than when it was saved"):
         loaded(paddle.ones([3, 2]), 2.0)
     with pytest.raises(TypeError, match=r"needs scale too"):
@@ -533,3 +538,22 @@ def test_a_loaded_layer_inside_captured_code_and_saved_again(tmp_path):
     again = jit.load(tmp_path / "again")
     np.testing.assert_array_equal(again(x).numpy(), np.maximum(want, 0))
     assert set(again.state_dict()) == {f"0.{name}" for name in loaded.state_dict()}
+
+
+def test_sizes_left_open_are_counted_sliced_by_and_divided_by(tmp_path):
+    """Windows of padding="SAME", whose pads follow from the size, arange of a size, a slice to it, a mean by it."""
+    weight = paddle.to_tensor(np.random.default_rng(0).random((2, 3, 3, 3)).astype("float32"))
+
+    def features(x):
+        maps = paddle.nn.functional.conv2d(x, weight, stride=2, padding="SAME")
+        pooled = paddle.nn.functional.max_pool2d(x, 3, 2, "SAME")
+        places = paddle.arange(x.shape[2]).astype("float32") * x[:, :, : x.shape[2] // 2].sum() / x.shape[2]
+        return maps, pooled, places
+
+    jit.save(features, tmp_path / "m", [InputSpec([None, 3, None, None], name="x")])
+    loaded = jit.load(tmp_path / "m")
+    for rows in (7, 8):
+        x = paddle.to_tensor(np.random.default_rng(rows).random((2, 3, rows, 5)).astype("float32"))
+        for a, b in zip(loaded(x), features(x), strict=True):
+            # sums of at most 2 x 3 x 4 x 5 terms of at most 1, times 8
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=0, atol=120 * 8 * np.finfo(np.float32).eps * 8)
