@@ -3,14 +3,19 @@
 The values' structure is JSON in the file's metadata, so any safetensors reader still sees the weights.
 """
 
+import argparse
+import dataclasses
+import enum
 import errno
 import json
+import logging
 import math
 import os
 import tempfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -36,6 +41,17 @@ _LOAD_DEFAULTS = {
 }
 
 
+_log = logging.getLogger("polyreme.io")
+_logged: set[str] = set()  # classes whose objects were saved as records
+
+
+class SavedRecord(SimpleNamespace):
+    """What load gives for an object of settings, such as a dataclass: its attributes. saved_class: where its class was,
+    "module.Class"; nothing of that is imported."""
+
+    saved_class: str
+
+
 class FileKind(NamedTuple):
     """A class whose values are files of their own: safetensors whose metadata name the format."""
 
@@ -53,8 +69,11 @@ def register_file_kind(format_name: str, kind: FileKind) -> None:
 
 
 def save(obj: Any, path: str | os.PathLike[str] | BytesIO, protocol: int = 4, **configs: Any) -> None:
-    """Save nested dicts, lists, tuples, numbers, strings, None, ndarrays and Tensors, or a static Program (without the
-    values of its parameters, for which there is `static.save`), as one safetensors file.
+    """Save nested dicts, lists, tuples, sets, numbers, strings, None, ndarrays and Tensors, or a static Program
+    (without the values of its parameters, for which there is `static.save`), as one safetensors file.
+
+    Of a dataclass or a namespace the fields are saved, of a member of an enumeration its value; load gives a
+    SavedRecord, and the value.
 
     A file appears whole or not at all. protocol is there for the signature: only its default is taken, as nothing is
     pickled. Raises ConfigError for a setting that has no meaning here, DTypeError for a value of another class.
@@ -260,9 +279,18 @@ class _Encoder:
         if isinstance(value, dict):
             pairs = [[_key(k, path), self.encode(v, f"{path}.{k}", depth + 1)] for k, v in value.items()]
             return {"dict": pairs}
+        if isinstance(value, set | frozenset):
+            return {"set": [self.encode(v, f"{path}.{i}", depth + 1) for i, v in enumerate(value)]}
+        if isinstance(value, enum.Enum):
+            return self.encode(value.value, path, depth + 1)
+        fields = _fields_of(value)
+        if fields is not None:
+            pairs = [[name, self.encode(v, f"{path}.{name}", depth + 1)] for name, v in fields.items()]
+            return {"record": [_named_once(value), pairs]}
         raise DTypeError(
-            f"save: {path.lstrip('.') or 'the object'} is a {type(value).__name__}; only dicts, lists, tuples, "
-            "numbers, strings, None, ndarrays and Tensors are saved (of a Layer or optimizer pass its state_dict())"
+            f"save: {path.lstrip('.') or 'the object'} is a {type(value).__name__}; only dicts, lists, tuples, sets, "
+            "numbers, strings, None, ndarrays, Tensors and dataclasses of them are saved (of a Layer or optimizer pass "
+            "its state_dict())"
         )
 
     def _tensor(self, value: Any, path: str) -> dict[str, Any]:
@@ -286,6 +314,28 @@ class _Encoder:
             n += 1
             key = f"{base}#{n}"
         return key
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that is there to hold them; None for others."""
+    if isinstance(value, SavedRecord):
+        return {name: v for name, v in vars(value).items() if name != "saved_class"}
+    if isinstance(value, SimpleNamespace | argparse.Namespace):
+        return dict(vars(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
+    return None
+
+
+def _named_once(value: Any) -> str:
+    """Where an object's class is; the first time a line says what comes back."""
+    if isinstance(value, SavedRecord):
+        return value.saved_class
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if name not in _logged:
+        _logged.add(name)
+        _log.info("save: a %s is saved as its fields; load gives them as a SavedRecord, and imports no class", name)
+    return name
 
 
 def _kind(value: Any) -> str:
@@ -368,6 +418,11 @@ class _Decoder:
             return tuple(self._decode(item, depth + 1) for item in body)
         if tag == "dict":
             return {key: self._decode(value, depth + 1) for key, value in body}
+        if tag == "set":
+            return {self._decode(item, depth + 1) for item in body}
+        if tag == "record":
+            name, pairs = body
+            return SavedRecord(**{key: self._decode(v, depth + 1) for key, v in pairs} | {"saved_class": str(name)})
         if tag == "float":
             return float(body)
         if tag == "complex":
