@@ -192,8 +192,10 @@ class AsPaddle(AbstractContextManager):
             if cls is None or path in self._named:
                 continue
             self._named.add(path)
-            for attribute, value in vars(lookup.fetch(source)).items():
-                if not attribute.startswith("__") and not hasattr(cls, attribute):
+            names = lookup.fetch(source)
+            replaced = getattr(names, "_replaces", ())
+            for attribute, value in vars(names).items():
+                if not attribute.startswith("__") and (attribute in replaced or not hasattr(cls, attribute)):
                     self._set(cls, attribute, value)
 
     def _set(self, holder: Any, name: str, value: Any) -> None:

@@ -398,6 +398,7 @@ RELEASE: dict[str, str] = {
     for path in ("__version__", "version.full_version", "version.major", "version.minor", "version.patch")
 }
 """What scripts are told in the place of polyreme's own value."""
+RELEASE["dtype"] = f"{_INTERNALS}.dtypes.DType"
 CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",

@@ -116,6 +116,8 @@ class Encoder:
             return self._named(value, where)
         if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "addressable_data"):
             return self.array(np.asarray(value), isinstance(value, np.generic))
+        if isinstance(getattr(value, "dtype", None), np.dtype):  # a dtype under another name
+            return {"$dtype": dtypes.as_dtype(value).name}
         return None
 
     def _named(self, value: Any, where: str) -> Any:

@@ -1,6 +1,7 @@
 """Every name of PaddlePaddle that scripts import resolves; one that is absent says so when it is used."""
 
 import importlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -313,7 +314,8 @@ def test_helpers():
     keep = _convert_attention_mask(paddle.to_tensor([True, False]), "float32")
     assert keep.tolist() == [0.0, -1e9]
     assert layer_to_str("f", 1, a=2) == "f(1, a=2)"
-    assert get_timers() is None
+    with pytest.raises(AssertionError, match="there are no stopwatches yet"):
+        get_timers()
     set_timers()
     get_timers()("step").start()
     get_timers()("step").stop()
@@ -364,7 +366,7 @@ def test_arrays_of_tensors_are_lists():
     for call in (lambda: array_write(first, 3, array), lambda: array_read(array, 2), lambda: array_read(array, -1)):
         with pytest.raises(IndexError, match="of an array of 2"):
             call()
-    with pytest.raises(DTypeError, match="holds Tensors of it, got float32"):
+    with pytest.raises(DTypeError, match="holds Tensors of it, got paddle.float32"):
         create_array("int64", [first])
     polyreme.enable_static()
     try:
@@ -592,3 +594,30 @@ def test_what_projects_ask_of_fleet_and_linear():
     asked = ("is_cuda_pinned_place", "is_xpu_place", "is_custom_place", "custom_device_type", "gpu_device_id")
     assert [getattr(x.place, name)() for name in asked] == [False, False, False, "", 0]
     assert paddle.nn.functional.linear(x, batches, paddle.ones([5])).shape == [2, 3, 5]
+
+
+def test_dtypes_of_tensors_print_as_scripts_cut_them(tmp_path):
+    import paddle
+
+    x = paddle.ones([2])
+    assert [str(x.dtype), repr(x.dtype), f"{x.dtype}"] == ["paddle.float32"] * 3
+    assert str(x.dtype).split(".")[1] == x.dtype.name == "float32"
+    assert isinstance(x.dtype, paddle.dtype)
+    assert isinstance(paddle.float32, paddle.dtype)
+    assert x.dtype == paddle.float32 == x.dtype
+    assert {paddle.float32: 1}[x.dtype] == 1
+    assert x.dtype in (paddle.int64, paddle.float32)
+    assert x.dtype != paddle.int64
+    assert pickle.loads(pickle.dumps(x.dtype)) is x.dtype
+    assert np.zeros(1, x.dtype).dtype == np.float32
+    made = [paddle.zeros([2], x.dtype), x.astype(x.dtype), paddle.cast(paddle.ones([2], "int64"), x.dtype)]
+    assert [str(t.dtype) for t in made] == ["paddle.float32"] * 3
+    program = paddle.static.Program()
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(program):
+            y = paddle.static.data("x", [2], "int32")
+            paddle.cast(y * 2, x.dtype)
+        paddle.save(program, str(tmp_path / "m.pdmodel"))
+    finally:
+        paddle.disable_static()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-import numpy as np
-
 from polyreme.core import dtype as dtypes
 from polyreme.core import rng
 from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, is_compiled_with_cuda
@@ -25,6 +23,7 @@ from polyreme.device import (
 from polyreme.eager.tape import grad_mode
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.fluid.core import EOFException, LoDTensor, LoDTensorArray, VarDesc, get_cuda_device_count
+from polyreme.paddle_scripts.internals.dtypes import DType
 from polyreme.program.scope import Scope
 
 DenseTensor = Tensor = LoDTensor
@@ -35,7 +34,7 @@ class _DTypes(type):
     """isinstance is true of every dtype."""
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, np.dtype)
+        return isinstance(value, DType)
 
 
 class DTypes(metaclass=_DTypes):

@@ -11,12 +11,19 @@ import numpy as np
 
 from polyreme.core import state
 from polyreme.eager.tensor import HookHandle
+from polyreme.paddle_scripts.internals.dtypes import DType
 
 
 class TensorNames:
     """Attributes of Tensor and Parameter."""
 
+    _replaces = ("dtype",)
     _init_func = None
+
+    @property
+    def dtype(self: Any) -> DType:
+        """NumPy's dtype under PaddlePaddle's name."""
+        return DType.of(self._array.dtype)
 
     @property
     def is_parameter(self: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, NotReadyError
 
 _log = logging.getLogger("polyreme.fleet")
 
@@ -89,6 +89,12 @@ def set_timers() -> None:
         _Global.timers = Timers()
 
 
-def get_timers() -> Timers | None:
-    """The stopwatches of the process, None before set_timers."""
+class _NoTimersError(NotReadyError, AssertionError):
+    """What trainers that print stopwatches catch where there are none."""
+
+
+def get_timers() -> Timers:
+    """The stopwatches of the process; an AssertionError before set_timers, as there."""
+    if _Global.timers is None:
+        raise _NoTimersError("timer_helper.get_timers: there are no stopwatches yet; call set_timers first")
     return _Global.timers
