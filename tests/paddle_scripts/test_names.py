@@ -366,7 +366,7 @@ def test_arrays_of_tensors_are_lists():
     for call in (lambda: array_write(first, 3, array), lambda: array_read(array, 2), lambda: array_read(array, -1)):
         with pytest.raises(IndexError, match="of an array of 2"):
             call()
-    with pytest.raises(DTypeError, match="holds Tensors of it, got paddle.float32"):
+    with pytest.raises(DTypeError, match=r"holds Tensors of it, got paddle\.float32"):
         create_array("int64", [first])
     polyreme.enable_static()
     try:
