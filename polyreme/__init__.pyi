@@ -67,6 +67,7 @@ from polyreme import serving as serving
 from polyreme import signal as signal
 from polyreme import sparse as sparse
 from polyreme import special as special
+from polyreme import stand_ins as stand_ins
 from polyreme import static as static
 from polyreme import sysconfig as sysconfig
 from polyreme import system_memory as system_memory

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
+from polyreme.kernels.experts import ACTIVATIONS
 from polyreme.models.cache import KVCache
 from polyreme.models.low_bit_folder import linear_maps
-from polyreme.nn import Layer, Linear
+from polyreme.nn import Layer, Linear, MoE
 from polyreme.nn import functional as F
 
 
@@ -67,8 +69,53 @@ class InputStatistics:
         return float(np.sqrt(max(self.squared_error(change), 0) / max(self.squared_error(weight), 1e-30)))
 
 
-def collect(block: Layer, run: Callable[[], None], maps: Mapping[str, Linear]) -> dict[str, InputStatistics]:
-    """The statistics of each of a block's linear maps while run() runs the block."""
+class ExpertInputs:
+    """What the maps of a mixture's experts take in while it is watched: the rows that each expert works on.
+
+    statistics: by the names of the maps (nn.MoE.matrices), of each expert.
+    """
+
+    statistics: dict[str, list[InputStatistics]]
+
+    def __init__(self, moe: MoE) -> None:
+        self.moe = moe
+        self._weights = {name: matrix.numpy().astype(np.float32) for name, matrix in moe.matrices().items()}
+        self._up_bias = None if moe.up_bias is None else moe.up_bias.numpy()
+        self.statistics = {
+            name: [InputStatistics(matrix.shape[1]) for _ in matrix] for name, matrix in self._weights.items()
+        }
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside the block what the mixture mixes is taken in."""
+        mix = self.moe.mix
+
+        def watched(x: Any, choices: Any, gates: Any) -> Any:
+            self._add(x.astype("float32").numpy(), choices.numpy())
+            return mix(x, choices, gates)
+
+        self.moe.mix = watched
+        try:
+            yield
+        finally:
+            del self.moe.mix
+
+    def _add(self, x: np.ndarray, choices: np.ndarray) -> None:
+        rows, chosen = x.reshape(-1, x.shape[-1]), choices.reshape(-1, choices.shape[-1])
+        bend, up_bias = ACTIVATIONS[self.moe.activation], self._up_bias
+        for expert in np.unique(chosen[chosen >= 0]):
+            mine = rows[(chosen == expert).any(-1)]
+            up = mine @ self._weights["up"][expert] + (0 if up_bias is None else up_bias[expert])
+            hidden = bend(up) if "gate" not in self._weights else bend(mine @ self._weights["gate"][expert]) * up
+            for name, taken in {"gate": mine, "up": mine, "down": np.asarray(hidden)}.items():
+                if name in self.statistics:
+                    self.statistics[name][expert].add(taken)
+
+
+def collect(
+    block: Layer, run: Callable[[], None], maps: Mapping[str, Linear], experts: Sequence[ExpertInputs] = ()
+) -> dict[str, InputStatistics]:
+    """The statistics of each of a block's linear maps while run() runs the block; what experts take in goes to them."""
     statistics = {name: InputStatistics(layer.in_features) for name, layer in maps.items()}
     hooks = []
     for name, layer in maps.items():
@@ -79,7 +126,10 @@ def collect(block: Layer, run: Callable[[], None], maps: Mapping[str, Linear]) -
 
         hooks.append(layer.register_forward_pre_hook(take))
     try:
-        run()
+        with ExitStack() as stack:
+            for inputs in experts:
+                stack.enter_context(inputs.watching())
+            run()
     finally:
         for hook in hooks:
             hook.remove()

@@ -9,16 +9,25 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.compression.calibration import InputStatistics, collect, maps_of, walk_blocks
+from polyreme.compression.calibration import ExpertInputs, InputStatistics, collect, maps_of, walk_blocks
 from polyreme.compression.rounding import Rounded, absmax_scales, clipped_scales, gptq, round_nearest
 from polyreme.compression.scaling import Factors, apply_factors, awq_factors, scaled_inputs, smooth_factors
-from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.kernels import low_bit
 from polyreme.models.bitsandbytes_layout import BLOCK
-from polyreme.models.low_bit_folder import DEFAULT_METHODS, LowBitLayout, linear_maps, replace_layer
+from polyreme.models.low_bit_folder import (
+    DEFAULT_METHODS,
+    ExpertMaps,
+    LowBitLayout,
+    expert_maps,
+    linear_maps,
+    place_experts,
+    quantized_experts,
+    replace_layer,
+)
 from polyreme.nn import Linear
-from polyreme.nn.quant import QuantizedLinear
+from polyreme.nn.quant import QuantizedExperts, QuantizedLinear
 
 _BITS = {"int8": 8, "int4": 4}
 
@@ -117,7 +126,8 @@ class LayerError:
 def quantize_decoder(
     model: Any, options: QuantizationOptions, rows: Sequence[np.ndarray], say: Callable[[str], None] = lambda text: None
 ) -> list[LayerError]:
-    """Put a QuantizedLinear in the place of each linear map of a decoder's blocks, in place; the error of each.
+    """Put a QuantizedLinear in the place of each linear map of a decoder's blocks, and QuantizedExperts in that of the
+    maps of experts, in place; the error of each.
 
     rows: token ids [n, seq] each, which the model is calibrated on. Raises ConfigError for groups that do not divide a
     map's inputs, for names of skip that fit no map, and for a decoder without maps.
@@ -128,7 +138,9 @@ def quantize_decoder(
 
     def change(name: str, block: Any, run: Callable[[], None]) -> None:
         maps = {n: layer for n, layer in maps_of(model, name).items() if not _is_skipped(n, options)}
-        statistics = collect(block, run, maps)
+        experts = {n: e for n, e in _experts_of(model, options).items() if n.startswith(f"{name}.")}
+        inputs = {id(e.moe): ExpertInputs(e.moe) for e in experts.values()}
+        statistics = collect(block, run, maps, [*inputs.values()])
         factors: Factors | None = None
         if options.method == "smooth":
             factors = lambda scaled, stats: smooth_factors(scaled, stats, options.smooth_strength)
@@ -144,7 +156,13 @@ def quantize_decoder(
             quantized, values = _quantized(layer, weight, statistics[n], options)
             errors.append(LayerError(n, statistics[n].relative_error(values - weight, weight)))
             replace_layer(model, n, quantized)
-        say(f"{name}: {len(maps)} linear maps, error {max((e.error for e in errors[-len(maps) :]), default=0):.4f}")
+        for n, e in experts.items():
+            codes, error = _quantized_experts(e, inputs[id(e.moe)].statistics[e.part], options)
+            errors.append(LayerError(n, error))
+            place_experts(model, n, codes)
+        count = len(maps) + len(experts)
+        beside = f", {len(experts)} of them of all experts" if experts else ""
+        say(f"{name}: {count} linear maps{beside}, error {max((e.error for e in errors[-count:]), default=0):.4f}")
 
     was_training = model.training
     model.eval()
@@ -161,10 +179,36 @@ def _quantized(
     """The layer that takes another's place, and the weight that it has."""
     kind, group_size = options.weight_type.weight_dtype, options.group_size
     quantized = QuantizedLinear.like(layer, kind, group_size, options.weight_type.low_bit_input)
+    codes, scales, values = _rounded(weight, statistics, options)
+    quantized.set_codes(Tensor(codes), Tensor(scales))
+    return quantized, values
+
+
+def _quantized_experts(
+    maps: ExpertMaps, statistics: Sequence[InputStatistics], options: QuantizationOptions
+) -> tuple[QuantizedExperts, float]:
+    """What takes the place of a matrix of all experts, and its error over the rows of all of them."""
+    matrix = getattr(maps.moe, maps.part)
+    codes, scales, wrong, whole = [], [], 0.0, 0.0
+    for weight, of_expert in zip(matrix.numpy().astype(np.float32), statistics, strict=True):
+        *stored, values = _rounded(weight, of_expert, options)
+        codes.append(stored[0])
+        scales.append(stored[1])
+        wrong += max(of_expert.squared_error(values - weight), 0)
+        whole += max(of_expert.squared_error(weight), 0)
+    quantized = quantized_experts(maps, options.weight_type.weight_dtype, options.group_size)
+    quantized.set_codes(Tensor(jnp.stack(codes)), Tensor(jnp.stack(scales)))
+    return quantized, float(np.sqrt(wrong / max(whole, 1e-30)))
+
+
+def _rounded(
+    weight: np.ndarray, statistics: InputStatistics, options: QuantizationOptions
+) -> tuple[Any, Any, np.ndarray]:
+    """Codes and scales of a weight [in, out] as layers have them, and what they say."""
+    kind, group_size = options.weight_type.weight_dtype, options.group_size
     if kind not in _BITS:
         codes, scale = low_bit.encode(jnp.asarray(weight), kind, group_size)
-        quantized.set_codes(Tensor(codes), Tensor(scale))
-        return quantized, np.asarray(low_bit.decode(codes, scale, kind, group_size, jnp.float32)).T
+        return codes, scale, np.asarray(low_bit.decode(codes, scale, kind, group_size, jnp.float32)).T
     bits = _BITS[kind]
     rounded: Rounded
     if options.method == "gptq":
@@ -176,8 +220,15 @@ def _quantized(
     codes = jnp.asarray(np.ascontiguousarray(rounded.codes.T))
     codes = low_bit.pack(codes) if kind in low_bit.HALVES else codes
     scales = rounded.scales[0] if group_size == -1 else rounded.scales
-    quantized.set_codes(Tensor(codes), to_tensor(np.asarray(scales, np.float32)))
-    return quantized, rounded.values()
+    return codes, jnp.asarray(np.asarray(scales, np.float32)), rounded.values()
+
+
+def _experts_of(model: Any, options: QuantizationOptions) -> dict[str, ExpertMaps]:
+    """The maps of experts that are rounded, by name: none where what maps take in is rounded too, which mixtures do
+    not do."""
+    if options.weight_type.low_bit_input:
+        return {}
+    return {n: e for n, e in expert_maps(model).items() if n.startswith("blocks.") and not _is_skipped(n, options)}
 
 
 def _is_skipped(name: str, options: QuantizationOptions) -> bool:
@@ -188,10 +239,11 @@ def _check(model: Any, options: QuantizationOptions) -> None:
     maps = {n: layer for n, layer in linear_maps(model).items() if n.startswith("blocks.") and type(layer) is Linear}
     if not maps:
         raise ConfigError(f"{type(model).__name__}: no linear maps in its blocks that are stored in full")
+    experts = {n: e for n, e in expert_maps(model).items() if n.startswith("blocks.")}
     for part in options.skip:
-        if not any(part in name for name in maps):
+        if not any(part in name for name in (*maps, *experts)):
             raise ConfigError(f"--skip {part}: no linear map is called so{did_you_mean(part, maps)}")
-    for name, layer in _left(maps, options):
+    for name, layer in (*_left(maps, options), *_experts_of(model, options).items()):
         if options.group_size != -1 and layer.in_features % options.group_size:
             raise ConfigError(
                 f"--group-size {options.group_size}: {name} has {layer.in_features} inputs; give what divides them, or "

@@ -19,9 +19,10 @@ from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.kernels.low_bit import HALVES
 from polyreme.models import bitsandbytes_layout
 from polyreme.models.published import Changed, Index, PublishedFamily, WeightRule, WeightSource, match
-from polyreme.nn import Layer, Linear
-from polyreme.nn.quant import QuantizedLinear
+from polyreme.nn import Layer, Linear, MoE
+from polyreme.nn.quant import QuantizedExperts, QuantizedLinear
 
+LowBitLayer = QuantizedLinear | QuantizedExperts
 KEY = "quantization_config"
 """Of config.json."""
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -304,14 +305,62 @@ def linear_maps(model: Any) -> dict[str, Linear | QuantizedLinear]:
     return {name: layer for name, layer in maps.items() if id(layer) not in outputs}
 
 
+class ExpertMaps(NamedTuple):
+    """One of the maps of all experts of a mixture: the MoE, the name that it has there, and its sizes."""
+
+    moe: MoE
+    part: str
+    num_experts: int
+    in_features: int
+    out_features: int
+
+
+def expert_maps(model: Any) -> dict[str, ExpertMaps]:
+    """The maps of experts that are stored in full, by name."""
+    mixtures = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, MoE)}
+    return {
+        f"{name}.{part}": ExpertMaps(layer, part, *matrix.shape)
+        for name, layer in mixtures.items()
+        if not layer.is_quantized
+        for part, matrix in layer.matrices().items()
+    }
+
+
+def shape_of(layer: Any) -> tuple[int, ...]:
+    """[in, out] of a linear map, [expert, in, out] of those of experts."""
+    experts = () if getattr(layer, "num_experts", None) is None else (layer.num_experts,)
+    return (*experts, layer.in_features, layer.out_features)
+
+
+def parts_of(layer: Any) -> tuple[str, str]:
+    """What the codes and the scales of a linear map, or of those of experts, are called."""
+    return ("weight", "weight_scale") if getattr(layer, "num_experts", None) is None else ("codes", "codes_scale")
+
+
+def quantized_experts(maps: ExpertMaps, weight_dtype: str, group_size: int) -> QuantizedExperts:
+    """What takes their place; codes are still to be set."""
+    dims = getattr(maps.moe, maps.part).dims
+    layer = QuantizedExperts(*shape_of(maps), weight_dtype, group_size, dims)
+    layer._dtype, layer.training = maps.moe._dtype, maps.moe.training
+    return layer
+
+
+def place_experts(model: Any, name: str, layer: QuantizedExperts) -> None:
+    """Put codes in the place of the matrix of all experts with this name."""
+    owner, _, part = name.rpartition(".")
+    del dict(model.named_sublayers())[owner]._parameters[part]
+    replace_layer(model, name, layer)
+
+
 def modules_of(published: PublishedFamily, config: Any, maps: Mapping[str, Any]) -> LowBitModules:
-    """What these linear maps are called there."""
-    shapes = {f"{name}.weight": (layer.in_features, layer.out_features) for name, layer in maps.items()}
+    """What these linear maps are called there; maps of experts have a name for each."""
+    shapes = {f"{name}.{parts_of(layer)[0]}": shape_of(layer) for name, layer in maps.items()}
     theirs, is_transposed = {}, {}
-    for weight in match(published, config, shapes):
-        name = weight.ours.removesuffix(".weight")
+    for weight in match(with_scales(published), config, shapes):
+        name = weight.ours.rpartition(".")[0]
         theirs[name] = tuple(there.removesuffix(".weight") for there in weight.theirs)
-        one_row = np.zeros((1, shapes[weight.ours][1]), np.int8)
+        *experts, _, outputs = shapes[weight.ours]
+        one_row = np.zeros((*experts, 1, outputs), np.int8)
         is_transposed[name] = weight.change.store(one_row, config)[0].shape[0] != 1
     return LowBitModules(theirs, is_transposed)
 
@@ -320,12 +369,14 @@ def place_low_bit_layers(
     model: Any, published: PublishedFamily, layout: LowBitLayout, files: Mapping[str, WeightSource]
 ) -> None:
     """Put a QuantizedLinear in the place of each linear map that the files store in few bits."""
-    maps = linear_maps(model)
+    maps = {**linear_maps(model), **expert_maps(model)}
     modules = modules_of(published, model.config, maps)
     marks = layout.parts[:1] if layout.parts[0] != "weight" else layout.parts[1:2]
     for name, theirs in modules.theirs.items():
         stored = [there for there in theirs if any(f"{there}.{mark}" in files for mark in marks)]
-        if stored:
+        if stored and isinstance(maps[name], ExpertMaps):
+            place_experts(model, name, quantized_experts(maps[name], layout.weight_dtype, layout.group_size))
+        elif stored:
             layer = QuantizedLinear.like(maps[name], layout.weight_dtype, layout.group_size, layout.low_bit_input)
             replace_layer(model, name, layer)
 
@@ -344,28 +395,32 @@ def with_scales(published: PublishedFamily) -> PublishedFamily:
 
     def rules(config: Any) -> list[WeightRule]:
         plain = list(published.weights(config))
+        matrices = [rule for rule in plain if rule.theirs.endswith(".weight")]
+        # of experts, whose matrices are parameters of a mixture until codes stand in their place
+        experts = [rule._replace(ours=f"{rule.ours}.codes") for rule in matrices if "{e}" in rule.theirs]
         scales = [
             WeightRule(f"{rule.theirs}_scale", f"{rule.ours}_scale", rule.change)
-            for rule in plain
-            if rule.ours.endswith(".weight") and rule.theirs.endswith(".weight")
+            for rule in (*matrices, *experts)
+            if rule.ours.endswith((".weight", ".codes"))
         ]
-        return plain + scales
+        return plain + experts + scales
 
     return replace(published, weights=rules)
 
 
-def low_bit_layers(model: Any) -> dict[str, QuantizedLinear]:
-    """The QuantizedLinears of a model by name."""
-    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, QuantizedLinear)}
+def low_bit_layers(model: Any) -> dict[str, LowBitLayer]:
+    """The QuantizedLinears and QuantizedExperts of a model by name."""
+    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, LowBitLayer)}
 
 
 def unpacked_shapes(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Shapes of our tensors where codes are [in, out] and scales [groups, out], as rules take them."""
     changed = dict(shapes)
     for name, layer in low_bit_layers(model).items():
-        changed[f"{name}.weight"] = (layer.in_features, layer.out_features)
-        scale = tuple(layer.weight_scale.shape)
-        changed[f"{name}.weight_scale"] = scale if len(scale) == 2 else (1, *scale)
+        codes, scales = parts_of(layer)
+        *experts, _, _ = changed[f"{name}.{codes}"] = shape_of(layer)
+        groups = 1 if layer.group_size == -1 else layer.in_features // layer.group_size
+        changed[f"{name}.{scales}"] = (*experts, groups, layer.out_features)
     return changed
 
 
@@ -386,8 +441,11 @@ def open_low_bit(
     return opened
 
 
-def packed_source(layer: QuantizedLinear, name: str, source: WeightSource) -> WeightSource:
-    """What rules give of a layer's tensor, [in, out] or [groups, out], as the layer has it."""
+def packed_source(layer: LowBitLayer, name: str, source: WeightSource) -> WeightSource:
+    """What rules give of a layer's tensor, [in, out] or [groups, out], as the layer has it; of experts with these in
+    front."""
+    if isinstance(layer, QuantizedExperts):
+        return _packed_experts(layer, name, source)
     if name == "weight_scale":
         if layer.group_size != -1:
             return source
@@ -405,9 +463,30 @@ def packed_source(layer: QuantizedLinear, name: str, source: WeightSource) -> We
     return Changed(shape, np.dtype(np.int8), read)
 
 
-def unpacked(layer: QuantizedLinear, name: str, array: np.ndarray) -> np.ndarray:
-    """A layer's tensor as rules take it: codes [in, out], scales [groups, out]."""
-    if name == "weight_scale":
+def _packed_experts(layer: QuantizedExperts, name: str, source: WeightSource) -> WeightSource:
+    shape = tuple(getattr(layer, name).shape)
+
+    def read(index: Index) -> np.ndarray:
+        """Of the experts that are asked for; the matrix of one is read whole."""
+        matrices = [source.read((slice(e, e + 1), _WHOLE, _WHOLE))[0] for e in range(shape[0])[index[0]]]
+        if name == "codes_scale":
+            parts = [scales if layer.group_size != -1 else scales[0] for scales in matrices]
+        else:
+            parts = [_halves(codes.T) if layer.weight_dtype in HALVES else codes.T for codes in matrices]
+        return np.stack(parts)[(_WHOLE, *index[1:])]
+
+    return Changed(shape, np.dtype(np.int8) if name == "codes" else source.dtype, read)
+
+
+def unpacked(layer: LowBitLayer, name: str, array: np.ndarray) -> np.ndarray:
+    """A layer's tensor as rules take it: codes [in, out], scales [groups, out]; of experts with these in front."""
+    if isinstance(layer, QuantizedExperts):
+        return np.stack([_unpacked(layer, name, each) for each in array])
+    return _unpacked(layer, name, array)
+
+
+def _unpacked(layer: LowBitLayer, name: str, array: np.ndarray) -> np.ndarray:
+    if name.endswith("_scale"):
         return array if array.ndim == 2 else array[None]
     if layer.weight_dtype not in HALVES:
         return array.T

@@ -25,12 +25,15 @@ from polyreme.models.gguf_file import is_gguf, open_gguf
 from polyreme.models.low_bit_folder import (
     DEFAULT_METHODS,
     KEY,
+    LowBitLayer,
     LowBitLayout,
+    expert_maps,
     low_bit_layers,
     modules_of,
     open_low_bit,
     packed_parts,
     packed_source,
+    parts_of,
     place_low_bit_layers,
     read_layout,
     unpacked,
@@ -48,7 +51,6 @@ from polyreme.models.published import (
 )
 from polyreme.nn import Linear
 from polyreme.nn.lazy import LazyGuard
-from polyreme.nn.quant import QuantizedLinear
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|MB|KB|B)?", re.IGNORECASE)
 _READERS = 4
@@ -149,7 +151,7 @@ def match_weights(opened: Opened, model: Any, where: str, new_head: bool = False
     files = open_low_bit(model, opened.published, opened.layout, files)
     sources = dict(load_weights(published, model.config, unpacked_shapes(model, shapes), files, where, new_head))
     for name, layer in low_bit_layers(model).items():
-        for part in ("weight", "weight_scale"):
+        for part in parts_of(layer):
             sources[f"{name}.{part}"] = packed_source(layer, part, sources[f"{name}.{part}"])
     return sources
 
@@ -308,17 +310,18 @@ def _as_published(
 
     def read_unpacked(name: str) -> np.ndarray:
         owner, _, part = name.rpartition(".")
-        is_low_bit = owner in layers and part in ("weight", "weight_scale")
+        is_low_bit = owner in layers and part in parts_of(layers[owner])
         return unpacked(layers[owner], part, read(name)) if is_low_bit else read(name)
 
     plain = {name: layer for name, layer in model.named_sublayers() if type(layer) is Linear}
-    names = modules_of(published, model.config, {n: layer for n, layer in plain.items() if f"{n}.weight" in shapes})
+    plain = {n: layer for n, layer in plain.items() if f"{n}.weight" in shapes} | expert_maps(model)
+    names = modules_of(published, model.config, plain)
     ignored = [there for theirs in names.theirs.values() for there in theirs] + ["lm_head"]
     stored = store_weights(with_scales(published), model.config, unpacked_shapes(model, shapes), read_unpacked)
     return packed_parts(layout, is_transposed, stored), {KEY: layout.to_config({*ignored})}
 
 
-def _layout_of(model: Any, layers: Iterable[QuantizedLinear]) -> LowBitLayout:
+def _layout_of(model: Any, layers: Iterable[LowBitLayer]) -> LowBitLayout:
     kinds = {(layer.weight_dtype, layer.group_size, layer.low_bit_input) for layer in layers}
     if len(kinds) != 1:
         raise ConfigError(f"save_pretrained: linear maps in {len(kinds)} forms {sorted(kinds)}; a folder has one")

@@ -64,10 +64,14 @@ def weight_quantize(
 def weight_dequantize(
     x: Array, scale: Array, algo: str = "weight_only_int8", out_dtype: DTypeLike = "float16", group_size: int = -1
 ) -> Array:
-    """The weight [in, out] that weight_quantize's codes and scales say, in out_dtype. Raises as weight_only_linear."""
-    kind = _kind_of(algo, "weight_dequantize")
+    """The weight [in, out] that weight_quantize's codes and scales say, in out_dtype; of several, with one dim more in
+    front of codes and scales, [n, in, out]. Raises as weight_only_linear."""
+    kind, dtype = _kind_of(algo, "weight_dequantize"), dtypes.as_dtype(out_dtype)
+    if x.ndim == 3 and scale.ndim > 1 and scale.shape[0] == x.shape[0] > 0:
+        _check_stored(x[0], scale[0], kind, group_size, "weight_dequantize")
+        return jax.vmap(lambda codes, each: low_bit.decode(codes, each, kind, group_size, dtype).T)(x, scale)
     _check_stored(x, scale, kind, group_size, "weight_dequantize")
-    return low_bit.decode(x, scale, kind, group_size, dtypes.as_dtype(out_dtype)).T
+    return low_bit.decode(x, scale, kind, group_size, dtype).T
 
 
 @op(amp="low", method=False, uncast=("weight_scale",))

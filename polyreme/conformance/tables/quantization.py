@@ -113,6 +113,22 @@ CASES = [
     ),
     *(
         Case(
+            "weight_dequantize",
+            lambda rng, kind=kind, group=group: (
+                *(np.stack([part, part]) for part in stored(WEIGHT, kind, group)),
+                kind,
+                "float32",
+                group,
+            ),
+            lambda c, s, kind, dtype, group: np.stack([values(WEIGHT, kind, group)] * 2),
+            no_grad=ROUNDED,
+            bad=((np.zeros((2, 4, 3), "int8"), np.ones((2, 5), "float32"), "int8"), ShapeError, r"scales \[5\] for"),
+            tag=f"{kind}-several",
+        )
+        for kind, group in KINDS
+    ),
+    *(
+        Case(
             "weight_only_linear",
             lambda rng, kind=kind, group=group: (
                 rows(rng),

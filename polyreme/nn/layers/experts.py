@@ -19,6 +19,7 @@ from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.container import LayerDict
 from polyreme.nn.layers.linear import Linear, map_each
+from polyreme.nn.layers.quantized import QuantizedExperts
 from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
 from polyreme.ops import creation
 from polyreme.ops.experts import check_choice, check_counts, chosen_experts
@@ -385,8 +386,8 @@ class MoE(Layer):
 
     Parameters have the experts in front: up, gate [expert, embed, expert_ffn], down [expert, expert_ffn, embed]. A plan
     with ep splits them, its expert_dispatch says how tokens reach them. `changes` holds Layers by the names of these
-    matrices, each a function of its matrix, whose result the experts compute with (nn.ExpertLoRA). Sources:
-    arXiv:1701.06538, arXiv:2401.06066.
+    matrices, each a function of its matrix, whose result the experts compute with (nn.ExpertLoRA). In place of a matrix
+    may stand QuantizedExperts. Sources: arXiv:1701.06538, arXiv:2401.06066.
     Raises ConfigError for sizes below 1 and for a router of other experts or another top_k.
 
     >>> import polyreme as pr
@@ -482,7 +483,10 @@ class MoE(Layer):
 
     def mix(self, x: Any, choices: Any, gates: Any) -> Any:
         """What these choices among the experts give, weighed by gates, and the shared expert: [..., d_model]."""
-        matrices = self.matrices()
+        if self.is_quantized and not self.changes and math.prod(choices.shape) < self.num_experts:
+            out = self._mix_few(x, choices, gates)
+            return out if self.shared is None else out + self.shared(x)
+        matrices = self.matrices(x.dtype)
         changed = {name: change(matrices[name]) for name, change in self.changes.items()}
         up, down, gate = ((matrices | changed).get(name) for name in ("up", "down", "gate"))
         weights = (up, down, gate, self.up_bias, self.down_bias)
@@ -492,10 +496,38 @@ class MoE(Layer):
         )  # fmt: skip
         return out if self.shared is None else out + self.shared(x)
 
-    def matrices(self) -> dict[str, Any]:
-        """The experts' matrices by name: up, down and, if gated, gate, each [expert, in, out]."""
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the experts' matrices are stored in few bits."""
+        return isinstance(self.up, QuantizedExperts)
+
+    def matrices(self, dtype: Any = "float32") -> dict[str, Any]:
+        """The experts' matrices by name: up, down and, if gated, gate, each [expert, in, out]; dtype: of those that are
+        stored in few bits, and decoded."""
         named = {"up": self.up, "down": self.down, "gate": self.gate}
-        return {name: matrix for name, matrix in named.items() if matrix is not None}
+        return {
+            name: matrix.decoded(dtype) if isinstance(matrix, QuantizedExperts) else matrix
+            for name, matrix in named.items()
+            if matrix is not None
+        }
+
+    def _mix_few(self, x: Any, choices: Any, gates: Any) -> Any:
+        """chosen_experts of fewer choices than experts, of which those alone are decoded; a choice of -1 gives 0."""
+        lead, k = list(choices.shape[:-1]), choices.shape[-1]
+        experts = choices.reshape([-1]).clip(min=0)
+        rows = x.unsqueeze(-2).expand([*lead, k, x.shape[-1]]).reshape([-1, 1, x.shape[-1]])
+
+        def product(matrix: Any, rows: Any, bias: Any) -> Any:
+            y = rows.matmul(matrix.decoded(x.dtype, experts))
+            return y if bias is None else y + bias[experts].unsqueeze(1)
+
+        name, approximate = self.activation.removesuffix("_tanh"), self.activation.endswith("_tanh")
+        bend = functools.partial(F.gelu, approximate=True) if approximate else getattr(F, name)
+        up = product(self.up, rows, self.up_bias)
+        hidden = bend(up) if self.gate is None else bend(product(self.gate, rows, None)) * up
+        out = product(self.down, hidden, self.down_bias).reshape([*lead, k, -1])
+        shares = (gates * (choices >= 0).astype(gates.dtype)).astype(out.dtype)
+        return (out * shares.unsqueeze(-1)).sum(-2)
 
     def extra_repr(self) -> str:
         return f"{self.d_model}, {self.d_hidden}, num_experts={self.num_experts}, activation={self.activation}"

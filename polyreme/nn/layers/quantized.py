@@ -14,7 +14,13 @@ from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
-from polyreme.ops.quantization import fake_quantize, low_bit_product, weight_only_linear, weight_quantize
+from polyreme.ops.quantization import (
+    fake_quantize,
+    low_bit_product,
+    weight_dequantize,
+    weight_only_linear,
+    weight_quantize,
+)
 
 _BITS = {"int8": 8, "int4": 4}
 
@@ -116,6 +122,62 @@ class QuantizedLinear(Layer):
         groups = "" if self.group_size == -1 else f", group_size={self.group_size}"
         rounded = ", low_bit_input=True" if self.low_bit_input else ""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.weight_dtype}{groups}{rounded}"
+
+
+class QuantizedExperts(Layer):
+    """A matrix of each expert of an MoE, [expert, in, out], stored as codes and scales.
+
+    codes, codes_scale: as weight and weight_scale of a QuantizedLinear, with the experts in front. The MoE decodes all
+    of them for many tokens, and those that are chosen for few. Raises as QuantizedLinear.
+
+    >>> QuantizedExperts(4, 64, 32, "int4", 16).codes_scale.shape
+    paddle.Size([4, 4, 32])
+    """
+
+    num_experts: int
+    in_features: int
+    out_features: int
+    weight_dtype: str
+    group_size: int
+    low_bit_input: bool
+    codes: Parameter
+    codes_scale: Parameter
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        out_features: int,
+        weight_dtype: str = "int8",
+        group_size: int = -1,
+        dims: Sequence[str | None] = (None, None, None),
+    ) -> None:
+        super().__init__()
+        one = QuantizedLinear(in_features, out_features, weight_dtype, group_size, False)
+        self.num_experts, self.in_features, self.out_features = num_experts, in_features, out_features
+        self.weight_dtype, self.group_size, self.low_bit_input = weight_dtype, group_size, False
+        frozen = ParamAttr(initializer=Constant(0.0), trainable=False)
+        expert, into, out = dims
+        sizes, scales = [num_experts, *one.weight.shape], [num_experts, *one.weight_scale.shape]
+        self.codes = self.create_parameter(sizes, frozen, dtypes.int8, dims=(expert, out, into))
+        self.codes_scale = self.create_parameter(scales, frozen, dims=(expert, *[None] * (len(scales) - 2), out))
+
+    def set_codes(self, codes: Any, scale: Any) -> None:
+        """Replace codes and scales, Tensors as weight_quantize gives them of each expert; scales keep their dtype."""
+        state.write(self.codes, codes._array)
+        state.write(self.codes_scale, scale._array)
+
+    def decoded(self, dtype: Any, experts: Any = None) -> Any:
+        """[expert, in, out] in a dtype; of these experts [n], in their order, if given."""
+        codes, scale = self.codes, self.codes_scale
+        if experts is not None:
+            codes, scale = codes[experts], scale[experts]
+        return weight_dequantize(codes, scale, self.weight_dtype, dtype, self.group_size)
+
+    def extra_repr(self) -> str:
+        groups = "" if self.group_size == -1 else f", group_size={self.group_size}"
+        sizes = f"num_experts={self.num_experts}, in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, {self.weight_dtype}{groups}"
 
 
 class RoundedLinear(Linear):

@@ -1,6 +1,6 @@
 """Weights of few bits, products with them, and layers that quantization looks for in a model."""
 
-from polyreme.nn.layers.quantized import QuantizedLinear, RoundedLinear
+from polyreme.nn.layers.quantized import QuantizedExperts, QuantizedLinear, RoundedLinear
 from polyreme.nn.layers.stub import Stub
 from polyreme.ops.quantization import (
     apply_per_channel_scale,
@@ -11,6 +11,7 @@ from polyreme.ops.quantization import (
 )
 
 __all__ = [
+    "QuantizedExperts",
     "QuantizedLinear",
     "RoundedLinear",
     "Stub",

@@ -27,6 +27,7 @@ from polyreme.models.packages import resolve
 from polyreme.models.pretrained import build_without_values, named_tensors, write_folder
 from polyreme.models.published import PublishedFamily, kept_keys
 from polyreme.nn.layers.lora import dense_weight
+from polyreme.nn.quant import QuantizedExperts
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.weights.base import (
@@ -190,6 +191,8 @@ def _decoded(name: str, matched: MatchedWeights) -> _Weights:
 
     def read(key: str) -> np.ndarray:
         layer = layers.get(key.removesuffix(".weight"))
+        if isinstance(layer, QuantizedExperts):
+            return layer.decoded("float32").numpy()
         return tensors[key].numpy() if layer is None else dense_weight(layer).numpy()
 
     plain = build_without_values(opened._replace(layout=None), matched.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,9 @@ from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, 
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.decoder import Decoder
 from polyreme.models.gguf_file import is_gguf
+from polyreme.models.low_bit_folder import low_bit_layers, parts_of, shape_of
 from polyreme.models.packages import resolve
 from polyreme.nn.layers.lora_rows import AdapterRows
-from polyreme.nn.layers.quantized import QuantizedLinear
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.weights.base import base_digest, is_run, load_tokenizer, load_trained
 from polyreme.recipes.weights.published import floating_dtype
@@ -30,13 +31,13 @@ ONE_DEVICE = "one device"
 def dtype_of(model: Any) -> str:
     """The dtype that most of a model's values are stored in; of quantized weights int8, int4, nf4 or fp8."""
     sizes: Counter[str] = Counter()
-    quantized = {id(layer.weight): layer for layer in model.sublayers() if isinstance(layer, QuantizedLinear)}
+    quantized = {id(getattr(layer, parts_of(layer)[0])): layer for layer in low_bit_layers(model).values()}
     for parameter in model.parameters():
         layer = quantized.get(id(parameter))
         if layer is None:
             sizes[parameter.dtype.name] += parameter.size
         else:  # a byte of codes may hold two
-            sizes[layer.weight_dtype] += layer.in_features * layer.out_features
+            sizes[layer.weight_dtype] += math.prod(shape_of(layer))
     return sizes.most_common(1)[0][0]
 
 
