@@ -20,8 +20,17 @@ from polyreme.mesh import (
 from polyreme.mesh.schedule import measured_bubble, published_bubble
 from polyreme.mesh.schedules import ScheduleKind
 
-ALL = (("FThenB", 1), ("1F1B", 1), ("Eager1F1B", 1), ("VPP", 2), ("VPP", 3), ("ZBH1", 1), ("ZBVPP", 2))
-SPLIT = ("ZBH1", "ZBVPP")
+ALL = (
+    ("FThenB", 1),
+    ("1F1B", 1),
+    ("Eager1F1B", 1),
+    ("VPP", 2),
+    ("VPP", 3),
+    ("ZBH1", 1),
+    ("ZBVPP", 2),
+    ("DualPipeV", 2),
+)
+SPLIT = ("ZBH1", "ZBVPP", "DualPipeV")
 every_schedule = pytest.mark.parametrize(("name", "v"), ALL)
 
 
@@ -33,7 +42,7 @@ def sizes(draw):
 
 def stage_of(name, chunk, p):
     """Where the papers put a chunk: down the stages again and again, or down and back up."""
-    return min(chunk, 2 * p - 1 - chunk) if name == "ZBVPP" else chunk % p
+    return min(chunk, 2 * p - 1 - chunk) if name in ("ZBVPP", "DualPipeV") else chunk % p
 
 
 def walk(schedule):
@@ -89,6 +98,7 @@ def test_live_activations_stay_within_the_bound(size):
             "VPP": min(m * v, 2 * (p - s - 1) + (v - 1) * group + 1),
             "ZBH1": min(p, m),
             "ZBVPP": min(2 * p, 2 * m),
+            "DualPipeV": min(2 * p + 1, 2 * m),
         }[name]
         last = "W" if name in SPLIT else "B"
         assert schedule.peak_live(s) == schedule.peak_live(s, until=last) == most_live(schedule, s, last) <= bound
@@ -190,6 +200,20 @@ def test_zero_bubble_v_never_idles_between_its_first_and_last_task(p):
     assert make_schedule("ZBVPP", p, p, 2).makespan() == 6 * p + p - 1
 
 
+def test_dual_pipe_v_puts_each_forward_beside_a_backward_of_the_other_chunk():
+    """As DeepSeek's stages go, arXiv:2412.19437, figure 5: PP + 1 chunks live, and in between F and B in pairs."""
+    p, m = 4, 20
+    schedule = make_schedule("DualPipeV", p, m, 2)
+    assert [schedule.peak_live(s) for s in range(p)] == [2 * p + 1] * p
+    assert schedule.makespan() == 6 * m + p - 1
+    for stage, table in enumerate(schedule.tables):
+        start = 2 * (p - 1 - stage) + 2 * (stage + 1) + 3 * (p - 1 - stage)
+        steady = table[start : start + 6 * (m - 2 * p + stage + 1)]
+        for forward, backward, weights in zip(*[iter(steady)] * 3, strict=True):
+            assert (forward.kind, backward.kind, weights.kind) == ("F", "B", "W")
+            assert {forward.chunk, backward.chunk} == {stage, 2 * p - 1 - stage}
+
+
 @pytest.mark.one_in(6)
 @every_schedule
 def test_formula_is_met_wherever_it_holds(name, v):
@@ -227,7 +251,10 @@ def test_names_are_those_a_plan_takes(name):
     ("arguments", "message"),
     [
         (("ZBH", 2, 2), "unknown schedule 'ZBH'; did you mean 'ZBH1'"),
-        (("gpipe", 2, 2), "unknown schedule 'gpipe'; the choices are FThenB, 1F1B, Eager1F1B, VPP, ZBH1, ZBVPP"),
+        (
+            ("gpipe", 2, 2),
+            "unknown schedule 'gpipe'; the choices are FThenB, 1F1B, Eager1F1B, VPP, ZBH1, ZBVPP, DualPipeV",
+        ),
         (("1F1B", 0, 2), "1F1B with num_stages=0; give a whole number"),
         (("1F1B", 2, 2.0), r"num_microbatches=2.0; give a whole number"),
         (("1F1B", 2, True), "num_microbatches=True"),

@@ -206,7 +206,7 @@ def test_rows_of_experts_have_loops_that_start_from_zeros():
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("pp", "m"), [(2, 1), (2, 5), (4, 3), (4, 8), (4, 21)])
 def test_live_microbatches_are_those_of_the_schedule(name, pp, m):
-    virtual = {"VPP": 3, "ZBVPP": 2}.get(name, 1)
+    virtual = {"VPP": 3, "ZBVPP": 2, "DualPipeV": 2}.get(name, 1)
     plan = Plan.from_degrees(pp=pp, schedule=name, num_microbatches=m, virtual_stages=virtual)
     schedule = make_schedule(name, pp, m, virtual)
     for stage in range(pp):

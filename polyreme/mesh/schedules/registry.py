@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyreme.mesh.schedules.dual_pipe_v import DUAL_PIPE_V
 from polyreme.mesh.schedules.eager import EAGER
 from polyreme.mesh.schedules.gpipe import GPIPE
 from polyreme.mesh.schedules.interleaved import INTERLEAVED
@@ -12,7 +13,7 @@ from polyreme.mesh.schedules.zero_bubble_v import ZERO_BUBBLE_V
 from polyreme.registry import Registry
 
 SCHEDULES: Registry[ScheduleKind] = Registry(
-    "schedule", [GPIPE, ONE_F_ONE_B, EAGER, INTERLEAVED, ZERO_BUBBLE_H1, ZERO_BUBBLE_V]
+    "schedule", [GPIPE, ONE_F_ONE_B, EAGER, INTERLEAVED, ZERO_BUBBLE_H1, ZERO_BUBBLE_V, DUAL_PIPE_V]
 )
 """Pipeline schedules by name, as the public API spells them, plainest first: lists show them in this order, the
 planner judges a mesh by the first that it searches, and of two plans of equal time takes the earlier."""

@@ -118,6 +118,7 @@ def check(found, want, terms):
     "4-pp2-scheduleFThenB-dp2",
     "4-pp4-schedule1F1B-sharding2-sharding_stage2",
     "4-pp3-scheduleZBVPP",
+    "4-pp2-scheduleDualPipeV-dp2",
 )
 @pytest.mark.parametrize(
     ("microbatches", "degrees"),
@@ -128,6 +129,7 @@ def check(found, want, terms):
         (4, {"pp": 2, "schedule": "ZBH1", "sharding": 2, "sharding_stage": 3}),
         (3, {"pp": 2, "schedule": "ZBVPP", "chunk_items": (1, 4, 1, 2), "stage_devices": ("cpu", "cpu")}),
         (4, {"pp": 3, "schedule": "ZBVPP"}),
+        (4, {"pp": 2, "schedule": "DualPipeV", "dp": 2}),
         pytest.param(1, {"pp": 2, "schedule": "ZBVPP", "recompute": "full"}, marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
