@@ -15,6 +15,8 @@ _DECODER = "use DynamicRNN to train, and beam_search in a While, or BeamSearchDe
 _RECTANGLE = "pad sequences to a rectangle with sequence_pad, and use matmul, conv2d and topk"
 INSTEAD: dict[str, str] = {
     "data_norm": "use batch_norm; its statistics were kept by parameter servers",
+    "retinanet_detection_output": "decode each level with box_coder, join them, and use multiclass_nms",
+    "reorder_lod_tensor_by_rank": "leave it out: DynamicRNN takes sequences in the order in which they are fed",
     "generate_mask_labels": "rasterize polygons in the reader; generate_proposal_labels chooses the boxes",
     "filter_by_instag": "choose the rows in the reader",
     "load": "use fluid.io.load_vars",

@@ -156,16 +156,21 @@ def hardest_columns(
 
 @recorded(draws=False)
 def anchor_targets(
-    anchors: Any, boxes: Any, counts: Any, crowd: Any, im_info: Any, size: int, straddle: float, share: float,
-    positive: float, negative: float, random: bool,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """(places of anchors with an object, of those and of those without, labels, offsets); see rpn_target_assign."""
-    a, every, lengths, crowded, info = read_on_host("rpn_target_assign", anchors, boxes, counts, crowd, im_info)
+    anchors: Any, boxes: Any, classes: Any, counts: Any, crowd: Any, im_info: Any, size: int, straddle: float,
+    share: float, positive: float, negative: float, random: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(places of anchors whose offsets are learned, of those with an object and without, labels, offsets, their
+    weights, how many anchors with an object each image has); see rpn_target_assign. size: -1 for all; classes: None for
+    1.
+    """
+    who = "rpn_target_assign"
+    a, every, lengths, crowded, info = read_on_host(who, anchors, boxes, counts, crowd, im_info)
+    kinds = np.ones(len(every), np.int64) if classes is None else read_on_host(who, classes)[0].reshape(-1)
     a, cuts = a.reshape(-1, 4), np.cumsum(lengths)[:-1]
-    having, lacking, offsets = [], [], []
-    parts = zip(np.split(every, cuts), np.split(crowded.reshape(-1), cuts), info, strict=True)
-    for image, (part, is_crowd, (height, width, scale)) in enumerate(parts):
-        true = part[is_crowd == 0] * scale
+    having, moved, lacking, labels, offsets, weights, numbers = [], [], [], [], [], [], []
+    parts = (np.split(v, cuts) for v in (every, crowded.reshape(-1), kinds))
+    for image, (part, is_crowd, kind, (height, width, scale)) in enumerate(zip(*parts, info, strict=True)):
+        true, kind = part[is_crowd == 0] * scale, kind[is_crowd == 0]
         inside = np.arange(len(a))
         if straddle >= 0:
             edge = np.array([width, height]) + straddle
@@ -175,19 +180,72 @@ def anchor_targets(
         label = np.full(len(inside), -1)
         # an object that no anchor touches has none that overlaps it most
         best = (iou == iou.max(0)) & (iou.max(0) > 0) if iou.size else np.zeros(iou.shape, bool)
-        label[best.any(1) | (most >= positive)] = 1
-        _thin(label, 1, int(size * share), random)
-        wanted = size - int((label == 1).sum())
-        far = np.flatnonzero((most < negative) & (label != 1))
-        label[_drawn(far, wanted, random)] = 0
-        own = np.flatnonzero(label == 1)
-        having.append(image * len(a) + inside[own])
+        having_one = np.flatnonzero(best.any(1) | (most >= positive))
+        if size >= 0:
+            having_one = _drawn(having_one, int(size * share), random)
+        label[having_one] = 1
+        far = np.flatnonzero(most < negative)
+        label[far if size < 0 else _drawn(far, size - len(having_one), random)] = 0
+        stay = np.flatnonzero(label == 1)
+        # one that is near to nothing counts as without an object, and 1.7 has a row without weight in its place
+        filled = np.concatenate([np.repeat(having_one[:1], len(having_one) - len(stay)), stay])
+        having.append(image * len(a) + inside[stay])
+        moved.append(image * len(a) + inside[filled])
         lacking.append(image * len(a) + inside[label == 0])
-        offsets.append(_offsets(a[inside[own]], true[iou[own].argmax(1)]) if len(own) else np.zeros((0, 4)))
-    place, without = (np.concatenate(v).astype(np.int64) for v in (having, lacking))
-    said = np.concatenate([np.ones(len(place)), np.zeros(len(without))])[:, None]
-    return (tensor_of(place, np.int64), tensor_of(np.concatenate([place, without]), np.int64),
-            tensor_of(said, np.int32), tensor_of(np.concatenate(offsets), np.float32))  # fmt: skip
+        nearest = iou.argmax(1)
+        labels.append(kind[nearest[stay]] if len(true) else np.zeros(0, np.int64))
+        offsets.append(_offsets(a[inside[filled]], true[nearest[filled]]) if len(filled) else np.zeros((0, 4)))
+        weights.append(np.repeat(np.arange(len(filled)) >= len(filled) - len(stay), 4).reshape(-1, 4))
+        numbers.append(len(having_one))
+    place, without, learned = (np.concatenate(v).astype(np.int64) for v in (having, lacking, moved))
+    said = np.concatenate([*labels, np.zeros(len(without))])[:, None]
+    return (
+        tensor_of(learned, np.int64), tensor_of(np.concatenate([place, without]), np.int64), tensor_of(said, np.int32),
+        tensor_of(np.concatenate(offsets), np.float32), tensor_of(np.concatenate(weights), np.float32),
+        tensor_of(np.array(numbers)[:, None], np.int32),
+    )  # fmt: skip
+
+
+@recorded(draws=False)
+def region_targets(
+    regions: Any, counts: Any, classes: Any, crowd: Any, boxes: Any, true_counts: Any, im_info: Any, size: int,
+    share: float, positive: float, high: float, low: float, divisors: Sequence[float], class_count: int, random: bool,
+    agnostic: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(boxes, labels, offsets by class, weights, how many of each image); see layers.generate_proposal_labels."""
+    who = "generate_proposal_labels"
+    found, number, kinds, crowded, true_boxes, true_number, info = read_on_host(
+        who, regions, counts, classes, crowd, boxes, true_counts, im_info
+    )
+    parts = (np.split(v, np.cumsum(true_number)[:-1]) for v in (true_boxes, kinds.reshape(-1), crowded.reshape(-1)))
+    images = zip(np.split(found, np.cumsum(number)[:-1]), *parts, info, strict=True)
+    chosen, labels, offsets, weights, numbers = [], [], [], [], []
+    for own, true, kind, is_crowd, (*_, scale) in images:
+        every = np.concatenate([true, own / scale])
+        iou = overlaps(every[:, None], true[None], 1.0) if len(true) else np.zeros((len(every), 1))
+        most, nearest = iou.max(1), iou.argmax(1)
+        most[: len(true)][is_crowd != 0] = -1
+        having = _drawn(np.flatnonzero(most >= positive), int(np.floor(size * share)), random)
+        lacking = _drawn(np.flatnonzero((most >= low) & (most < high)), size - len(having), random)
+        rows = np.concatenate([having, lacking])
+        label = np.concatenate([kind[nearest[having]], np.zeros(len(lacking), np.int64)]).astype(np.int64)
+        column = np.where(label > 0, 1, 0) if agnostic else label
+        width = 2 if agnostic else class_count
+        target, weight = np.zeros((len(rows), width, 4)), np.zeros((len(rows), width, 4))
+        here = np.arange(len(having))
+        if len(having):
+            target[here, column[here]] = _offsets(every[having], true[nearest[having]]) / np.array(divisors)
+            weight[here, column[here]] = 1
+        chosen.append(every[rows] * scale)
+        labels.append(label)
+        offsets.append(target.reshape(len(rows), -1))
+        weights.append(weight.reshape(len(rows), -1))
+        numbers.append(len(rows))
+    return (
+        tensor_of(np.concatenate(chosen), np.float32), tensor_of(np.concatenate(labels)[:, None], np.int32),
+        tensor_of(np.concatenate(offsets), np.float32), tensor_of(np.concatenate(weights), np.float32),
+        tensor_of(numbers, np.int64),
+    )  # fmt: skip
 
 
 def _drawn(places: np.ndarray, count: int, random: bool) -> np.ndarray:
@@ -195,12 +253,6 @@ def _drawn(places: np.ndarray, count: int, random: bool) -> np.ndarray:
     if len(places) <= count:
         return places
     return np.random.choice(places, count, replace=False) if random else places[:count]
-
-
-def _thin(label: np.ndarray, value: int, count: int, random: bool) -> None:
-    """Leave at most so many labels of this value; the others become -1."""
-    places = np.flatnonzero(label == value)
-    label[np.setdiff1d(places, _drawn(places, count, random))] = -1
 
 
 def _offsets(anchors: np.ndarray, boxes: np.ndarray) -> np.ndarray:

@@ -9,6 +9,9 @@ import numpy as np
 from polyreme import metric as ours
 from polyreme.errors import ConfigError, DataError
 from polyreme.fluid.absent import refusing
+from polyreme.fluid.detection_map import PrecisionCounts, check_version
+from polyreme.sequences import lod as lods
+from polyreme.static import host
 
 
 class MetricBase:
@@ -197,8 +200,51 @@ class EditDistance(MetricBase):
         return self.total_distance / self.seq_num, self.instance_error / self.seq_num
 
 
+class DetectionMAP:
+    """Mean average precision of detections, computed by the Program that it is made in.
+
+    input: rows of multiclass_nms; gt_label [rows, 1], gt_box [rows, 4] and gt_difficult [rows, 1], a sequence for each
+    image, boxes as fractions of it. class_num changes nothing. A detection is right that overlaps an object of its
+    class by more than overlap_threshold; difficult objects count only if evaluate_difficult. ap_version: "integral" of
+    precision over recall, or its mean at 11 recalls, "11point". Raises ConfigError for another.
+    """
+
+    def __init__(
+        self, input: Any, gt_label: Any, gt_box: Any, gt_difficult: Any = None, class_num: int | None = None,
+        background_label: int = 0, overlap_threshold: float = 0.5, evaluate_difficult: bool = True,
+        ap_version: str = "integral",
+    ) -> None:  # fmt: skip
+        check_version(ap_version)
+        self._counts = PrecisionCounts()
+        self._settings = float(overlap_threshold), bool(evaluate_difficult)
+        self._average = ap_version, int(background_label)
+        levels = [lods.inner(lods.sequences("DetectionMAP", v)[1]) for v in (input, gt_box)]
+        extra = [] if gt_difficult is None else [gt_difficult]
+        meta = ([1], "float32")
+        self._results = host.called(self._evaluate, None, [], [meta, meta], [input, gt_label, gt_box, *levels, *extra])
+
+    def _evaluate(self, rows: Any, labels: Any, boxes: Any, found: Any, true: Any, difficult: Any = None) -> list[Any]:
+        """(of this minibatch, of all since reset)."""
+        hard = np.zeros(len(boxes), bool) if difficult is None else difficult.reshape(-1) != 0
+        parts = (np.split(v, np.cumsum(true)[:-1]) for v in (labels.reshape(-1).astype(np.int64), boxes, hard))
+        batch = PrecisionCounts()
+        for image in zip(np.split(rows, np.cumsum(found)[:-1]), *parts, strict=True):
+            for counts in (batch, self._counts):
+                counts.add(*image, *self._settings)
+        return [np.float32([c.mean_average_precision(*self._average)]) for c in (batch, self._counts)]
+
+    def get_map_var(self) -> tuple[Any, Any]:
+        """(of the minibatch of a run, of all since reset), float32 [1]."""
+        return tuple(self._results)  # type: ignore[return-value]
+
+    def reset(self, executor: Any, reset_program: Any = None) -> None:
+        """Forget what was added. No Program is needed for it."""
+        self._counts = PrecisionCounts()
+
+
 __all__ = [
-    "Accuracy", "Auc", "ChunkEvaluator", "CompositeMetric", "EditDistance", "MetricBase", "Precision", "Recall",
+    "Accuracy", "Auc", "ChunkEvaluator", "CompositeMetric", "DetectionMAP", "EditDistance", "MetricBase", "Precision",
+    "Recall",
 ]  # fmt: skip
 
 __getattr__ = refusing("fluid.metrics", __name__)

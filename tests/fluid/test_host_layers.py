@@ -192,6 +192,93 @@ def test_anchors_that_a_proposal_network_is_trained_on(script):
     np.testing.assert_array_equal(weight, [[1, 1, 1, 1]])
 
 
+def fed(script, feeds):
+    """Variables that these are fed to, by name."""
+    return {
+        n: script.data(n, list(v.shape) if isinstance(v, np.ndarray) else [None, v.shape()[1]],
+                       str(np.dtype(v.dtype)), lod_level=0 if isinstance(v, np.ndarray) else 1)
+        for n, v in feeds.items()
+    }  # fmt: skip
+
+
+def run(script, feeds, outs):
+    exe = script.Executor(script.CPUPlace())
+    return [np.asarray(v) for v in exe.run(feed=feeds, fetch_list=list(outs), return_numpy=False)]
+
+
+def test_anchors_with_classes_and_one_that_is_near_to_no_object(script):
+    """Of the second image the anchor that overlaps the object most does so by less than 0.3: 1.7 takes it for far."""
+    anchors = np.array([[2, 2, 9, 9], [50, 50, 57, 57], [2, 2, 30, 30]], "float32")
+    boxes = np.array([[1, 1, 4.5, 4.5], [1, 1, 15, 4]], "float32")
+    feeds = {"a": anchors, "p": R.randn(2, 3, 4).astype("f"), "c": R.randn(2, 3, 2).astype("f"),
+             "g": divided(boxes, [1, 1]), "k": divided(np.array([[3], [2]], "int32"), [1, 1]),
+             "w": divided(np.zeros((2, 1), "int32"), [1, 1]), "i": np.full((2, 3), [90, 90, 2], "f")}  # fmt: skip
+    x = fed(script, feeds)
+    outs = L.retinanet_target_assign(x["p"], x["c"], x["a"], x["a"], x["g"], x["k"], x["w"], x["i"], 2, 0.5, 0.4)
+    one = L.rpn_target_assign(x["p"], x["c"][:, :, :1], x["a"], x["a"], x["g"], x["w"], x["i"], 4, -1.0, 0.5, 0.7, 0.3,
+                              False)  # fmt: skip
+    score, location, label, target, weight, number, *rpn = run(script, feeds, [*outs, *one])
+    # image 0: anchor 0 has its object, 1 and 2 have none; image 1: anchor 0 overlaps most, and is far as all are
+    np.testing.assert_array_equal(score, feeds["c"].reshape(6, 2)[[0, 1, 2, 3, 4, 5]])
+    np.testing.assert_array_equal(label, [[3], [0], [0], [0], [0], [0]])
+    np.testing.assert_array_equal(location, feeds["p"].reshape(6, 4)[[0, 3]])
+    np.testing.assert_array_equal(weight, [[1] * 4, [0] * 4])
+    np.testing.assert_array_equal(target[0], [0, 0, 0, 0])
+    np.testing.assert_array_equal(number, [[2], [2]])
+    np.testing.assert_array_equal(rpn[2], [[1], [0], [0], [0], [0], [0]])
+    np.testing.assert_array_equal(rpn[4], [[1] * 4, [0] * 4])
+
+
+def test_regions_that_the_second_stage_is_trained_on(script):
+    """A true box and a region moved by a tenth of its width have it; a crowd is left out; one region is far."""
+    boxes = np.array([[0, 0, 9, 9], [60, 60, 69, 69]], "float32")
+    regions = np.array([[2, 0, 20, 18], [20, 20, 38, 38]], "float32")
+    feeds = {"r": divided(regions, [2]), "k": divided(np.array([[2], [1]], "int32"), [2]),
+             "w": divided(np.array([[0], [1]], "int32"), [2]), "g": divided(boxes, [2]),
+             "i": np.array([[90, 90, 2]], "f")}  # fmt: skip
+    x = fed(script, feeds)
+    settings = {"batch_size_per_im": 4, "fg_fraction": 0.5, "fg_thresh": 0.5, "use_random": False}
+    outs = L.generate_proposal_labels(*x.values(), class_nums=3, **settings)
+    alike = L.generate_proposal_labels(*x.values(), class_nums=3, is_cls_agnostic=True, **settings)
+    rois, label, target, inside, outside, *other = run(script, feeds, [*outs, *alike])
+    np.testing.assert_array_equal(rois, [[0, 0, 18, 18], regions[0], regions[1]])
+    np.testing.assert_array_equal(label, [[2], [2], [0]])
+    want, weights = np.zeros((2, 3, 3, 4), "float32")
+    want[1, 2, 0] = -1  # a tenth of its width, over 0.1
+    weights[:2, 2] = 1
+    np.testing.assert_allclose(target, want.reshape(3, 12), atol=8 * np.finfo("float32").eps)
+    np.testing.assert_array_equal(inside, weights.reshape(3, 12))
+    np.testing.assert_array_equal(outside, inside)
+    np.testing.assert_array_equal(other[3], np.concatenate([weights[:, 0], weights[:, 2]], 1))
+
+
+MAPS = {
+    ("integral", True): ((0.5 + 0.5 * 2 / 3) / 2, (0.5 + 0.25 * 0.6 + 0.25 * 2 / 3) / 2),
+    ("11point", True): ((6 + 5 * 2 / 3) / 22, (6 + 5 * 2 / 3) / 22),
+    ("integral", False): (0.25, (1 / 3 + 1 / 2) / 4),
+}
+
+
+@pytest.mark.parametrize(("version", "difficult"), MAPS)
+def test_mean_average_precision_of_a_minibatch_and_of_all(script, version, difficult):
+    """Class 1: right at 0.97 (a difficult object) and 0.9, wrong at 0.95 and 0.8; class 2: never right."""
+    rows = [[1, 0.9, 0.1, 0.1, 0.3, 0.3], [1, 0.8, 0.1, 0.1, 0.3, 0.31], [1, 0.97, 0.5, 0.5, 0.9, 0.9],
+            [2, 0.6, 0, 0, 0.1, 0.1], [1, 0.95, 0, 0, 0.1, 0.1]]  # fmt: skip
+    true = [[0.1, 0.1, 0.3, 0.3], [0.5, 0.5, 0.9, 0.9], [0.5, 0.5, 0.6, 0.6]]
+    feeds = {"r": divided(np.float32(rows), [3, 2]), "k": divided(np.array([[1], [1], [2]], "int32"), [2, 1]),
+             "b": divided(np.float32(true), [2, 1]),
+             "d": divided(np.array([[0], [1], [0]], "int32"), [2, 1])}  # fmt: skip
+    x = fed(script, feeds)
+    metric = script.metrics.DetectionMAP(
+        x["r"], x["k"], x["b"], x["d"], 3, evaluate_difficult=difficult, ap_version=version
+    )
+    one, both = MAPS[version, difficult]
+    for expected in ((one, one), (one, both)):
+        np.testing.assert_allclose(np.concatenate(run(script, feeds, metric.get_map_var())), expected, rtol=1e-6)
+    metric.reset(None)
+    np.testing.assert_allclose(np.concatenate(run(script, feeds, metric.get_map_var())), (one, one), rtol=1e-6)
+
+
 def test_proposals_of_two_images(script):
     """Anchors without offsets: the best by score, as far as they overlap none before them, and not too small."""
     anchors = np.array([[0, 0, 9, 9], [1, 1, 9, 9], [20, 20, 29, 29], [5, 5, 6, 6]], "float32").reshape(1, 1, 4, 4)

@@ -281,21 +281,83 @@ def rpn_target_assign(
     bbox_pred [n, m, 4], cls_logits [n, m, 1], anchor_box [m, 4], im_info [n, 3]; gt_boxes [rows, 4] and is_crowd [rows,
     1], a sequence for each image, in pixels of the original image, of whose height im_info's is scale times. Of anchors
     inside the image (by rpn_straddle_thresh; all if negative) those have an object that overlap one by
-    rpn_positive_overlap, or overlap it most; those have none that overlap all by less than rpn_negative_overlap; at
-    most rpn_batch_size_per_im an image, rpn_fg_fraction of them with an object, drawn if use_random (from NumPy's
-    global generator), else the first ones. anchor_var is not used, as in 1.7. Source: Ren et al., 2015,
-    arXiv:1506.01497, section 3.1.2.
+    rpn_positive_overlap, or overlap it most; those have none that overlap all by less than rpn_negative_overlap, one
+    that overlaps an object most included, in whose place a first row has no weight; at most rpn_batch_size_per_im an
+    image, rpn_fg_fraction of them with an object, drawn if use_random (from NumPy's global generator), else the first
+    ones. anchor_var is not used, as in 1.7. Source: Ren et al., 2015, arXiv:1506.01497, section 3.1.2.
     """
     boxes, lod = lods.sequences("fluid.layers.rpn_target_assign", gt_boxes)
     args = (
-        anchor_box, boxes, lods.inner(lod), is_crowd, im_info, int(rpn_batch_size_per_im), float(rpn_straddle_thresh),
-        float(rpn_fg_fraction), float(rpn_positive_overlap), float(rpn_negative_overlap), bool(use_random),
+        anchor_box, boxes, None, lods.inner(lod), is_crowd, im_info, int(rpn_batch_size_per_im),
+        float(rpn_straddle_thresh), float(rpn_fg_fraction), float(rpn_positive_overlap), float(rpn_negative_overlap),
+        bool(use_random),
     )  # fmt: skip
-    results = [([-1], "int64", 0), ([-1], "int64", 0), ([-1, 1], "int32", 0), ([-1, 4], "float32", 0)]
-    place, both, label, target = lods.uninferred("anchor_targets", args, results)
+    place, both, label, target, weight, _ = lods.uninferred("anchor_targets", args, _targets(im_info))
     score = gather(reshape(cls_logits, [-1, 1]), both)
-    location = gather(reshape(bbox_pred, [-1, 4]), place)
-    return score, location, label, target, OPS["ones_like"](target)
+    return score, gather(reshape(bbox_pred, [-1, 4]), place), label, target, weight
+
+
+def _targets(im_info: Any) -> list[Any]:
+    """What anchor_targets gives."""
+    places, offsets = ([-1], "int64", 0), ([-1, 4], "float32", 0)
+    return [places, places, ([-1, 1], "int32", 0), offsets, offsets, ([im_info.shape[0], 1], "int32", 0)]
+
+
+@layer
+def retinanet_target_assign(
+    bbox_pred: Any, cls_logits: Any, anchor_box: Any, anchor_var: Any, gt_boxes: Any, gt_labels: Any, is_crowd: Any,
+    im_info: Any, num_classes: int = 1, positive_overlap: float = 0.5, negative_overlap: float = 0.4,
+) -> tuple[Any, ...]:  # fmt: skip
+    """As rpn_target_assign of all anchors, without drawing: (scores [f + b, num_classes], offsets [f, 4], labels int32
+    [f + b, 1], target offsets [f, 4], their weights [f, 4], one more than each image has with an object, int32 [n, 1]).
+
+    cls_logits [n, m, num_classes]; gt_labels [rows, 1] from 1 on, a sequence for each image; a label is 0 where there
+    is no object. The last result is what sigmoid_focal_loss divides by. Source: Lin et al., 2017, arXiv:1708.02002.
+    """
+    boxes, lod = lods.sequences("fluid.layers.retinanet_target_assign", gt_boxes)
+    args = (anchor_box, boxes, gt_labels, lods.inner(lod), is_crowd, im_info, -1, -1.0, 1.0, float(positive_overlap),
+            float(negative_overlap), False)  # fmt: skip
+    place, both, label, target, weight, number = lods.uninferred("anchor_targets", args, _targets(im_info))
+    score = gather(reshape(cls_logits, [-1, num_classes]), both)
+    return score, gather(reshape(bbox_pred, [-1, 4]), place), label, target, weight, mt.scale(number, 1, 1)
+
+
+@layer
+def generate_proposal_labels(
+    rpn_rois: Any, gt_classes: Any, is_crowd: Any, gt_boxes: Any, im_info: Any, batch_size_per_im: int = 256,
+    fg_fraction: float = 0.25, fg_thresh: float = 0.25, bg_thresh_hi: float = 0.5, bg_thresh_lo: float = 0.0,
+    bbox_reg_weights: Sequence[float] = (0.1, 0.1, 0.2, 0.2), class_nums: int | None = None, use_random: bool = True,
+    is_cls_agnostic: bool = False, is_cascade_rcnn: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """What the second stage of a detector is trained on: (boxes [k, 4], labels int32 [k, 1], offsets [k, 4 class_nums],
+    their weights, the same weights again), a sequence for each image.
+
+    rpn_rois [rows, 4] in pixels of the scaled image; gt_classes [true, 1] from 1 on, is_crowd [true, 1] and gt_boxes
+    [true, 4] of the original one, a sequence for each image; im_info [n, 3]: height, width and scale. Of regions and
+    true boxes together those have an object that overlap one by fg_thresh, at most fg_fraction of batch_size_per_im;
+    those have none (label 0) that overlap all by bg_thresh_lo to bg_thresh_hi; drawn if use_random (from NumPy's global
+    generator), else the first ones. Offsets are divided by bbox_reg_weights, and stand at the class's columns; with
+    is_cls_agnostic at the second of two. Source: Girshick, 2015, arXiv:1504.08083, section 2.3. Raises ConfigError for
+    is_cascade_rcnn.
+    """
+    if is_cascade_rcnn or class_nums is None:
+        raise ConfigError(
+            f"fluid.layers.generate_proposal_labels: class_nums={class_nums}, is_cascade_rcnn={is_cascade_rcnn}; give "
+            "the number of classes, and label the boxes of later stages with py_func"
+        )
+    regions, lod = lods.sequences("fluid.layers.generate_proposal_labels", rpn_rois)
+    true, true_lod = lods.sequences("fluid.layers.generate_proposal_labels", gt_boxes)
+    args = (
+        regions, lods.inner(lod), gt_classes, is_crowd, true, lods.inner(true_lod), im_info, int(batch_size_per_im),
+        float(fg_fraction), float(fg_thresh), float(bg_thresh_hi), float(bg_thresh_lo), list(bbox_reg_weights),
+        int(class_nums), bool(use_random), bool(is_cls_agnostic),
+    )  # fmt: skip
+    wide = ([-1, 4 * (2 if is_cls_agnostic else class_nums)], "float32", 0)
+    results = [([-1, 4], "float32", 0), ([-1, 1], "int32", 0), wide, wide, ([im_info.shape[0]], "int64", 0)]
+    *found, number = lods.uninferred("region_targets", args, results)
+    level = lods.offsets(number)
+    boxes, label, target, weight = (lods.divided(v, [level]) for v in found)
+    return boxes, label, target, weight, lods.divided(OPS["assign"](weight), [level])
 
 
 @layer
@@ -354,7 +416,7 @@ def _sizes_by_ratio(count: int, base_size: int, low: int | None, high: int | Non
 
 
 __all__ = [
-    "bipartite_match", "collect_fpn_proposals", "detection_output", "distribute_fpn_proposals", "generate_proposals",
-    "locality_aware_nms", "multi_box_head", "multiclass_nms", "rpn_target_assign", "sigmoid_focal_loss", "ssd_loss",
-    "target_assign",
+    "bipartite_match", "collect_fpn_proposals", "detection_output", "distribute_fpn_proposals",
+    "generate_proposal_labels", "generate_proposals", "locality_aware_nms", "multi_box_head", "multiclass_nms",
+    "retinanet_target_assign", "rpn_target_assign", "sigmoid_focal_loss", "ssd_loss", "target_assign",
 ]  # fmt: skip
