@@ -18,6 +18,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from busiest import spent_since, thread_seconds
 
 import polyreme as pr
 from polyreme.core import layout as layouts
@@ -27,7 +28,6 @@ from polyreme.mesh import Plan
 from polyreme.models.evoformer import EvoformerConfig, EvoformerStack
 
 GOAL = 1.30
-TASKS = Path("/proc/self/task")
 DEVICES = {"bp1": 1, "bp2": 2}
 ROWS, RESIDUES = 32, 64
 WIDTHS = {"msa_width": 128, "pair_width": 64, "msa_heads": 4, "triangle_width": 64, "outer_width": 16}
@@ -66,11 +66,6 @@ def step_under(plan: Plan):
     return step
 
 
-def thread_seconds() -> dict[str, float]:
-    """Processor seconds of each thread of this process."""
-    return {task.name: int((task / "schedstat").read_text().split()[0]) / 1e9 for task in TASKS.iterdir()}
-
-
 def work(devices: int) -> None:
     """A side's process: for each line that it reads, one step; answers with its loss, seconds, and processor seconds of
     the busiest thread and of all."""
@@ -80,7 +75,7 @@ def work(devices: int) -> None:
         before, start = thread_seconds(), time.perf_counter()
         loss = step()
         seconds = time.perf_counter() - start
-        spent = [total - before.get(task, 0.0) for task, total in thread_seconds().items()]
+        spent = spent_since(before)
         sys.stdout.write(f"{loss} {seconds} {max(spent)} {sum(spent)}\n")
         sys.stdout.flush()
 

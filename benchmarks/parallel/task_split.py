@@ -1,10 +1,11 @@
 """A step of two tasks, 3 to 1, on two single-threaded devices: rows split by TaskPlan against a task on each device.
 
-    python benchmarks/parallel/task_split.py [--rounds 9]
+    python benchmarks/parallel/task_split.py [--rounds 9] [--rows 2048] [--sharding-stage 0]
 
 Where each device has a task of its own, the lighter one is filled up with rows that no expert takes and no loss counts,
 as one program on all devices needs; the step lasts as long as the heavier task. Both sides train on the same rows, with
-equal losses, and take turns. On two free cores the ratio can reach 1.5.
+equal losses, and take turns. On two free cores the ratio can reach 1.5; on busy ones the processor time of the busiest
+thread is what the step would take on cores of its own, but for waiting.
 """
 
 import argparse
@@ -18,6 +19,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_th
 
 import jax
 import numpy as np
+from busiest import spent_since, thread_seconds
 
 import polyreme as pr
 from polyreme import nn
@@ -29,18 +31,17 @@ from polyreme.mesh import Plan
 from polyreme.optimizer import SGD
 from polyreme.training import StepPolicy
 
-TASKS = TaskPlan({"heavy": 1536, "light": 512}, devices=2)
 WIDTH, EXPERTS = 512, 8
 
 
 class Net(nn.Layer):
     """Two dense layers and a layer of experts of which each task has half."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: TaskPlan) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.experts = nn.MoE(WIDTH, 2 * WIDTH, EXPERTS)
-        allowed = TASKS.allowed({"heavy": range(4), "light": range(4, 8)}, EXPERTS)
+        allowed = tasks.allowed({"heavy": range(4), "light": range(4, 8)}, EXPERTS)
         self.register_buffer("allowed", pr.concat([allowed, pr.zeros([1, EXPERTS], "bool")]))
 
     def forward(self, rows, y):
@@ -52,10 +53,10 @@ class Net(nn.Layer):
         return (((out - y) ** 2).mean(-1) * counts).sum() / counts.sum()
 
 
-def batches() -> dict[str, tuple[np.ndarray, ...]]:
+def batches(tasks: TaskPlan) -> dict[str, tuple[np.ndarray, ...]]:
     """x, task and y of the same rows, as TaskPlan lays them and with a device for each task."""
     rng = np.random.default_rng(0)
-    heavy, light = TASKS.rows.values()
+    heavy, light = tasks.rows.values()
     x, y = rng.standard_normal((2, heavy + light, WIDTH), np.float32)
     task = np.repeat(np.arange(2, dtype=np.int32), (heavy, light))
     fill = ((0, heavy - light), (0, 0))
@@ -63,16 +64,16 @@ def batches() -> dict[str, tuple[np.ndarray, ...]]:
     return {"a device for each task": alone, "TaskPlan": (x, task, y)}
 
 
-def step_on(batch: tuple[np.ndarray, ...]):
+def step_on(batch: tuple[np.ndarray, ...], tasks: TaskPlan, plan: Plan):
     """One training step on this batch, which returns its loss."""
     clear_plan()
     pr.seed(0)
-    model = Net()
+    model = Net(tasks)
 
     def sgd(model):
         return SGD(1e-3, parameters=model.parameters())
 
-    train = PlannedStep(model, Plan.from_degrees(dp=2), sgd, StepPolicy(), jax.devices()[:2])
+    train = PlannedStep(model, plan, sgd, StepPolicy(), jax.devices()[:2])
 
     def step() -> float:
         layouts.active.layout = train.layout
@@ -88,21 +89,28 @@ def main() -> None:
     """Print medians, and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rows", type=int, default=2048, help="of a batch, both tasks together")
+    parser.add_argument("--sharding-stage", type=int, default=0, help="devices hold parts of the update; 0: all of it")
     options = parser.parse_args()
-    sides = {name: step_on(batch) for name, batch in batches().items()}
+    stage = options.sharding_stage
+    plan = Plan.from_degrees(sharding=2, sharding_stage=stage) if stage else Plan.from_degrees(dp=2)
+    tasks = TaskPlan({"heavy": options.rows * 3 // 4, "light": options.rows // 4}, devices=2)
+    sides = {name: step_on(batch, tasks, plan) for name, batch in batches(tasks).items()}
     losses = [[step() for step in sides.values()] for _ in range(2)]
     np.testing.assert_allclose(*np.transpose(losses), rtol=1e-5)
     times = {name: [] for name in sides}
     for _ in range(options.rounds):
         for name, step in sides.items():
-            start = time.perf_counter()
+            before, start = thread_seconds(), time.perf_counter()
             step()
-            times[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(spent) for name, spent in times.items()}
+            wall, busy = time.perf_counter() - start, spent_since(before)
+            times[name].append((wall, max(busy), sum(busy)))
+    columns = ("clock", "busiest thread", "all threads")
+    medians = {name: [statistics.median(column) for column in zip(*t, strict=True)] for name, t in times.items()}
+    print(" " * 24, *(f"{column:>18}" for column in columns))
     for name, seconds in medians.items():
-        print(f"{name:24} {1e3 * seconds:7.1f} ms")
-    alone, split = medians.values()
-    print(f"ratio {alone / split:.2f}")
+        print(f"{name:24}", *(f"{1e3 * s:15.1f} ms" for s in seconds))
+    print(f"{'ratio':24}", *(f"{alone / split:18.2f}" for alone, split in zip(*medians.values(), strict=True)))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import sides  # noqa: E402
+from busiest import spent_since, thread_seconds  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 
 from polyreme.core import backend  # noqa: E402
@@ -69,15 +70,8 @@ def seconds(run, arrays) -> tuple[float, float, float]:
     """Of one call: wall time, processor time of the busiest device, and of all."""
     before, start = thread_seconds(), time.perf_counter()
     jax.block_until_ready(run(*arrays))
-    wall, after = time.perf_counter() - start, thread_seconds()
-    busy = [spent - before.get(thread, 0.0) for thread, spent in after.items()]
+    wall, busy = time.perf_counter() - start, spent_since(before)
     return wall, max(busy), sum(busy)
-
-
-def thread_seconds() -> dict[str, float]:
-    """Processor seconds of each thread of this process. A device computes in one, and waits without computing."""
-    threads = Path("/proc/self/task").iterdir()
-    return {thread.name: int((thread / "schedstat").read_text().split()[0]) / 1e9 for thread in threads}
 
 
 def check_equal(results: dict[str, tuple]) -> None:

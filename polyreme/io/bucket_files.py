@@ -337,6 +337,11 @@ def measure(folder: Path) -> DiskSpeed:
                 os.close(fd)
                 path.unlink()
     except OSError as error:
+        if error.errno in _FULL:
+            raise ConfigError(
+                f"offload_path: the disk of {folder} has no room for a trial of {_PROBE} bytes, {free_bytes(folder)} "
+                "are free; make room, or name a folder of another disk"
+            ) from error
         raise ConfigError(
             f"offload_path: {folder} cannot be written ({error.strerror or error}); name a folder that can"
         ) from error
@@ -344,15 +349,16 @@ def measure(folder: Path) -> DiskSpeed:
 
 
 def _timed(fd: int, is_direct: bool) -> DiskSpeed:
-    with mmap.mmap(-1, _PROBE) as pages:  # direct I/O wants whole pages
-        times = [time.perf_counter()]
-        _move(os.pwritev, fd, memoryview(pages), 0)
-        os.fsync(fd)
-        times.append(time.perf_counter())
-        if not is_direct:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        _move(os.preadv, fd, memoryview(pages), 0)
-        times.append(time.perf_counter())
+    # direct I/O wants whole pages; not closed here, which an error's traceback, that looks at them, would not let be
+    pages = memoryview(mmap.mmap(-1, _PROBE))
+    times = [time.perf_counter()]
+    _move(os.pwritev, fd, pages, 0)
+    os.fsync(fd)
+    times.append(time.perf_counter())
+    if not is_direct:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    _move(os.preadv, fd, pages, 0)
+    times.append(time.perf_counter())
     write, read = times[1] - times[0], times[2] - times[1]
     return DiskSpeed(_PROBE / max(write, 1e-9), _PROBE / max(read, 1e-9), is_direct)
 

@@ -1,5 +1,6 @@
 """Optimizer state in files, updated bucket by bucket: the same bits as in memory, and checkpoints of it."""
 
+import errno
 import os
 
 import jax
@@ -293,6 +294,16 @@ def test_folders_of_dead_processes_go_and_those_of_live_ones_stay(tmp_path):
         run.optimizer.create_state()
     assert sorted(os.listdir(tmp_path)) == [f"state-{os.getpid()}-0", f"state-{os.getpid()}-1"]
     del first, second
+
+
+def test_a_disk_too_full_for_the_trial_says_so(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(ConfigError, match=r"has no room for a trial of 4194304 bytes, \d+ are free; make room"):
+        bucket_files.measure(tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_disk_without_direct_io_is_measured_through_the_cache(tmp_path, monkeypatch):
