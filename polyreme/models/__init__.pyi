@@ -20,6 +20,7 @@ from polyreme.models import gemma3 as gemma3
 from polyreme.models import gguf_file as gguf_file
 from polyreme.models import gguf_writer as gguf_writer
 from polyreme.models import gpt as gpt
+from polyreme.models import gpt_neox as gpt_neox
 from polyreme.models import granite as granite
 from polyreme.models import llama as llama
 from polyreme.models import low_bit_folder as low_bit_folder

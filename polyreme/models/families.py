@@ -378,6 +378,17 @@ PHI3 = replace(
     published=Reference("polyreme.models.phi3", "PUBLISHED"),
 )
 
+GPT_NEOX = replace(
+    LLAMA,
+    name="gpt_neox",
+    model=Reference("polyreme.models.gpt_neox", "GPTNeoX"),
+    config=Reference("polyreme.models.gpt_neox", "GPTNeoXConfig"),
+    published=Reference("polyreme.models.gpt_neox", "PUBLISHED"),
+    shape=partial(decoder_shape, learned_positions=False),
+    ffn_size=lambda hidden: 4 * hidden,
+    grouped_heads=False,
+)
+
 LETTERS = 21
 """Letters of an alignment: twenty amino acids and the gap. One more stands for what is masked."""
 DISTANCE_BINS = 16
@@ -477,7 +488,7 @@ BERT = Family(
 FAMILIES: Registry[Family] = Registry(
     "model family",
     [
-        *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2),
+        *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2, GPT_NEOX),
         *(MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )

@@ -124,11 +124,8 @@ class LlamaConfig(BlockTraits):
                 f"{2 * self.num_heads} (rotary positions need an even head_dim); "
                 f"make it {nearest_multiples(self.hidden_size, 2 * self.num_heads)}"
             )
-        if not 0 < self.rotary_fraction <= 1 or self.rotary_width < 2 or self.rotary_width % 2:
-            raise ConfigError(
-                f"{type(self).__name__}: rotary_fraction {self.rotary_fraction} of head_dim {self.head_dim} turns "
-                f"{self.rotary_width} dims; give a fraction in (0, 1] of which an even number of dims comes"
-            )
+        if not 0 < self.rotary_fraction <= 1:
+            raise ConfigError(f"{type(self).__name__}: rotary_fraction {self.rotary_fraction}; give one in (0, 1]")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"LlamaConfig: num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
@@ -151,8 +148,8 @@ class LlamaConfig(BlockTraits):
 
     @property
     def rotary_width(self) -> int:
-        """Dims of a head that positions turn."""
-        return int(self.head_dim * self.rotary_fraction)
+        """Dims of a head that positions turn, in pairs."""
+        return max(1, int(self.head_dim * self.rotary_fraction) // 2) * 2
 
     @classmethod
     def nano(cls, **changes: Any) -> LlamaConfig:

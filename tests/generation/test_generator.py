@@ -47,7 +47,7 @@ def likeliest_after(model, prompt, count):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    "name", ["llama_llama3", "mistral", "gemma2", "gemma3", "phi3_long", "mixtral", "deepseek_v3", "gpt2"]
+    "name", ["llama_llama3", "mistral", "gemma2", "gemma3", "phi3_long", "gpt_neox", "mixtral", "deepseek_v3", "gpt2"]
 )
 def test_a_cache_gives_the_hidden_states_of_the_whole_text(name):
     """Of rows that begin with 7 tokens, then grow by 6, windows and all."""
