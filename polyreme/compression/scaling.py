@@ -38,7 +38,7 @@ def scaled_inputs(name: str, block: Any) -> Iterator[ScaledInput]:
         is_whole = {id(layer) for layer in inside.values()} >= {
             id(layer) for n, layer in owner._sub_layers.items() if n in ("q", "k", "v", "qkv", "gate", "up", "router")
         }
-        if inside and is_whole:
+        if inside and is_whole and getattr(block, norm) is not None:
             yield ScaledInput(getattr(block, norm), inside)
     value = getattr(attention, "v", None)
     if type(value) is Linear and attention.num_heads == getattr(attention, "num_kv_heads", 0):
@@ -50,9 +50,11 @@ def scaled_inputs(name: str, block: Any) -> Iterator[ScaledInput]:
 
 def apply_factors(scaled: ScaledInput, factors: np.ndarray, statistics: dict[str, InputStatistics]) -> None:
     """Divide the input by factors [in], and multiply the rows of the weights."""
-    for tensor in (scaled.producer.weight, getattr(scaled.producer, "bias", None)):
+    producer = scaled.producer
+    for tensor, offset in ((producer.weight, getattr(producer, "offset", 0.0)), (getattr(producer, "bias", None), 0.0)):
         if tensor is not None:
-            tensor.set_value((tensor.numpy() / factors).astype(tensor.numpy().dtype))
+            values = tensor.numpy()
+            tensor.set_value(((values + offset) / factors - offset).astype(values.dtype))
     for name, layer in scaled.maps.items():
         weight = layer.weight.numpy()
         layer.weight.set_value((weight * factors[:, None]).astype(weight.dtype))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,6 +110,19 @@ def linear_modules(model: Any, with_output: bool = False) -> dict[str, Adaptable
     return modules
 
 
+def _check_own_names(model: Any, names: Iterable[str], modules: Mapping[str, AdaptableMap]) -> None:
+    """Raise ConfigError for names of maps there of which several of a model's modules are parts, as an adapter's file
+    has one pair of matrices for each name."""
+    counts = Counter(name for module in modules.values() for name in module.theirs)
+    shared = sorted({name.rsplit(".", 1)[-1] for name in names if counts[name] > 1})
+    if shared:
+        own = sorted({name.rsplit(".", 1)[-1] for name, count in counts.items() if count == 1})
+        raise ConfigError(
+            f"lora_target: {', '.join(shared)} of a {type(model).__name__} stands for several maps here, which the "
+            f"file of an adapter does not tell apart; give some of {', '.join(own)}"
+        )
+
+
 def expert_matrices(model: Layer) -> dict[str, tuple[MoE, str]]:
     """The MoE and which of its matrices, by our name, of a model's experts."""
     experts = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, MoE)}
@@ -132,10 +146,12 @@ def map_of(adapter: str) -> str:
 
 def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, AdaptableMap]:
     """Those of linear_modules that are named: "all", or parts at the end of our names or of the published ones, as
-    "q_proj"; the projection to the vocabulary, "lm_head", is not among all. Raises ConfigError for a name that is
-    none."""
+    "q_proj"; the projection to the vocabulary, "lm_head", is not among all. Raises ConfigError for a name that is none,
+    and for maps that are parts of one there (of a Phi-3)."""
     if target in (ALL, [ALL]):
-        return linear_modules(model)
+        every = linear_modules(model)
+        _check_own_names(model, (name for module in every.values() for name in module.theirs), every)
+        return every
     modules = linear_modules(model, with_output=True)
     chosen: dict[str, AdaptableMap] = {}
     for wanted in [target] if isinstance(target, str) else target:
@@ -151,6 +167,7 @@ def choose_modules(model: Any, target: str | Sequence[str] = ALL) -> dict[str, A
                 f"maps are {', '.join(known)}, or all"
             )
         chosen |= hits
+    _check_own_names(model, (name for module in chosen.values() for name in module.theirs), modules)
     return {ours: modules[ours] for ours in modules if ours in chosen}
 
 
@@ -440,13 +457,17 @@ def products_by_name(adapter: Adapter, model: Any) -> dict[str, LowRank]:
     """The products of an adapter by our names of a model's linear maps. Raises CheckpointError for one that the model
     has not, or whose shape is another."""
     modules = linear_modules(model, with_output=True)
-    ours = {theirs: name for name, module in modules.items() for theirs in module.theirs}
+    ours: dict[str, list[str]] = {}
+    for name, module in modules.items():
+        for theirs in module.theirs:
+            ours.setdefault(theirs, []).append(name)
     for theirs, product in adapter.products.items():
         if theirs not in ours:
             raise CheckpointError(
                 f"{adapter.path}: {theirs} is no linear map of a {type(model).__name__} that an adapter may change"
             )
-        *_, ins, outs = modules[ours[theirs]].shape
+        # several of ours may be parts of one there, one under the other
+        ins, outs = modules[ours[theirs][0]].shape[-2], sum(modules[name].shape[-1] for name in ours[theirs])
         if (product.a.shape[0], product.b.shape[1]) != (ins, outs):
             raise CheckpointError(
                 f"{adapter.path}: {theirs} maps {product.a.shape[0]} features to {product.b.shape[1]}, in the model "

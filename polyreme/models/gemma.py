@@ -27,12 +27,14 @@ class OffsetRMSNorm(RMSNorm):
     [[1.0, 1.0]]
     """
 
+    offset = 1.0
+
     def __init__(self, normalized_shape: int, epsilon: float = 1e-6) -> None:
         super().__init__(normalized_shape, epsilon, ParamAttr(initializer=Constant(0.0)))
 
     def forward(self, input: Any) -> Any:
         wide = "float64" if input.dtype.name == "float64" else "float32"
-        gain = self.weight.astype(wide) + 1
+        gain = self.weight.astype(wide) + self.offset
         return F.rms_norm(input.astype(wide), self._normalized_shape, gain, self._epsilon).astype(input.dtype)
 
 

@@ -11,6 +11,7 @@ from polyreme.core import rng
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.models import AutoModelForCausalLM, adapters
+from polyreme.models.adapters import LowRank
 from polyreme.models.folder import weights_digest
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn.layers.lora import LoRA, dense_weight
@@ -245,3 +246,19 @@ def test_pissa_of_over_half_the_rank_is_written_with_twice_as_much_and_read_back
     adapters.apply_adapter(read, adapters.open_adapter(tmp_path))
     # two products of rank 12 as one of 24: float32 sums of 32 terms in another order, through two layers
     np.testing.assert_allclose(read(tokens).numpy(), trained(tokens).numpy(), rtol=0, atol=8 * 32 * 2.0**-23)
+
+
+def test_parts_of_one_map_share_an_adapter(tmp_path):
+    """Of a Phi-3 one name stands for queries, keys and values: an adapter of it is read, none is written."""
+    model, rng = load("phi3"), np.random.default_rng(0)
+    for target in ("all", "qkv_proj", ["q"], ["down_proj", "gate"]):
+        with pytest.raises(ConfigError, match=r"lora_target: .*(qkv|gate_up)_proj.* stands for several maps .*o_proj"):
+            adapters.choose_modules(model, target)
+    assert len(adapters.choose_modules(model, ["o_proj", "down_proj"])) == 4
+    name = "model.layers.1.self_attn.qkv_proj"
+    product = LowRank(*(rng.standard_normal(size).astype(np.float32) for size in ((24, 2), (2, 48))), 0.5, None)
+    adapter = adapters.Adapter(tmp_path, LoRA(rank=2), {name: product}, "", None, "")
+    parts = adapters.products_by_name(adapter, model)
+    assert sorted(parts) == [f"blocks.1.attention.{part}" for part in "kqv"]
+    np.testing.assert_array_equal(np.concatenate([parts[f"blocks.1.attention.{p}"].b for p in "qkv"], 1), product.b)
+    assert all((part.a == product.a).all() for part in parts.values())

@@ -71,13 +71,14 @@ class LayerNorm(Layer):
 class RMSNorm(Layer):
     """x / sqrt(mean(x^2) + epsilon) over the last dims, times weight. Source: arXiv:1910.07467.
 
-    weight_attr=False leaves the weight out.
+    weight_attr=False leaves the weight out. offset: what a subclass adds to the weight before it multiplies.
 
     >>> RMSNorm(8).weight.dims
     ('embed',)
     """
 
     weight: Parameter
+    offset: float = 0.0
 
     normalized_shape: Alias[list[int]] = Alias("_normalized_shape")
     epsilon: Alias[float] = Alias("_epsilon")
