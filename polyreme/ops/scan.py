@@ -40,8 +40,9 @@ def _cast(x: Array, dtype: Any) -> Array:
 
 @op(amp="fp32", inplace=True, rule=along_axis("jointly"))
 def cumsum(x: Array, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
-    """Sums of the elements up to and including each one."""
-    flat, dim = _along(_cast(x, dtype), axis, "cumsum")
+    """Sums of the elements up to and including each one; int64 of integers and bools unless dtype says otherwise."""
+    wide = dtypes.int64 if dtype is None and not dtypes.is_inexact(x.dtype) else dtype
+    flat, dim = _along(_cast(x, wide), axis, "cumsum")
     return _shape(jnp.cumsum(flat, dim, dtype=flat.dtype), x)
 
 

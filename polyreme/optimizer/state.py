@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.on_disk import FileTier, StateEntry, StateFiles, StoredArray, StoredEntries, stored
 from polyreme.optimizer.shared import MeshGroup, SharedState, by_devices
 
+_log = logging.getLogger("polyreme.optimizer")
 _LOW = (dtypes.float16, dtypes.bfloat16)
 
 
@@ -377,6 +379,12 @@ class OptimizerState:
                     f"{owner}.set_state_dict: {key} is a master weight, but {p.name} ({p.dtype.name}) has none here; "
                     "make the optimizer with multi_precision=True and the parameter float16 or bfloat16"
                 )
+        without = [p.name for p in self._parameters if not any(k.startswith(f"{p.name}_") for k in values)]
+        if values and self.slots and without and len(without) < len(self._parameters):
+            _log.warning(
+                "%s.set_state_dict: of %d parameters, %d have no entries and start again: %s%s", owner,
+                len(self._parameters), len(without), ", ".join(without[:10]), ", ..." if len(without) > 10 else "",
+            )  # fmt: skip
         for p in self._parameters:
             lacking = [n for n in self.slots if f"{p.name}_{n}_0" not in values]
             if lacking and len(lacking) < len(self.slots):

@@ -621,3 +621,17 @@ def test_dtypes_of_tensors_print_as_scripts_cut_them(tmp_path):
         paddle.save(program, str(tmp_path / "m.pdmodel"))
     finally:
         paddle.disable_static()
+
+
+def test_weights_of_a_model_with_another_head_are_loaded_but_for_the_head():
+    import paddle
+
+    model, other = (paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.Linear(3, n)) for n in (4, 5))
+    head = model[1].weight.numpy()
+    with pytest.warns(
+        UserWarning, match=r"left out, and stay as they are here: 1\.weight has shape \[3, 5\], not \[3, 4\]"
+    ):
+        missing, unexpected = model.set_state_dict(other.state_dict())
+    assert missing == unexpected == ["1.weight", "1.bias"]
+    np.testing.assert_array_equal(model[0].weight.numpy(), other[0].weight.numpy())
+    np.testing.assert_array_equal(model[1].weight.numpy(), head)

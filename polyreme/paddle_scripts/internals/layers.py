@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -51,8 +52,40 @@ def _conv_nd(
     return function(x, weight, bias, stride, padding_algorithm if named else padding, dilation, groups, data_format)
 
 
+_set_state_dict = Layer.set_state_dict
+
+
 class LayerNames:
     """Attributes of Layer."""
+
+    _replaces = ("set_state_dict", "set_dict", "load_dict")
+
+    def set_state_dict(
+        self: Any, state_dict: Mapping[str, Any], use_structured_name: bool = True
+    ) -> tuple[list[str], list[str]]:
+        """Layer's, but for values of another shape, which are left out and warned of: scripts load the weights of a
+        model with another head so. Their names are among the missing ones and among the unexpected ones."""
+        tensors = self.state_dict()
+        known = tensors if use_structured_name else {t.name: t for t in tensors.values()}
+        shapes = {
+            name: (list(known[name].shape), list(value.shape))
+            for name, value in state_dict.items()
+            if name in known and hasattr(value, "shape") and tuple(value.shape) != tuple(known[name].shape)
+        }
+        if not shapes:
+            return _set_state_dict(self, state_dict, use_structured_name)
+        told = [f"{name} has shape {given}, not {own}" for name, (own, given) in shapes.items()]
+        more = f" and {len(told) - 10} more" if len(told) > 10 else ""
+        warnings.warn(
+            f"{type(self).__name__}.set_state_dict: values of another shape are left out, and stay as they are here: "
+            f"{'; '.join(told[:10])}{more}",
+            stacklevel=2,
+        )
+        fitting = {name: value for name, value in state_dict.items() if name not in shapes}
+        missing, unexpected = _set_state_dict(self, fitting, use_structured_name)
+        return missing, [*unexpected, *shapes]
+
+    set_dict = load_dict = set_state_dict
 
     @property
     def _helper(self: Any) -> Any:
