@@ -15,7 +15,6 @@ _DECODER = "use DynamicRNN to train, and beam_search in a While, or BeamSearchDe
 _RECTANGLE = "pad sequences to a rectangle with sequence_pad, and use matmul, conv2d and topk"
 INSTEAD: dict[str, str] = {
     "data_norm": "use batch_norm; its statistics were kept by parameter servers",
-    "retinanet_detection_output": "decode each level with box_coder, join them, and use multiclass_nms",
     "reorder_lod_tensor_by_rank": "leave it out: DynamicRNN takes sequences in the order in which they are fed",
     "generate_mask_labels": "rasterize polygons in the reader; generate_proposal_labels chooses the boxes",
     "filter_by_instag": "choose the rows in the reader",
@@ -23,6 +22,7 @@ INSTEAD: dict[str, str] = {
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER,
     "DistributeTranspilerConfig": _PARAMETER_SERVER, "parameter_server": _PARAMETER_SERVER,
     "ErrorClipByValue": "use GradientClipByValue",
+    "tracer": "there is none: dygraph ops are recorded by the tape", "Tracer": "dygraph ops are recorded by the tape",
     "load_op_library": "declare an op in Python, see docs/adding_an_op.md",
     "evaluator": "use fluid.metrics", "slim": _COMPRESSION, "quantize": _COMPRESSION,
     "model_stat": "print the Program, or use paddle.summary and paddle.flops", "decoder": _DECODER,

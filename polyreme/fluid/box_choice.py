@@ -255,6 +255,48 @@ def _drawn(places: np.ndarray, count: int, random: bool) -> np.ndarray:
     return np.random.choice(places, count, replace=False) if random else places[:count]
 
 
+@recorded(draws=False)
+def level_rows(
+    offsets: Sequence[Any], scores: Sequence[Any], anchors: Sequence[Any], im_info: Any, threshold: float, top: int,
+    keep: int, overlap: float, eta: float,
+) -> tuple[Any, Any]:  # fmt: skip
+    """(rows [k, 6], how many of each image); see layers.retinanet_detection_output."""
+    who = "retinanet_detection_output"
+    levels = list(zip(*(read_on_host(who, *several) for several in (offsets, scores, anchors)), strict=True))
+    rows, numbers = [np.zeros((0, 6), np.float32)], []
+    for image, (height, width, scale) in enumerate(read_on_host(who, im_info)[0]):
+        corner = np.round(np.array([width, height]) / scale) - 1
+        boxes, values, labels = [], [], []
+        for number, (move, score, anchor) in enumerate(levels):
+            flat = score[image].reshape(-1)
+            best = descending(flat)
+            # the last level gives what it has
+            best = best[flat[best] > (threshold if number < len(levels) - 1 else 0.0)][: None if top < 0 else top]
+            place, label = np.divmod(best, score.shape[2])
+            decoded = _moved(anchor[place], move[image][place]) / scale
+            boxes.append(np.clip(decoded, 0, np.tile(corner, 2)))
+            values.append(flat[best])
+            labels.append(label)
+        box, value, label = (np.concatenate(v) for v in (boxes, values, labels))
+        stay: list[int] = []
+        for own in np.unique(label):
+            of_class = np.flatnonzero(label == own)
+            of_class = of_class[descending(value[of_class])]
+            stay += of_class[suppress(box[of_class], overlap, 1.0, eta)].tolist()
+        chosen = np.array(stay, np.int64)[descending(value[np.array(stay, np.int64)])][: None if keep < 0 else keep]
+        rows.append(np.concatenate([label[chosen, None] + 1, value[chosen, None], box[chosen]], 1))
+        numbers.append(len(chosen))
+    return tensor_of(np.concatenate(rows), np.float32), tensor_of(numbers, np.int64)
+
+
+def _moved(anchors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The inverse of _offsets."""
+    size = anchors[:, 2:] - anchors[:, :2] + 1
+    middle = offsets[:, :2] * size + anchors[:, :2] + size / 2
+    half = np.exp(offsets[:, 2:]) * size / 2
+    return np.concatenate([middle - half, middle + half - 1], 1)
+
+
 def _offsets(anchors: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """Boxes as offsets from anchors, both in whole pixels."""
     (size, middle), (other, center) = (

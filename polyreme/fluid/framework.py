@@ -7,6 +7,7 @@ from typing import Any
 
 from polyreme.core.place import CUDAPinnedPlace, is_compiled_with_cuda
 from polyreme.errors import ConfigError
+from polyreme.fluid.absent import refusing
 from polyreme.fluid.mode import in_dygraph_mode
 from polyreme.nn.parameter import Parameter
 from polyreme.program.block import Variable
@@ -57,3 +58,5 @@ __all__ = [
     "default_startup_program", "in_dygraph_mode", "is_compiled_with_cuda", "memory_optimize", "name_scope",
     "program_guard", "release_memory", "require_version",
 ]  # fmt: skip
+
+__getattr__ = refusing("fluid.framework", __name__)

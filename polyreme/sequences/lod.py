@@ -234,13 +234,16 @@ def lengths(level: Variable) -> Variable:
 
 
 def rebind(what: str, target: Variable, source: Any) -> None:
-    """Give target the sequences of source, whose value it was given. Raises ProgramError for another number of levels
-    where that happens in a loop or branch, after which it may have either."""
+    """Give target the sequences of source, whose value it was given. In a loop or branch, after which it may have
+    either, one without sequences goes on without; ProgramError is raised for another number of levels.
+    """
     have, new = lod_of(target), lod_of(source)
     if [level._array.name for level in have] == [level._array.name for level in new]:
         return
     if target.block is defaults.block:
         divided(target, new)
+        return
+    if not have:
         return
     if len(have) != len(new):
         raise ProgramError(

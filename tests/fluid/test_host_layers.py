@@ -252,6 +252,24 @@ def test_regions_that_the_second_stage_is_trained_on(script):
     np.testing.assert_array_equal(other[3], np.concatenate([weights[:, 0], weights[:, 2]], 1))
 
 
+def test_detections_of_levels(script):
+    """Level 0: a box moved and twice as wide, one too unlikely; level 1: two that overlap, one of another class."""
+    anchors = [np.array([[10, 10, 19, 19], [40, 40, 49, 49]], "f"), np.array([[20, 20, 29, 29], [20, 20, 29, 27]], "f")]
+    moves, scores = np.zeros((2, 2, 2, 4), "f"), np.zeros((2, 2, 2, 2), "f")
+    moves[0, 0, 0] = [1, 0, np.log(2), 0]
+    scores[0, 0] = [[0, 0.7], [0.2, 0]]
+    scores[1, 0] = [[0.6, 0.1], [0.5, 0]]
+    feeds = {"m0": moves[0], "m1": moves[1], "s0": scores[0], "s1": scores[1], "a0": anchors[0], "a1": anchors[1],
+             "i": np.array([[56, 56, 2], [60, 60, 1]], "f")}  # fmt: skip
+    x = fed(script, feeds)
+    rows = L.retinanet_detection_output([x["m0"], x["m1"]], [x["s0"], x["s1"]], [x["a0"], x["a1"]], x["i"], 0.3)
+    (found,) = script.Executor(script.CPUPlace()).run(feed=feeds, fetch_list=[rows], return_numpy=False)
+    assert found.lod() == [[0, 3, 3]]
+    # a middle of 25 and a width of 20, in an image half as large; the other class's box is the same as the best one's
+    want = [[2, 0.7, 7.5, 5, 17, 9.5], [1, 0.6, 10, 10, 14.5, 14.5], [2, 0.1, 10, 10, 14.5, 14.5]]
+    np.testing.assert_allclose(np.asarray(found), want, rtol=8 * np.finfo("float32").eps)
+
+
 MAPS = {
     ("integral", True): ((0.5 + 0.5 * 2 / 3) / 2, (0.5 + 0.25 * 0.6 + 0.25 * 2 / 3) / 2),
     ("11point", True): ((6 + 5 * 2 / 3) / 22, (6 + 5 * 2 / 3) / 22),

@@ -10,6 +10,7 @@ import numpy as np
 from polyreme import nn as ours
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.fluid.absent import refusing
 from polyreme.fluid.dygraph.layers import Layer
 from polyreme.fluid.layers.image import pool2d
 from polyreme.nn.initializer import Constant
@@ -304,3 +305,5 @@ __all__ = [
     "NCE", "BatchNorm", "BilinearTensorProduct", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dropout",
     "Embedding", "GRUUnit", "GroupNorm", "InstanceNorm", "LayerNorm", "Linear", "PRelu", "Pool2D", "SpectralNorm",
 ]  # fmt: skip
+
+__getattr__ = refusing("fluid.dygraph.nn", __name__)

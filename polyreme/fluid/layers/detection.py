@@ -323,6 +323,30 @@ def retinanet_target_assign(
 
 
 @layer
+def retinanet_detection_output(
+    bboxes: Sequence[Any], scores: Sequence[Any], anchors: Sequence[Any], im_info: Any, score_threshold: float = 0.05,
+    nms_top_k: int = 1000, keep_top_k: int = 100, nms_threshold: float = 0.3, nms_eta: float = 1.0,
+) -> Any:  # fmt: skip
+    """Rows (class from 1 on, score, x1, y1, x2, y2) [k, 6] in pixels of the original image, best first, a sequence for
+    each image.
+
+    Of each level: bboxes [n, m, 4] offsets from anchors [m, 4] in whole pixels, scores [n, m, classes]; im_info [n, 3]:
+    height, width and scale. Of each level's nms_top_k best scores above score_threshold (the last level's: above 0)
+    those boxes stay that no better one of their class overlaps by more than nms_threshold; see multiclass_nms.
+    """
+    if not len(bboxes) == len(scores) == len(anchors):
+        raise ConfigError(
+            f"fluid.layers.retinanet_detection_output: {len(bboxes)} bboxes, {len(scores)} scores, {len(anchors)} "
+            "anchors; give one for each level"
+        )
+    args = (list(bboxes), list(scores), list(anchors), im_info, float(score_threshold), int(nms_top_k),
+            int(keep_top_k), float(nms_threshold), float(nms_eta))  # fmt: skip
+    results = [([-1, 6], "float32", 0), ([im_info.shape[0]], "int64", 0)]
+    rows, number = lods.uninferred("level_rows", args, results)
+    return lods.divided(rows, [lods.offsets(number)])
+
+
+@layer
 def generate_proposal_labels(
     rpn_rois: Any, gt_classes: Any, is_crowd: Any, gt_boxes: Any, im_info: Any, batch_size_per_im: int = 256,
     fg_fraction: float = 0.25, fg_thresh: float = 0.25, bg_thresh_hi: float = 0.5, bg_thresh_lo: float = 0.0,
@@ -418,5 +442,6 @@ def _sizes_by_ratio(count: int, base_size: int, low: int | None, high: int | Non
 __all__ = [
     "bipartite_match", "collect_fpn_proposals", "detection_output", "distribute_fpn_proposals",
     "generate_proposal_labels", "generate_proposals", "locality_aware_nms", "multi_box_head", "multiclass_nms",
-    "retinanet_target_assign", "rpn_target_assign", "sigmoid_focal_loss", "ssd_loss", "target_assign",
+    "retinanet_detection_output", "retinanet_target_assign", "rpn_target_assign", "sigmoid_focal_loss", "ssd_loss",
+    "target_assign",
 ]  # fmt: skip

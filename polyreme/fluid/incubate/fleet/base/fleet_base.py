@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from polyreme.distributed.fleet.fleet import Fleet
+import numpy as np
+
+from polyreme.distributed.fleet.fleet import Fleet as Job
+from polyreme.fluid.incubate.fleet.base.role_maker import PaddleCloudRoleMaker
 
 
 class Mode:
@@ -14,6 +17,24 @@ class Mode:
     TRANSPILER: ClassVar[int] = 1
     PSLIB: ClassVar[int] = 2
     COLLECTIVE: ClassVar[int] = 3
+
+
+class Fleet(Job):
+    """Base of a job of a script: init, then distributed_optimizer(...).minimize(loss)."""
+
+    def split_files(self, files: Sequence[str]) -> list[str]:
+        """This worker's part of the files: parts follow each other, and the first ones are longer by one if need be."""
+        size, longer = divmod(len(files), self.worker_num())
+        begin = self.worker_index() * size + min(self.worker_index(), longer)
+        return list(files[begin : begin + size + (self.worker_index() < longer)])
+
+    def all_reduce_worker(self, input: Any, output: np.ndarray) -> None:
+        """Write into output the sum of every worker's input."""
+        PaddleCloudRoleMaker(is_collective=True).all_reduce_worker(input, output)
+
+    def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> DistributedOptimizer:
+        """The optimizer that trains a Program for this job."""
+        raise NotImplementedError(f"{type(self).__name__} needs distributed_optimizer")
 
 
 class DistributedOptimizer:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.distributed.fleet.base.role_maker import RoleMakerBase
-from polyreme.distributed.fleet.fleet import Fleet
 from polyreme.errors import ConfigError, NotReadyError
 from polyreme.fluid import io
 from polyreme.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
-from polyreme.fluid.incubate.fleet.base.fleet_base import DistributedOptimizer
+from polyreme.fluid.incubate.fleet.base.fleet_base import DistributedOptimizer, Fleet
 from polyreme.fluid.incubate.fleet.base.role_maker import PaddleCloudRoleMaker
 from polyreme.fluid.wrapping_optimizers import RecomputeOptimizer
 from polyreme.program.current import default_startup_program
@@ -89,12 +88,6 @@ class Collective(Fleet):
 
     def run_worker(self, main_programs: Any = None, scopes: Any = None) -> None:
         """Does nothing: Executor.run runs the Program."""
-
-    def split_files(self, files: Sequence[str]) -> list[str]:
-        """This worker's part of the files: parts follow each other, and the first ones are longer by one if need be."""
-        size, longer = divmod(len(files), self.worker_num())
-        begin = self.worker_index() * size + min(self.worker_index(), longer)
-        return list(files[begin : begin + size + (self.worker_index() < longer)])
 
     def distributed_optimizer(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> CollectiveOptimizer:
         """optimizer, whose minimize makes main_program. Raises ConfigError for what strategy cannot have."""
