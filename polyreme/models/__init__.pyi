@@ -37,6 +37,8 @@ from polyreme.models import qwen3 as qwen3
 from polyreme.models import qwen3_moe as qwen3_moe
 from polyreme.models import roberta as roberta
 from polyreme.models import rotary as rotary
+from polyreme.models import smollm3 as smollm3
+from polyreme.models import stablelm as stablelm
 from polyreme.models import t5 as t5
 from polyreme.models import tokenizer as tokenizer
 from polyreme.models import vit as vit

@@ -389,6 +389,23 @@ GPT_NEOX = replace(
     grouped_heads=False,
 )
 
+STABLELM = replace(
+    LLAMA,
+    name="stablelm",
+    model=Reference("polyreme.models.stablelm", "StableLM"),
+    config=Reference("polyreme.models.stablelm", "StableLMConfig"),
+    published=Reference("polyreme.models.stablelm", "PUBLISHED"),
+    shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False),
+)
+
+SMOLLM3 = replace(
+    LLAMA,
+    name="smollm3",
+    model=Reference("polyreme.models.smollm3", "SmolLM3"),
+    config=Reference("polyreme.models.smollm3", "SmolLM3Config"),
+    published=Reference("polyreme.models.smollm3", "PUBLISHED"),
+)
+
 LETTERS = 21
 """Letters of an alignment: twenty amino acids and the gap. One more stands for what is masked."""
 DISTANCE_BINS = 16
@@ -488,7 +505,7 @@ BERT = Family(
 FAMILIES: Registry[Family] = Registry(
     "model family",
     [
-        *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2, GPT_NEOX),
+        *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2, GPT_NEOX, STABLELM, SMOLLM3),
         *(MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )
