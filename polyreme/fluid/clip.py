@@ -30,6 +30,9 @@ class GradientClipByGlobalNorm(ClipGradByGlobalNorm):
         super().__init__(clip_norm, group_name)
 
 
+GradientClipBase = GradientClip
+
+
 def set_gradient_clip(clip: Any, param_list: Sequence[Any] | None = None, program: Program | None = None) -> None:
     """Clip the gradients of these parameters (Variables or names; all of the Program's if None) from the next minimize.
 
@@ -74,6 +77,8 @@ def _scale(gradient: Any, limit: float, norm: Any) -> Any:
     return ar.multiply(gradient, ar.cast(ar.divide(limit, maximum(norm, limit)), gradient.dtype))
 
 
-__all__ = ["GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue", "set_gradient_clip"]
+__all__ = [
+    "GradientClipBase", "GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue", "set_gradient_clip",
+]  # fmt: skip
 
 __getattr__ = refusing("fluid.clip", __name__)

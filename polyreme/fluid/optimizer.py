@@ -25,7 +25,7 @@ class Optimizer:
 
     learning_rate: a number; in a Program a Variable, such as a decay of fluid.layers gives; in dygraph a decay of
     fluid.dygraph, which every minimize() moves on. regularization: a penalty for parameters that have none of their
-    own.
+    own. grad_clip, which 1.8 added: a clip of fluid.clip for all gradients, in place of those that parameters have.
     """
 
     optimizer: Any
@@ -33,8 +33,9 @@ class Optimizer:
     of: ClassVar[Any]
 
     def __init__(
-        self, learning_rate: Any, parameter_list: Any, regularization: Any, name: str | None, **settings: Any
-    ) -> None:
+        self, learning_rate: Any, parameter_list: Any, regularization: Any, name: str | None, grad_clip: Any = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
         begin()
         if isinstance(regularization, (int, float)):
             raise TypeError(
@@ -43,7 +44,10 @@ class Optimizer:
         self.regularization = regularization
         self._chosen = parameter_list
         self._decay = learning_rate if isinstance(learning_rate, LearningRateDecay) else None
-        extra: dict[str, Any] = {} if regularization is None else {"weight_decay": regularization}
+        self._grad_clip = grad_clip
+        extra: dict[str, Any] = {"grad_clip": grad_clip}
+        if regularization is not None:
+            extra["weight_decay"] = regularization
         if not state.recording():
             if parameter_list is None:
                 raise ConfigError(
@@ -95,8 +99,9 @@ class Optimizer:
             return gradient.append_backward(loss, chosen, no_grad_set, callbacks)
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Record one step with these gradients, clipped as their parameters say; -> operations."""
-        return gradient.apply_gradients(self.optimizer, clip_recorded(params_grads))
+        """Record one step with these gradients, clipped by grad_clip, else as their parameters say; -> operations."""
+        pairs = params_grads if self._grad_clip is not None else clip_recorded(params_grads)
+        return gradient.apply_gradients(self.optimizer, pairs)
 
     def apply_optimize(
         self, loss: Any, startup_program: Program | None, params_grads: Sequence[tuple[Any, Any]]
@@ -153,9 +158,10 @@ class SGDOptimizer(Optimizer):
     of = ours.SGD
 
     def __init__(
-        self, learning_rate: Any, parameter_list: Any = None, regularization: Any = None, name: str | None = None
-    ) -> None:
-        super().__init__(learning_rate, parameter_list, regularization, name)
+        self, learning_rate: Any, parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+        grad_clip: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, parameter_list, regularization, name, grad_clip)
 
 
 class MomentumOptimizer(Optimizer):
@@ -165,10 +171,10 @@ class MomentumOptimizer(Optimizer):
 
     def __init__(
         self, learning_rate: Any, momentum: float, parameter_list: Any = None, use_nesterov: bool = False,
-        regularization: Any = None, name: str | None = None,
+        regularization: Any = None, name: str | None = None, grad_clip: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            learning_rate, parameter_list, regularization, name, momentum=momentum, use_nesterov=use_nesterov
+            learning_rate, parameter_list, regularization, name, grad_clip, momentum=momentum, use_nesterov=use_nesterov
         )
 
 
@@ -179,10 +185,10 @@ class AdagradOptimizer(Optimizer):
 
     def __init__(
         self, learning_rate: Any, epsilon: float = 1e-6, parameter_list: Any = None, regularization: Any = None,
-        name: str | None = None, initial_accumulator_value: float = 0.0,
+        name: str | None = None, initial_accumulator_value: float = 0.0, grad_clip: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            learning_rate, parameter_list, regularization, name, epsilon=epsilon,
+            learning_rate, parameter_list, regularization, name, grad_clip, epsilon=epsilon,
             initial_accumulator_value=initial_accumulator_value,
         )  # fmt: skip
 
@@ -195,9 +201,10 @@ class AdamOptimizer(Optimizer):
     def __init__(
         self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
         parameter_list: Any = None, regularization: Any = None, name: str | None = None, lazy_mode: bool = False,
+        grad_clip: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            learning_rate, parameter_list, regularization, name, beta1=beta1, beta2=beta2, epsilon=epsilon,
+            learning_rate, parameter_list, regularization, name, grad_clip, beta1=beta1, beta2=beta2, epsilon=epsilon,
             lazy_mode=lazy_mode,
         )  # fmt: skip
 
@@ -209,9 +216,11 @@ class AdamaxOptimizer(Optimizer):
 
     def __init__(
         self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
-        parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+        parameter_list: Any = None, regularization: Any = None, name: str | None = None, grad_clip: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(learning_rate, parameter_list, regularization, name, beta1=beta1, beta2=beta2, epsilon=epsilon)
+        super().__init__(
+            learning_rate, parameter_list, regularization, name, grad_clip, beta1=beta1, beta2=beta2, epsilon=epsilon
+        )
 
 
 class AdadeltaOptimizer(Optimizer):
@@ -221,9 +230,9 @@ class AdadeltaOptimizer(Optimizer):
 
     def __init__(
         self, learning_rate: Any, epsilon: float = 1e-6, rho: float = 0.95, parameter_list: Any = None,
-        regularization: Any = None, name: str | None = None,
+        regularization: Any = None, name: str | None = None, grad_clip: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(learning_rate, parameter_list, regularization, name, epsilon=epsilon, rho=rho)
+        super().__init__(learning_rate, parameter_list, regularization, name, grad_clip, epsilon=epsilon, rho=rho)
 
 
 class RMSPropOptimizer(Optimizer):
@@ -234,9 +243,10 @@ class RMSPropOptimizer(Optimizer):
     def __init__(
         self, learning_rate: Any, rho: float = 0.95, epsilon: float = 1e-6, momentum: float = 0.0,
         centered: bool = False, parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+        grad_clip: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            learning_rate, parameter_list, regularization, name, rho=rho, epsilon=epsilon, momentum=momentum,
+            learning_rate, parameter_list, regularization, name, grad_clip, rho=rho, epsilon=epsilon, momentum=momentum,
             centered=centered,
         )  # fmt: skip
 
@@ -250,12 +260,13 @@ class LambOptimizer(Optimizer):
         self, learning_rate: Any = 0.001, lamb_weight_decay: float = 0.01, beta1: float = 0.9, beta2: float = 0.999,
         epsilon: float = 1e-6, parameter_list: Any = None, regularization: Any = None,
         exclude_from_weight_decay_fn: Callable[[Any], bool] | None = None, name: str | None = None,
+        grad_clip: Any = None,
     ) -> None:  # fmt: skip
         if regularization is not None:
             raise ConfigError("LambOptimizer: regularization cannot be honoured; lamb_weight_decay is its decay")
         super().__init__(
-            learning_rate, parameter_list, None, name, lamb_weight_decay=lamb_weight_decay, beta1=beta1, beta2=beta2,
-            epsilon=epsilon, exclude_from_weight_decay_fn=exclude_from_weight_decay_fn,
+            learning_rate, parameter_list, None, name, grad_clip, lamb_weight_decay=lamb_weight_decay, beta1=beta1,
+            beta2=beta2, epsilon=epsilon, exclude_from_weight_decay_fn=exclude_from_weight_decay_fn,
         )  # fmt: skip
 
 
@@ -266,10 +277,10 @@ class LarsMomentumOptimizer(Optimizer):
 
     def __init__(
         self, learning_rate: Any, momentum: float, lars_coeff: float = 0.001, lars_weight_decay: float = 0.0005,
-        parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+        parameter_list: Any = None, regularization: Any = None, name: str | None = None, grad_clip: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            learning_rate, parameter_list, regularization, name, momentum=momentum, lars_coeff=lars_coeff,
+            learning_rate, parameter_list, regularization, name, grad_clip, momentum=momentum, lars_coeff=lars_coeff,
             lars_weight_decay=lars_weight_decay,
         )  # fmt: skip
 
@@ -281,9 +292,9 @@ class DecayedAdagradOptimizer(Optimizer):
 
     def __init__(
         self, learning_rate: Any, decay: float = 0.95, epsilon: float = 1e-6, parameter_list: Any = None,
-        regularization: Any = None, name: str | None = None,
+        regularization: Any = None, name: str | None = None, grad_clip: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(learning_rate, parameter_list, regularization, name, decay=decay, epsilon=epsilon)
+        super().__init__(learning_rate, parameter_list, regularization, name, grad_clip, decay=decay, epsilon=epsilon)
 
 
 class FtrlOptimizer(Optimizer):
@@ -293,9 +304,11 @@ class FtrlOptimizer(Optimizer):
 
     def __init__(
         self, learning_rate: Any, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5,
-        parameter_list: Any = None, regularization: Any = None, name: str | None = None,
+        parameter_list: Any = None, regularization: Any = None, name: str | None = None, grad_clip: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(learning_rate, parameter_list, regularization, name, l1=l1, l2=l2, lr_power=lr_power)
+        super().__init__(
+            learning_rate, parameter_list, regularization, name, grad_clip, l1=l1, l2=l2, lr_power=lr_power
+        )
 
 
 SGD = SGDOptimizer

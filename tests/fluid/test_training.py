@@ -142,6 +142,23 @@ def test_a_clip_of_one_parameter_comes_before_its_penalty(script, clip, moved):
     np.testing.assert_allclose(weight_after(script), 1 - moved - 0.5, rtol=1e-6)
 
 
+def test_a_clip_of_the_optimizer_takes_the_place_of_others_and_comes_before_penalties(script):
+    _, loss = linear(script, gradient_clip=script.clip.GradientClipByNorm(0.01))
+    clip, penalty = script.clip.GradientClipByGlobalNorm(0.5), script.regularizer.L2Decay(0.5)
+    script.optimizer.SGD(1.0, regularization=penalty, grad_clip=clip).minimize(loss)
+    np.testing.assert_allclose(weight_after(script), 1 - 0.5 / math.sqrt(2) - 0.5, rtol=1e-6)
+    with script.dygraph.guard():
+        layer = script.dygraph.Linear(1, 2, bias_attr=False)
+        before = layer.weight.numpy()
+        sgd = script.optimizer.SGD(1.0, parameter_list=layer.parameters(), grad_clip=clip)
+        loss = script.layers.reduce_sum(layer(script.dygraph.to_variable(np.ones((3, 1), "float32"))))
+        (slope,) = script.dygraph.grad([loss], [layer.weight], retain_graph=True)
+        loss.backward()
+        sgd.minimize(loss)
+        np.testing.assert_array_equal(slope.numpy(), np.full((1, 2), 3.0))
+        np.testing.assert_allclose(before - layer.weight.numpy(), np.full((1, 2), 0.5 / math.sqrt(2)), rtol=1e-5)
+
+
 def test_two_norms_in_one_group_are_refused(script):
     x, loss = linear(script, gradient_clip=script.clip.GradientClipByGlobalNorm(1.0))
     attr = script.ParamAttr(gradient_clip=script.clip.GradientClipByGlobalNorm(2.0))

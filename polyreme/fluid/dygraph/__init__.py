@@ -1,5 +1,6 @@
 """fluid.dygraph: code that runs as it is called, inside guard(), with 1.7's layers."""
 
+from polyreme.autograd.functional import grad
 from polyreme.eager.mode import no_grad
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.dygraph import container, jit, learning_rate_scheduler, nn, parallel
@@ -15,7 +16,7 @@ from polyreme.fluid.mode import disable_dygraph, enable_dygraph, guard
 
 __all__ = [
     "BackwardStrategy", "Layer", "LayerList", "ParameterList", "Sequential", "disable_dygraph", "enable_dygraph",
-    "enabled", "guard", "load_dygraph", "no_grad", "save_dygraph", "to_variable", *jit.__all__,
+    "enabled", "grad", "guard", "load_dygraph", "no_grad", "save_dygraph", "to_variable", *jit.__all__,
     *learning_rate_scheduler.__all__, *nn.__all__, *parallel.__all__,
 ]  # fmt: skip
 
