@@ -188,7 +188,7 @@ def _quantized_experts(
     maps: ExpertMaps, statistics: Sequence[InputStatistics], options: QuantizationOptions
 ) -> tuple[QuantizedExperts, float]:
     """What takes the place of a matrix of all experts, and its error over the rows of all of them."""
-    matrix = getattr(maps.moe, maps.part)
+    matrix = maps.moe.stored()[maps.part]
     codes, scales, wrong, whole = [], [], 0.0, 0.0
     for weight, of_expert in zip(matrix.numpy().astype(np.float32), statistics, strict=True):
         *stored, values = _rounded(weight, of_expert, options)

@@ -21,12 +21,12 @@ from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.io import safetensors_file
 from polyreme.kernels.low_bit import HALVES
 from polyreme.models.folder import read_json, write_json
-from polyreme.models.low_bit_folder import linear_maps, low_bit_layers, replace_layer
+from polyreme.models.low_bit_folder import linear_maps, low_bit_layers, place_decoded, replace_layer, shape_of
 from polyreme.models.published import Conversion, match
 from polyreme.nn import Layer, Linear, MoE
 from polyreme.nn.layers.lora import ExpertLoRA, LoRA, LoRALinear, dense_weight
 from polyreme.nn.layers.lora_rows import AdapterRows, RowwiseLoRALinear
-from polyreme.nn.layers.quantized import QuantizedLinear
+from polyreme.nn.layers.quantized import QuantizedExperts, QuantizedLinear
 from polyreme.ops.quantization import weight_dequantize, weight_quantize
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -98,7 +98,7 @@ def linear_modules(model: Any, with_output: bool = False) -> dict[str, Adaptable
     maps = {_outer_name(name): layer for name, layer in linear_maps(model).items() if _outer_name(name) not in outputs}
     maps |= outputs if with_output else {}
     shapes = {f"{name}.weight": (layer.in_features, layer.out_features) for name, layer in maps.items()}
-    shapes |= {name: tuple(layer.matrices()[part].shape) for name, (layer, part) in expert_matrices(model).items()}
+    shapes |= {name: _shape(layer.stored()[part]) for name, (layer, part) in expert_matrices(model).items()}
     modules = {}
     for weight in match(model.family.published.load(), model.config, shapes):
         *outer, _, outs = shape = shapes[weight.ours]
@@ -123,10 +123,14 @@ def _check_own_names(model: Any, names: Iterable[str], modules: Mapping[str, Ada
         )
 
 
+def _shape(stored: Any) -> tuple[int, ...]:
+    return shape_of(stored) if isinstance(stored, QuantizedExperts) else tuple(stored.shape)
+
+
 def expert_matrices(model: Layer) -> dict[str, tuple[MoE, str]]:
     """The MoE and which of its matrices, by our name, of a model's experts."""
     experts = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, MoE)}
-    return {f"{name}.{part}": (layer, part) for name, layer in experts.items() for part in layer.matrices()}
+    return {f"{name}.{part}": (layer, part) for name, layer in experts.items() for part in layer.stored()}
 
 
 def _outer_name(name: str) -> str:
@@ -195,8 +199,10 @@ def _adapt(model: Layer, name: str, lora: LoRA) -> LoRALinear | ExpertLoRA:
     experts = expert_matrices(model).get(name)
     if experts is not None:
         owner, part = experts
-        owner.matrices()[part].trainable = False
-        owner.changes[part] = change = ExpertLoRA(owner.matrices()[part], lora)
+        stored = owner.stored()[part]
+        if not isinstance(stored, QuantizedExperts):  # whose codes never train
+            stored.trainable = False
+        owner.changes[part] = change = ExpertLoRA(owner.matrices()[part], lora, stored.dims)
         change.training = owner.training
         return change
     base = _layer(model, name)
@@ -274,8 +280,11 @@ def merge_adapters(model: Any) -> None:
     for name, layer in adapters_of(model).items():
         if isinstance(layer, ExpertLoRA):
             owner, part = expert_matrices(model)[name]
-            matrix = owner.matrices()[part]
-            matrix.set_value(product_of(layer).merged(matrix.numpy()))
+            stored, merged = owner.stored()[part], product_of(layer).merged(owner.matrices()[part].numpy())
+            if isinstance(stored, QuantizedExperts):
+                place_decoded(owner, part, merged)
+            else:
+                stored.set_value(merged)
             del owner.changes[part]
             continue
         base, merged = layer.base, product_of(layer).merged(dense_weight(layer.base).numpy())

@@ -319,10 +319,10 @@ def expert_maps(model: Any) -> dict[str, ExpertMaps]:
     """The maps of experts that are stored in full, by name."""
     mixtures = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, MoE)}
     return {
-        f"{name}.{part}": ExpertMaps(layer, part, *matrix.shape)
+        f"{name}.{part}": ExpertMaps(layer, part, *stored.shape)
         for name, layer in mixtures.items()
-        if not layer.is_quantized
-        for part, matrix in layer.matrices().items()
+        for part, stored in layer.stored().items()
+        if not isinstance(stored, QuantizedExperts)
     }
 
 
@@ -339,7 +339,7 @@ def parts_of(layer: Any) -> tuple[str, str]:
 
 def quantized_experts(maps: ExpertMaps, weight_dtype: str, group_size: int) -> QuantizedExperts:
     """What takes their place; codes are still to be set."""
-    dims = getattr(maps.moe, maps.part).dims
+    dims = maps.moe.stored()[maps.part].dims
     layer = QuantizedExperts(*shape_of(maps), weight_dtype, group_size, dims)
     layer._dtype, layer.training = maps.moe._dtype, maps.moe.training
     return layer
@@ -350,6 +350,15 @@ def place_experts(model: Any, name: str, layer: QuantizedExperts) -> None:
     owner, _, part = name.rpartition(".")
     del dict(model.named_sublayers())[owner]._parameters[part]
     replace_layer(model, name, layer)
+
+
+def place_decoded(moe: MoE, part: str, values: np.ndarray) -> None:
+    """Put a parameter with these values in the place of codes of all experts."""
+    dims = moe.stored()[part].dims
+    del moe._sub_layers[part]
+    matrix = moe.create_parameter(list(values.shape), dims=dims)
+    matrix.set_value(values)
+    setattr(moe, part, matrix)
 
 
 def modules_of(published: PublishedFamily, config: Any, maps: Mapping[str, Any]) -> LowBitModules:

@@ -12,9 +12,10 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.mesh import Plan
-from polyreme.models import AutoModelForCausalLM
+from polyreme.models import AutoModelForCausalLM, adapters
 from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.nn.layers.lora import LoRA
 from polyreme.nn.quant import QuantizedExperts
 
 ROWS = [np.random.default_rng(seed).integers(0, 128, (4, 16)) for seed in range(3)]
@@ -88,6 +89,32 @@ def test_few_tokens_and_plans_give_what_all_experts_do(tmp_path):
     codes = placed.blocks[0].ffn.up.codes
     assert codes._array.addressable_shards[0].data.size < codes.size
     np.testing.assert_allclose(logits(placed), want, rtol=0, atol=bound)
+
+
+def test_adapters_stand_beside_experts_in_few_bits(tmp_path):
+    """They train, are read again, and are merged into the decoded matrices."""
+    model = mixtral()
+    quantize_decoder(model, QuantizationOptions(type="wint8"), ROWS[:1])
+    model.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    before = logits(model)
+    adapters.add_adapters(model, LoRA(rank=2), ["ffn.up", "ffn.down"])
+    np.testing.assert_array_equal(logits(model), before)
+    model(to_tensor(ROWS[0]), to_tensor(ROWS[1])).backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert trained
+    assert all(name.endswith(("lora_a", "lora_b")) for name in trained)
+    for p in model.parameters():
+        if p.trainable:
+            p.set_value(p.numpy() + 0.05)
+    want = logits(model)
+    adapters.write_adapter(model, tmp_path / "adapter")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    adapters.apply_adapter(again, adapters.open_adapter(tmp_path / "adapter"))
+    np.testing.assert_array_equal(logits(again), want)
+    adapters.merge_adapters(again)
+    assert sum(isinstance(layer, QuantizedExperts) for layer in again.sublayers()) == 2  # the gates, which had none
+    np.testing.assert_allclose(logits(again), want, rtol=0, atol=200 * np.finfo(np.float32).eps * np.abs(want).max())
 
 
 @pytest.mark.slow

@@ -498,17 +498,20 @@ class MoE(Layer):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the experts' matrices are stored in few bits."""
-        return isinstance(self.up, QuantizedExperts)
+        """Whether all of the experts' matrices are stored in few bits."""
+        return all(isinstance(stored, QuantizedExperts) for stored in self.stored().values())
+
+    def stored(self) -> dict[str, Any]:
+        """What holds the experts' matrices, by their names: a parameter [expert, in, out], or QuantizedExperts."""
+        named = {"up": self.up, "down": self.down, "gate": self.gate}
+        return {name: stored for name, stored in named.items() if stored is not None}
 
     def matrices(self, dtype: Any = "float32") -> dict[str, Any]:
         """The experts' matrices by name: up, down and, if gated, gate, each [expert, in, out]; dtype: of those that are
         stored in few bits, and decoded."""
-        named = {"up": self.up, "down": self.down, "gate": self.gate}
         return {
-            name: matrix.decoded(dtype) if isinstance(matrix, QuantizedExperts) else matrix
-            for name, matrix in named.items()
-            if matrix is not None
+            name: stored.decoded(dtype) if isinstance(stored, QuantizedExperts) else stored
+            for name, stored in self.stored().items()
         }
 
     def _mix_few(self, x: Any, choices: Any, gates: Any) -> Any:

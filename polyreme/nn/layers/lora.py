@@ -138,10 +138,11 @@ class ExpertLoRA(Layer):
     out]: a change of an nn.MoE.
 
     As LoRALinear otherwise; the sum is computed before the experts' product, which every dispatcher takes as it is.
-    Raises ConfigError for a dropout, which would be of what A takes by itself.
+    dims: logical ones of the matrices, their own if None. Raises ConfigError for a dropout, which would be of what A
+    takes by itself.
     """
 
-    def __init__(self, matrix: Any, lora: LoRA = LoRA()) -> None:
+    def __init__(self, matrix: Any, lora: LoRA = LoRA(), dims: Sequence[str | None] | None = None) -> None:
         super().__init__(dtype=matrix.dtype)
         if lora.dropout:
             raise ConfigError(
@@ -149,7 +150,7 @@ class ExpertLoRA(Layer):
                 "leave the dropout out, or the experts"
             )
         self.lora = lora
-        _add_product(self, lora, matrix, matrix.dims)
+        _add_product(self, lora, matrix, matrix.dims if dims is None else dims)
 
     def forward(self, matrix: Any) -> Any:
         return _changed(self, matrix)

@@ -162,6 +162,12 @@ class QuantizedExperts(Layer):
         self.codes = self.create_parameter(sizes, frozen, dtypes.int8, dims=(expert, out, into))
         self.codes_scale = self.create_parameter(scales, frozen, dims=(expert, *[None] * (len(scales) - 2), out))
 
+    @property
+    def dims(self) -> tuple[str | None, ...]:
+        """Logical dims of the matrices, (expert, in, out)."""
+        expert, out, into = self.codes.dims
+        return expert, into, out
+
     def set_codes(self, codes: Any, scale: Any) -> None:
         """Replace codes and scales, Tensors as weight_quantize gives them of each expert; scales keep their dtype."""
         state.write(self.codes, codes._array)

@@ -19,12 +19,12 @@ from polyreme.models.adapters import merge_adapters
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.families import FAMILIES
 from polyreme.models.folder import CONFIG, weights_digest, write_json
-from polyreme.models.low_bit_folder import linear_maps, replace_layer
+from polyreme.models.low_bit_folder import expert_maps, linear_maps, place_decoded, replace_layer
 from polyreme.models.packages import resolve
 from polyreme.models.pretrained import build_without_values, open_published, read_family_config
 from polyreme.models.published import write_config
 from polyreme.models.tokenizer import END_OF_TEXT
-from polyreme.nn.quant import QuantizedLinear
+from polyreme.nn.quant import QuantizedExperts, QuantizedLinear
 from polyreme.recipes.config import ModelConfig, PretrainConfig, RunConfig
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.finetune_config import FinetuneConfig
@@ -76,6 +76,10 @@ def _without_tuning(model: Any, meta: Mapping[str, Any]) -> Any:
     for name, layer in linear_maps(plain).items():
         if isinstance(layer, QuantizedLinear) and not isinstance(merged[name], QuantizedLinear):
             replace_layer(plain, name, merged[name])  # what was merged into few bits has full ones
+    for name, maps in expert_maps(model).items():
+        owner = dict(plain.named_sublayers())[name.rpartition(".")[0]]
+        if isinstance(owner.stored()[maps.part], QuantizedExperts):
+            place_decoded(owner, maps.part, maps.moe.stored()[maps.part].numpy())
     values = model.state_dict()
     for name, tensor in plain.state_dict().items():
         tensor.set_value(values[name])
