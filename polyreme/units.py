@@ -16,3 +16,17 @@ def bytes_text(nbytes: float) -> str:
         if abs(nbytes) < 1024:
             return f"{nbytes:.1f} {unit}"
     return f"{nbytes / 1024:.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds to three digits, in the unit a person would choose.
+
+    >>> seconds_text(2.32e-5), seconds_text(0.57), seconds_text(6.1), seconds_text(1234)
+    ('23.2 us', '570 ms', '6.10 s', '1,234 s')
+    """
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1 or not seconds:
+            return f"{seconds * factor:#.3g} {unit}".replace(". ", " ")
+    return f"{seconds * 1e6:#.3g} us".replace(". ", " ")

@@ -38,4 +38,5 @@ def profile(
     if recording is None:  # the first rank has all
         return
     said = profile_report.write(recording, output)
-    typer.echo("\n\n".join([profile_report.as_text(recording).rstrip(), *said, f"written: {output}"]))
+    whole = f"every table is in {output / profile_report.TEXT}"
+    typer.echo("\n\n".join([profile_report.in_short(recording).rstrip(), *said, whole, f"written: {output}"]))

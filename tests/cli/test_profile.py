@@ -40,6 +40,8 @@ def test_tables_and_files(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0].startswith("1 steps of ")
     assert lines[-1] == "written: seen/here"
+    assert max(map(len, lines)) <= 100
+    assert lines[lines.index("to change, and what that gains of a step at most") + 1].startswith("1. ")
     (total,) = [line.split() for line in lines if line.startswith("sum ")]
     assert total[2] == "100.0%"
     names = {path.name for path in (tmp_path / "seen" / "here").iterdir()}

@@ -15,7 +15,7 @@ from polyreme.planner.prediction import Memory, Prediction
 from polyreme.planner.search import TIE, Ranked, shortfall
 from polyreme.recipes.estimate import num_parameters
 from polyreme.recipes.planning.plan import Answer, plan_words
-from polyreme.units import bytes_text
+from polyreme.units import bytes_text, seconds_text
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 _SHOWN = 5  # rows of plans that do not fit, and of reasons
@@ -102,8 +102,12 @@ def _half_precision(answer: Answer) -> str:
 
 
 def _best(answer: Answer) -> Table:
-    table = _table(f"\nBest plans (of those within {TIE:.0%} the simpler first)", "#", "plan")
-    for name in ("step s", "tokens/s", "MFU", "GiB/device", "of"):
+    title = (
+        f"\nBest plans, in the {bytes_text(_capacity(answer))} that a device can use (of those within {TIE:.0%} the "
+        "simpler first)"
+    )
+    table = _table(title, "#", "plan")
+    for name in ("step", "tokens/s", "MFU", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("what binds")
     for at, each in enumerate(answer.found.plans):
@@ -124,6 +128,7 @@ def _details(chosen: Ranked) -> Iterator[RenderableType]:
     for name, memory in _stages(prediction):
         table.add_row(name, *[_gib(getattr(memory, part)) for part in (*PARTS, "total")])
     yield table
+    yield Text(f"\nWhat binds: {prediction.binds}")
     times = prediction.times
     parts = {
         "arithmetic": times.compute,
@@ -134,9 +139,9 @@ def _details(chosen: Ranked) -> Iterator[RenderableType]:
         "host memory": times.offload,
         "waiting for the slowest device": times.slowest,
     }
-    text = ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items() if value > 0)
+    text = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts.items() if value > 0)
     yield Text(f"\nWhere the step goes: {text}")
-    low, high = (_seconds(each) for each in prediction.interval)
+    low, high = (seconds_text(each) for each in prediction.interval)
     yield Text(f"\nNine of ten runs like this take {low} to {high} a step")
 
 
@@ -171,15 +176,15 @@ def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
     if large:
         why = "faster, but would not fit" if answer.found.plans else "what lacks least"
         table = _table(f"\nOut of memory: {why}", "plan")
-        for name in ("step s", "GiB/device", "of", "too much"):
+        for name in ("step", "GiB", "too much"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("most of it")
         for ranked in large:
             lack, part = shortfall(ranked.prediction)
             held = getattr(ranked.prediction.memory, part)
-            sizes = [_gib(ranked.prediction.memory.total), _gib(ranked.prediction.capacity), _gib(lack)]
+            sizes = [_gib(ranked.prediction.memory.total), _gib(lack)]
             words = f"{part}, {_gib(held)} GiB"
-            table.add_row(plan_words(ranked.plan), _seconds(ranked.prediction.step_seconds, ""), *sizes, words)
+            table.add_row(plan_words(ranked.plan), seconds_text(ranked.prediction.step_seconds), *sizes, words)
         yield table
     reasons = sorted(answer.found.refused.items(), key=lambda item: -item[1])
     if reasons:
@@ -190,7 +195,7 @@ def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
 
 def _changes(answer: Answer) -> Table:
     table = _table("\nThe cheapest changes after which a plan fits: settings, then devices", "change", "the plan then")
-    for name in ("devices", "step s", "tokens/s", "MFU", "GiB/device", "of"):
+    for name in ("devices", "step", "tokens/s", "MFU", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in answer.changes:
         figures = _figures(each.best.prediction)
@@ -207,20 +212,16 @@ def _table(title: str, *columns: str) -> Table:
 
 def _figures(prediction: Prediction) -> tuple[str, ...]:
     return (
-        _seconds(prediction.step_seconds, ""),
+        seconds_text(prediction.step_seconds),
         f"{prediction.tokens_per_second:,.0f}",
         f"{prediction.mfu:.1%}",
         _gib(prediction.memory.total),
-        _gib(prediction.capacity),
     )
 
 
 def _binds(prediction: Prediction) -> str:
-    return prediction.binds.replace(" of the step", "")
-
-
-def _seconds(seconds: float, unit: str = " s") -> str:
-    return f"{seconds:.3g}{unit}" if seconds < 100 else f"{seconds:,.0f}{unit}"
+    """The largest part of a step alone."""
+    return prediction.binds.split(", then ")[0].replace(" of the step", "")
 
 
 def _gib(nbytes: float) -> str:

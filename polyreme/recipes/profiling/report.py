@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from polyreme.units import bytes_text
 
 SUMMARY, TEXT = "summary.json", "summary.txt"
 _ROWS = 24  # of a table in the text; the JSON has all
+_FEW = 8  # of a table in short
+_WIDTH = 80  # of sentences, and of what a terminal shows
 
 
 class Remedy(NamedTuple):
@@ -117,14 +120,45 @@ def as_dict(recording: Recording) -> dict[str, Any]:
 
 def as_text(recording: Recording) -> str:
     """The tables as text."""
+    blocks = [*_beginning(recording), _operators_text(recording), _collectives_text(recording)]
+    blocks += [_stages_text(recording), _placement_text(recording), _memory_text(recording)]
+    return _joined(blocks)
+
+
+def in_short(recording: Recording) -> str:
+    """What as_text begins with and the first rows of its tables, as narrow as a terminal."""
+    profile = recording.profile
+    whole = profile.step_seconds
+    operators = [("ms", "share", "phase", "operator", "layer")]
+    for row in profile.rows[:_FEW]:
+        operators.append((_ms(row.seconds), _share(row.seconds, whole), _phase(row), row.op, row.layer or "-"))
+    collectives = [("ms", "waiting", "hidden", "collective", "layer")]
+    for c in profile.collectives[:_FEW]:
+        times = (_ms(c.transfer), _ms(c.waiting), _ms(c.hidden))
+        collectives.append((*times, f"{c.kind} {axes_text(c.axes)}", c.layer))
+    tables = [table(_narrow(operators), right=(0, 1))]
+    tables += [table(_narrow(collectives), right=(0, 1, 2))] if len(collectives) > 1 else []
+    return _joined([*_beginning(recording), *tables, _stages_text(recording), _memory_text(recording)])
+
+
+def _narrow(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows of which the last column, of paths, begins later where they are wider than a terminal."""
+    others = [max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:-1]]
+    room = max(8, _WIDTH - sum(others))
+    return [(*row, path if len(path) <= room else f"..{path[2 - room :]}") for *row, path in rows]
+
+
+def _beginning(recording: Recording) -> list[str]:
     profile = recording.profile
     head = (
         f"{profile.steps} steps of {_ms(profile.step_seconds)} ms on {len(profile.devices)} devices, "
         f"{profile.plan.mesh}; {_ms(recording.plain_seconds)} ms a step when not recorded"
     )
-    blocks = [head, *notes(recording), _parts_text(recording), _changes_text(recording), _operators_text(recording)]
-    blocks += [_collectives_text(recording), _stages_text(recording), _placement_text(recording)]
-    blocks.append(_memory_text(recording))
+    sentences = [textwrap.fill(text, _WIDTH) for text in (head, *notes(recording))]
+    return [*sentences, _parts_text(recording), _changes_text(recording)]
+
+
+def _joined(blocks: Sequence[str]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -188,10 +222,12 @@ def _parts_text(recording: Recording) -> str:
 
 
 def _changes_text(recording: Recording) -> str:
-    rows = [("to change", "gain at most, ms", "share", "how")]
-    whole = recording.profile.step_seconds
-    rows += [(each.what, _ms(each.gain), _share(each.gain, whole), each.how) for each in changes(recording)]
-    return table(rows, right=(1, 2))
+    whole, lines = recording.profile.step_seconds, ["to change, and what that gains of a step at most"]
+    for number, each in enumerate(changes(recording), 1):
+        gain = f"{_ms(each.gain)} ms, {_share(each.gain, whole)}"
+        for text, indent in ((f"{number}. {each.what}: {gain}", ""), (each.how, "   ")):
+            lines += textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent="   ")
+    return "\n".join(lines)
 
 
 def _operators_text(recording: Recording) -> str:
@@ -276,9 +312,28 @@ def _busy(tasks: Sequence[MeasuredTask], stage: int) -> tuple[float, float]:
 
 
 def _memory_text(recording: Recording) -> str:
-    rows = [("device", "parameters", "optimizer", "workspace", "most in use, as told")]
+    """A row for devices that have the same of everything."""
+    alike: dict[tuple[str, ...], list[str]] = {}
     for name, parts in recording.memory.items():
         told = recording.measured_memory.get(name)
-        shown = [bytes_text(nbytes) for nbytes in parts.values()]
-        rows.append((name, *shown, "-" if told is None else bytes_text(told)))
-    return table(rows, right=(1, 2, 3, 4))
+        shown = (*(bytes_text(nbytes) for nbytes in parts.values()), "-" if told is None else bytes_text(told))
+        alike.setdefault(shown, []).append(name)
+    rows = [("parameters", "optimizer", "workspace", "most in use", "devices")]
+    rows += [(*shown, _names(devices)) for shown, devices in alike.items()]
+    return table(rows, right=(0, 1, 2, 3))
+
+
+def _names(devices: Sequence[str]) -> str:
+    """Devices of a platform by their numbers, neighbours joined.
+
+    >>> _names(["cpu:0", "cpu:1", "cpu:2", "cpu:5"])
+    'cpu:0-2,5'
+    """
+    runs: list[list[int]] = []
+    for number in (int(device.rpartition(":")[2]) for device in devices):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f"{devices[0].rpartition(':')[0]}:{','.join(texts)}"

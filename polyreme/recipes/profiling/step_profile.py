@@ -21,12 +21,12 @@ from polyreme.profiler.summary import is_collective, kernel_name
 from polyreme.profiler.trace import TraceEvent
 
 PARTS = {
-    "computing": "kernels that compute, collectives beside them hidden",
-    "transfer": "collectives with nothing computed beside them, all of the group there",
-    "group": "in a collective, until the last device of the group has come",
-    "others": "idle while another device works: pipeline stages, uneven work",
-    "input": "idle, no device works, the host waits for a batch",
-    "host": "idle, no device works, the host does anything else: other",
+    "computing": "kernels that compute, collectives hidden beside",
+    "transfer": "collectives with nothing computed beside them",
+    "group": "in a collective, waiting for its last device",
+    "others": "idle while another device works",
+    "input": "idle, no device works, waiting for a batch",
+    "host": "idle, no device works, the host does else",
 }
 """What a device's time in a step goes to, and what each is; together they are the step."""
 
