@@ -94,6 +94,12 @@ PUBLISHED = PublishedFamily(
     weights=block_rules_around,
     defaults={
         **GEMMA2_DEFAULTS,
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
         "max_position_embeddings": 131072,
         "rope_theta": 1000000.0,
         "rope_local_base_freq": 10000.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import deque
@@ -53,6 +54,38 @@ from polyreme.nn import Linear
 from polyreme.nn.lazy import LazyGuard
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|MB|KB|B)?", re.IGNORECASE)
+
+
+class TextPart(NamedTuple):
+    """The text model inside one that takes pictures too: what it is by itself, keys of the whole that are its too, what
+    the names of its weights begin with, and those of the other parts."""
+
+    architecture: str
+    model_type: str
+    keys: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def rename(self, name: str) -> str:
+        """The name of a weight in the text model by itself."""
+        prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
+        if prefix is None:
+            return name
+        inner = name.removeprefix(prefix)
+        return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
+
+
+_TEXT_PARTS = {
+    "gemma3": TextPart(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"),
+        ("language_model.", "model.language_model."),
+        ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    )
+}
+"""By the model_type of the whole."""
+_log = logging.getLogger("polyreme.models")
 _READERS = 4
 """Threads that read weights: decoding and copying wait for memory, which few cores use up."""
 _UNITS = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
@@ -93,10 +126,24 @@ def open_published(path: str | Path, *, needs_weights: bool = True, task: str = 
         weights = open_weights(path) if needs_weights or has_weights(path) else {}
     else:
         raise CheckpointError(f"{path}: no folder of published weights, and no GGUF file")
+    if config.get("model_type") in _TEXT_PARTS and isinstance(config.get("text_config"), Mapping):
+        config, weights = _text_part(config, weights, path)
     family, published = _family_of(config, path, task)
     in_few_bits = config.pop(KEY, None)
     layout = None if in_few_bits is None else read_layout(in_few_bits)
     return Opened(family, published, config, weights, layout)
+
+
+def _text_part(
+    config: Mapping[str, Any], weights: Mapping[str, WeightSource], path: Path
+) -> tuple[dict[str, Any], dict[str, WeightSource]]:
+    """What is published of the text model inside one that takes pictures too, whose other parts are left out."""
+    part = _TEXT_PARTS[config["model_type"]]
+    _log.warning("%s: takes pictures too; only its text model is read", path)
+    kept = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id", *part.keys) if key in config}
+    named = {"architectures": [part.architecture], "model_type": part.model_type}
+    names = {name: part.rename(name) for name in weights if not name.startswith(part.others)}
+    return {**kept, **config["text_config"], **named}, {names[name]: weights[name] for name in names}
 
 
 def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapping[str, Any] | None = None) -> Any:

@@ -180,6 +180,29 @@ def test_other_spellings_of_a_model(name, changes, same, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path / "written") == config
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_model_is_read_of_one_that_takes_pictures(prefix, tmp_path, caplog):
+    folder = Path(shutil.copytree(FOLDERS / "gemma3", tmp_path / "gemma3"))
+    config = json.loads((folder / "config.json").read_text())
+    text = {key: value for key, value in config.items() if key not in ("architectures", "eos_token_id", "dtype")}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    whole |= {"vision_config": {"hidden_size": 8}, "image_token_index": 47, "eos_token_id": [1, 2], "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(whole))
+
+    def change(weights):
+        for name in list(weights):
+            weights[name.replace("model.", prefix)] = weights.pop(name)
+        weights[prefix.replace("language_model.", "vision_tower.").replace("model.", "") + "a"] = np.ones(3, np.float32)
+
+    change_weights(folder, change)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    got, want, atol = logits_and_recorded(model, "gemma3")
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    assert "only its text model is read" in caplog.text
+    model.save_pretrained(tmp_path / "text")
+    assert json.loads((tmp_path / "text" / "config.json").read_text())["architectures"] == ["Gemma3ForCausalLM"]
+
+
 def test_longrope_goes_by_the_places_that_rows_have():
     """A row of at most the original length turns by the short factors, whatever the model has room for."""
     model = AutoModelForCausalLM.from_pretrained(FOLDERS / "phi3_long")
