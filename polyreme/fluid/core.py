@@ -2,12 +2,17 @@
 
 from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, device_count, is_compiled_with_cuda
 from polyreme.eager.tensor import Tensor as VarBase
+from polyreme.fluid.predictor import (
+    AnalysisConfig,
+    PaddleBuf,
+    PaddlePredictor,
+    PaddleTensor,
+    ZeroCopyTensor,
+    create_paddle_predictor,
+)
+from polyreme.fluid.reader import EOFException
 from polyreme.program.scope import Scope
 from polyreme.sequences.lod_tensor import LoDTensor, LoDTensorArray
-
-
-class EOFException(Exception):
-    """A loader that feeds a Program has no more batches; call its reset()."""
 
 
 class VarDesc:
@@ -32,6 +37,7 @@ def get_cuda_device_count() -> int:
 
 
 __all__ = [
-    "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "EOFException", "LoDTensor", "LoDTensorArray", "Scope", "VarBase",
-    "VarDesc", "get_cuda_device_count", "is_compiled_with_cuda",
+    "AnalysisConfig", "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "EOFException", "LoDTensor", "LoDTensorArray",
+    "PaddleBuf", "PaddlePredictor", "PaddleTensor", "Scope", "VarBase", "VarDesc", "ZeroCopyTensor",
+    "create_paddle_predictor", "get_cuda_device_count", "is_compiled_with_cuda",
 ]  # fmt: skip

@@ -15,11 +15,14 @@ from polyreme import reader as readers
 from polyreme.core.place import as_place
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DataError, ProgramError
-from polyreme.fluid.core import EOFException
 from polyreme.fluid.data_feeder import DataFeeder
 from polyreme.fluid.dataset import DatasetBase
 from polyreme.fluid.mode import in_dygraph_mode
 from polyreme.program.program import Program
+
+
+class EOFException(Exception):
+    """A loader that feeds a Program has no more batches; call its reset()."""
 
 
 class GeneratorLoader:
@@ -200,4 +203,4 @@ class PyReader(GeneratorLoader):
     decorate_tensor_provider = GeneratorLoader.set_batch_generator
 
 
-__all__ = ["DataLoader", "PyReader"]
+__all__ = ["DataLoader", "EOFException", "PyReader"]
