@@ -105,6 +105,11 @@ class Layout:
         return jax.default_device(self.mesh.devices.flat[0]) if self.is_mixed else nullcontext()
 
 
+def check_devices(plan: Plan) -> None:
+    """Raises PlacementError where the devices there are do not fit the plan's mesh."""
+    _arranged(plan, None)
+
+
 def _arranged(plan: Plan, devices: Sequence[Device] | None) -> np.ndarray:
     """The devices of the plan's mesh, in its shape."""
     names, pp = plan.mesh.order, plan.mesh.pp

@@ -9,7 +9,7 @@ import pytest
 
 from polyreme.distributed.checkpoint import CheckpointWarning
 from polyreme.distributed.placement import clear_plan
-from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError
+from polyreme.errors import CheckpointError, ConfigError, DataError, NumericsError, PlacementError
 from polyreme.faults import FaultInjected
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.data import batches, text_data
@@ -53,6 +53,13 @@ def samples(monkeypatch):
 
     monkeypatch.setattr(batches, "check_tokens", record)
     return seen
+
+
+def test_a_mesh_of_other_devices_is_refused_before_anything_is_read_or_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "load_data", None)
+    with pytest.raises(PlacementError, match=r"needs 4 devices, 8 given"):
+        train(tmp_path / "run", "plan.dp=1")
+    assert not any((tmp_path / "run").iterdir())
 
 
 def kill_before(monkeypatch, step):

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from polyreme import faults, flags
+from polyreme.core import layout as layouts
 from polyreme.core import place
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.checkpoint.parts import everyone_says
@@ -57,6 +58,7 @@ def run(config: RunConfig, *, resume: str, overrides_source: dict[str, Any]) -> 
     if config.device is not None and config.device != "cpu":
         place.set_device(config.device)
     config.check_platform(config.device or select.backend())
+    layouts.check_devices(config.parallel_plan)  # before the data is read and anything is written
     say = ProgressDisplay(config.train.steps, is_silent=not _is_first()).note
     with _claim(Path(config.output)) as folder, StopRequest() as stop:
         with told_if_slow(_DATA_IS_READ, say):
