@@ -19,16 +19,16 @@ from polyreme.training import StepPolicy
 STEPS, INTERVAL = 4, 2
 
 
-def train(folder: Path) -> None:
-    """Train to the last step from the newest checkpoint in the folder, or from the start."""
+def train(folder: Path, ep: int = 1) -> None:
+    """Train over so many devices to the last step from the newest checkpoint in the folder, or from the start."""
     clear_plan()
     rng.seed(3)
-    plan = Plan.from_degrees(offload={"expert": "disk"}, offload_path=str(folder / "ssd"))
+    plan = Plan.from_degrees(ep=ep, offload={"expert": "disk"}, offload_path=str(folder / "ssd"))
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "expert_ffn_size": 8, "num_experts": 8}
     with LazyGuard():
         model = Mixtral(MixtralConfig.nano(vocab_size=64, seq_len=8, experts_per_token=1, routing="hash", **sizes))
     step = PlannedStep(
-        model, plan, lambda m: opt.AdamW(0.1, parameters=m.parameters()), StepPolicy(), jax.devices()[:1]
+        model, plan, lambda m: opt.AdamW(0.1, parameters=m.parameters()), StepPolicy(), jax.devices()[:ep]
     )
     names = {id(p): n for n, p in model.named_parameters()}
 
@@ -55,4 +55,4 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+    train(Path(sys.argv[1]), int(sys.argv[2]))

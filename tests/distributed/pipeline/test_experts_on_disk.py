@@ -203,18 +203,24 @@ def test_a_checkpoint_holds_what_experts_missed_and_a_run_goes_on_from_it(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault", [pytest.param("offload.fill:kill@200", id="update"), pytest.param("offload.part:kill@270", id="read")]
+    ("fault", "ep"),
+    [
+        pytest.param("offload.fill:kill@200", 1, id="update"),
+        pytest.param("offload.part:kill@270", 1, id="read"),
+        pytest.param("offload.fill:kill@200", 2, id="two devices"),
+    ],
 )
-def test_killed_in_a_step_it_goes_on_to_the_same_bits(fault, tmp_path):
+def test_killed_in_a_step_it_goes_on_to_the_same_bits(fault, ep, tmp_path):
     """A fault of the table ends the process by SIGKILL: in the third or fourth step, after the only checkpoint."""
-    command = [sys.executable, "-m", "tests.distributed.pipeline.experts_run", str(tmp_path / "killed")]
+    command = [sys.executable, "-m", "tests.distributed.pipeline.experts_run"]
+    command += [str(tmp_path / "killed"), str(ep)]
     killed = subprocess.run(command, env=os.environ | {"FAULTS": fault}, capture_output=True, text=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with CheckpointStore(tmp_path / "killed" / "saved", read_only=True) as store:
         assert store.steps() == [2]
     results = []
     for name in ("killed", "whole"):
-        experts_run.train(tmp_path / name)
+        experts_run.train(tmp_path / name, ep)
         with CheckpointStore(tmp_path / name / "saved", read_only=True) as store:
             results.append(store.restore(None, experts_run.STEPS))
     assert results[0][1] == results[1][1]
