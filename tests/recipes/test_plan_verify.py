@@ -17,6 +17,7 @@ from polyreme.planner.devices import cluster_of_kind
 from polyreme.planner.memory import memory
 from polyreme.recipes.config import ModelConfig, PlanConfig, PretrainConfig, TrainConfig
 from polyreme.recipes.planning import communication
+from polyreme.recipes.planning.job import AbstractJob, job_of
 from polyreme.recipes.planning.plan import memory_of, space_of
 from polyreme.recipes.planning.verify import Verified, verify, verify_apart
 
@@ -42,6 +43,20 @@ def predicted(given: PretrainConfig, plan: Plan):
     low = given.train.amp_level != "O0"
     training = Training(dtype="bfloat16" if low else "float32", master=given.train.amp_level == "O2")
     return memory(shape.graph(), plan, given.train.global_batch, training, "cpu")
+
+
+def test_parameters_away_take_the_room_of_a_chunk_however_many_there_are():
+    plan = Plan.from_degrees(offload=["param", "state", "act"], recompute="full")
+    most = []
+    for layers in (2, 3):
+        job = AbstractJob(job_of(config(layers, batch=2)), plan, jax.devices()[:1])
+        found = [program.memory_analysis() for program in job.chunk_programs().values()]
+        weights = [sum(4 * p.size for p in chunk.parameters()) for chunk in job.planned.layers.get_model_chunks()]
+        job.close()
+        most.append(max(m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes for m in found))
+    assert most[0] == most[1]
+    inputs = 4 * 2 * 128 * 64  # of a block, and their gradient
+    assert most[0] < 2 * max(weights) + 4 * inputs
 
 
 def test_a_step_over_three_axes_is_as_the_planner_says():

@@ -103,6 +103,14 @@ class AbstractJob:
             batch = self.batch()
             return DryRun(self.planned.step, batch)
 
+    def chunk_programs(self) -> dict[str, Any]:
+        """What a step runs under a plan that brings parameters chunk by chunk, but for the update: the
+        jax.stages.Compiled of each chunk's forward and backward, by name; one for chunks that are alike."""
+        with self._abstractly():
+            pipeline, batch = self.planned.step.pipeline, self.batch()
+            pipeline.train(batch, [state.read(rng.default_generator.key_state())] * len(batch))
+            return {name: call.compiled() for _, name, call in pipeline.programs()}
+
     def batch(self) -> list[Microbatch]:
         """A batch without memory, in microbatches; inside `abstractly`."""
         first, *rest = (Abstract.of(given.shape, given.dtype, None) for given in self.job.inputs)
