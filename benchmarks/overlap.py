@@ -1,4 +1,5 @@
-"""What hides the collectives of steps compiled for eight TPU v5e, which need not be here: bytes by kind. Takes libtpu.
+"""What hides the collectives of steps compiled for eight TPU v5e, which need not be here: bytes by kind and by whether
+the forward or the backward sends them. Takes libtpu.
 
     python benchmarks/overlap.py
 
@@ -23,6 +24,7 @@ CASES = {
     "experts, ragged": ("moe_kjv", {**EXPERTS, "expert_dispatch": "ragged"}),
     "experts, ragged, 2 parts": ("moe_kjv", {**EXPERTS, "expert_dispatch": "ragged", "overlap": "{moe: 2}"}),
     "ZeRO 3": ("gpt_kjv", {"seq_len": 512, "global_batch": 16, "sharding": 8, "sharding_stage": 3}),
+    "ZeRO 3, 4096 tokens": ("gpt_kjv", {"seq_len": 512, "global_batch": 64, "sharding": 8, "sharding_stage": 3}),
     # keys of 4096 positions on a device, which it takes longer to attend to than to send
     "ring attention": (
         "gpt_kjv",
@@ -41,20 +43,21 @@ def settings(values):
 
 def main():
     """Print a row for each kind of collective that moves a MiB or more; names given in words alone, else all."""
-    print(f"{'step':26} {'collective':20} {'MiB a step':>10}  overlapped    free  critical")
+    print(f"{'step':26} {'collective':20} {'when':10} {'MiB a step':>10}  overlapped    free  critical")
     for name, (config, values) in CASES.items():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
         loaded = config_file.load(CONFIGS / f"{config}.yaml", list(settings(values)))
         moved = defaultdict(lambda: defaultdict(float))
         for c in communication.report(loaded.config, topology="v5e:2x4").collectives:
-            moved[c.kind][c.overlap] += c.total_wire / 2**20
-        for kind, by_overlap in sorted(moved.items()):
+            moved[c.kind, c.parts[0].origin.phase][c.overlap] += c.total_wire / 2**20
+        for (kind, phase), by_overlap in sorted(moved.items()):
             total = sum(by_overlap.values())
             if total >= 1:
                 shares = [by_overlap[overlap] / total for overlap in ("overlapped", "free", "critical")]
                 print(
-                    f"{name:26} {kind:20} {total:10.1f}  " + "  ".join(f"{share:8.0%}" for share in shares), flush=True
+                    f"{name:26} {kind:20} {phase:10} {total:10.1f}  " + "  ".join(f"{share:8.0%}" for share in shares),
+                    flush=True,
                 )
 
 
