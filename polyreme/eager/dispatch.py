@@ -388,9 +388,15 @@ def refuse_copy(target: TensorState, what: str) -> None:
 def inplace(fn: Any) -> Any:
     """The `name_` form of an op: writes the result into its first argument and returns it."""
 
+    parameters = list(inspect.signature(fn).parameters)
+    dtype_at = parameters.index("dtype") if "dtype" in parameters else None
+
     @functools.wraps(fn)
     def run(x: TensorState, *args: Any, **kwargs: Any) -> TensorState:
         result = fn(x, *args, **kwargs)
+        is_wider = result._array.dtype != x._array.dtype and dtypes.is_integer(x._array.dtype)
+        if is_wider and dtype_at is not None and "dtype" not in kwargs and len(args) < dtype_at:
+            result = fn(x, *args, dtype=x._array.dtype, **kwargs)  # sums of integers are wider unless told
         # reshape_ and its like change the shape, but none changes how many elements there are
         sizes = result._array.size, x._array.size
         if sizes[0] != sizes[1] and DYNAMIC not in sizes:

@@ -10,7 +10,7 @@ import pytest
 from polyreme.autograd import grad
 from polyreme.eager.mode import enable_grad, no_grad, set_grad_enabled
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import GradError, ShapeError
+from polyreme.errors import DTypeError, GradError, ShapeError
 from polyreme.jit import to_static
 from polyreme.nn.parameter import Parameter
 
@@ -252,6 +252,15 @@ def test_saved_values_are_those_at_call_time():
     h.add_(const([10.0, 10.0]))
     y.backward()
     np.testing.assert_array_equal(x.grad.numpy(), [2.0, 4.0])
+
+
+def test_sums_of_integers_are_wide_and_stay_narrow_in_place():
+    x = to_tensor(np.array([200, 100], "uint8"))
+    assert (x.cumsum().dtype.name, x.cumsum().tolist()) == ("int64", [200, 300])
+    y = to_tensor(np.array([2, 3], "int32"))
+    assert (y.cumsum_().dtype.name, y.tolist()) == ("int32", [2, 5])
+    with pytest.raises(DTypeError, match="cumsum_: the result is int64"):
+        y.cumsum_(0, "int64")
 
 
 def test_an_in_place_write_can_bring_in_a_gradient():
