@@ -57,7 +57,10 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     __hash__: ClassVar[Callable[[Any], int]] = object.__hash__
     __array_ufunc__ = None  # ndarray + Tensor asks Tensor; a NumPy function of a Tensor says so instead of copying it
 
-    def __init__(self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> None:
+    def __init__(
+        self, data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True, *, zero_copy: bool = False
+    ) -> None:
+        """zero_copy is taken for scripts that give it: whether a value is copied is not seen in what it becomes."""
         array = (
             data
             if isinstance(data, (jax.Array, Symbol, Abstract, state.Elsewhere)) and dtype is None and place is None

@@ -591,6 +591,7 @@ def test_what_projects_ask_of_fleet_and_linear():
     x = paddle.ones([2, 3, 4])
     column, batches = paddle.nn.functional.linear(x, paddle.ones([4]), paddle.ones([1])), paddle.ones([2, 4, 5])
     np.testing.assert_array_equal(column.numpy(), np.full([2, 3], 5.0))
+    assert paddle.Tensor(np.ones(2, "float32"), zero_copy=True).tolist() == [1.0, 1.0]
     asked = ("is_cuda_pinned_place", "is_xpu_place", "is_custom_place", "custom_device_type", "gpu_device_id")
     assert [getattr(x.place, name)() for name in asked] == [False, False, False, "", 0]
     assert paddle.nn.functional.linear(x, batches, paddle.ones([5])).shape == [2, 3, 5]
