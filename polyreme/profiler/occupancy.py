@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Interval = tuple[float, float]
 
@@ -28,9 +28,9 @@ class Occupancy:
     at once. exposed: by key, time in which it communicated and did not compute; hidden: in which it did both, which is
     part of computing. idle: when it did neither, disjoint and in order."""
 
-    computing: dict[Hashable, float] = field(default_factory=lambda: defaultdict(float))
-    exposed: dict[Hashable, float] = field(default_factory=lambda: defaultdict(float))
-    hidden: dict[Hashable, float] = field(default_factory=lambda: defaultdict(float))
+    computing: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
+    exposed: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
+    hidden: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
     idle: list[Interval] = field(default_factory=list)
 
 

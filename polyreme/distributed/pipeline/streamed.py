@@ -324,10 +324,10 @@ class StreamedRun(Run):
 
 def _experts_of(chunk: PipelineChunk) -> list[Any]:
     """The parameters of a chunk behind a router whose experts move by themselves."""
-    [*layers] = [item.layer for item in chunk.items]
-    if len(layers) != 1 or not getattr(layers[0], "mixes_experts", False):
+    layer = chunk.items[0].layer if len(chunk.items) == 1 else None
+    if layer is None or not getattr(layer, "mixes_experts", False):
         return []
-    return [p for p in layers[0].parameters() if isinstance(p._array, StoredEntries)]
+    return [p for p in layer.parameters() if isinstance(p._array, StoredEntries)]
 
 
 def _start(pool: ThreadPoolExecutor | None, call: Callable[[], Any]) -> Future:
@@ -350,12 +350,15 @@ class CallWhenAsked(Future):
 
 def _are_alike(one: PipelineChunk, other: PipelineChunk) -> bool:
     """Whether two chunks are one Layer each, and those are alike."""
-    items = [chunk.items for chunk in (one, other)]
-    if any(len(listed) != 1 or listed[0].layer is None or listed[0].call is not listed[0].layer for listed in items):
-        return False
+    layers = []
+    for chunk in (one, other):
+        layer = chunk.items[0].layer if len(chunk.items) == 1 else None
+        if layer is None or chunk.items[0].call is not layer:
+            return False
+        layers.append(layer)
     if any(t.__dict__.get("_hooks") for chunk in (one, other) for t in tensors_of(chunk)):
         return False
-    return are_alike(items[0][0].layer, items[1][0].layer)
+    return are_alike(*layers)
 
 
 @functools.lru_cache(maxsize=64)

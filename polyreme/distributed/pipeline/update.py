@@ -42,13 +42,13 @@ class StagedUpdate:
         norms = [_squares_of(optimizer, group) for group in self._groups]
         # gradients on disk are looked at one by one, which no program does
         has_stored = any(isinstance(p._array, state.Elsewhere) for p in self._parameters)
-        self._squares = norms if has_stored else [to_static(norm) for norm in norms]
+        self._squares: list[Any] = norms if has_stored else [to_static(norm) for norm in norms]
         is_mixed = len({kind for group in self._groups for kind, _ in group.devices}) > 1
         # a program is traced and compiled for its own kind of devices
         self._tracing = [group.tracing if is_mixed else nullcontext for group in self._groups]
         updates = [_update_of(optimizer, group) for group in self._groups]
         # state on disk is updated bucket by bucket, which no program holds
-        self._updates = updates if optimizer.is_streamed else [to_static(update) for update in updates]
+        self._updates: list[Any] = updates if optimizer.is_streamed else [to_static(update) for update in updates]
         # the gradients as Tensors of ours, which a captured program may hold on to without keeping arrays alive
         self._gradients: dict[int, Tensor] = {}
 

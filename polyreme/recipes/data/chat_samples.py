@@ -75,7 +75,8 @@ class Chats(TuningData):
     def shown(self, index: int, marks: tuple[str, str] = PLAIN) -> str:
         """A training sample as the model sees it, decoded again; marks: what stands around that which is learnt."""
         end, bos = self.writer.end, self.writer.bos_token_id
-        return "\n".join(sample_lines(*self.train[index], self.text_of, end=end, bos=bos, marks=marks))
+        inputs, labels = self.train[index]
+        return "\n".join(sample_lines(inputs, labels, self.text_of, end=end, bos=bos, marks=marks))
 
 
 def chat_tokenizer(config: FinetuneConfig, base: Path | None = None) -> TextTokenizer:

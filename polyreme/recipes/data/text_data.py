@@ -310,13 +310,15 @@ def _split(data: DataConfig, folder: Path, facts: dict, seq_len: int, form: RowF
                     f"data.text: {end - begin} tokens for {name} do not fill one window of model.seq_len={seq_len} + "
                     "1; give more text, a shorter seq_len or another data.validation_fraction"
                 )
-        parts = [form.wrap(form.windows(tokens, *part, seq_len), tokenizer) for part in bounds.values()]
+        train, validation = (
+            form.wrap(form.windows(tokens, begin, end, seq_len), tokenizer) for begin, end in bounds.values()
+        )
     else:
         pair = TokenPair(folder / _PAIR)
-        parts = [*split_documents(pair, data.validation_fraction, seq_len, data.packing, form)]
+        train, validation = split_documents(pair, data.validation_fraction, seq_len, data.packing, form)
         cuts.append(data.packing)
     digest = xxhash.xxh3_128_hexdigest(json.dumps(cuts).encode())
-    return Corpus(*parts, digest, count, facts["vocab_size"], folder)
+    return Corpus(train, validation, digest, count, facts["vocab_size"], folder)
 
 
 def _file_digest(path: Path) -> str:

@@ -254,7 +254,9 @@ def _rate(row: OperatorTime) -> str:
 
 
 def _collectives_text(recording: Recording) -> str:
-    rows = [("collective", "axes", "who", "layer", "phase", "runs", "sends", "ms", "waiting", "hidden")]
+    rows: list[tuple[str, ...]] = [
+        ("collective", "axes", "who", "layer", "phase", "runs", "sends", "ms", "waiting", "hidden")
+    ]
     for c in recording.profile.collectives[:_ROWS]:
         times = (_ms(c.transfer), _ms(c.waiting), _ms(c.hidden))
         sent = bytes_text(c.wire) if c.groups else "-"

@@ -419,7 +419,8 @@ class _Collectives:
         stage = program.program.stage
         key = (stage, what.kind, what.axes, layer, main.phase)
         if key not in self.rows:
-            self.rows[key] = CollectiveRow(*key, program.groups[name])
+            groups = program.groups[name]
+            self.rows[key] = CollectiveRow(stage, what.kind, what.axes, layer, main.phase, groups)
         return self.rows[key], len(program.program.devices)
 
 

@@ -110,7 +110,7 @@ def dimensions(name: str, seq_len: int) -> ModelConfig:
             step = store.latest_step()
             if step is None:
                 raise CheckpointError(f"{path}: nothing was saved yet")
-            values = _model_section(store.manifest(step).meta["config"])
+            values: dict[str, Any] = _model_section(store.manifest(step).meta["config"])
     else:
         opened = open_published(path, needs_weights=False, task="causal_lm")
         config = read_family_config(opened)
