@@ -607,6 +607,8 @@ class RunConfig(Section):
             )
         if self.log.experts and not model.num_experts:
             raise ValueError(f"log.experts: {model.family} has no experts; leave it out")
+        if "expert" in self.parallel_plan.offload and not model.num_experts:
+            raise ValueError(f"plan.offload of expert: {model.family} has no experts; leave expert out")
         if plan.expert_ways > 1 and not model.num_experts:
             raise ValueError(
                 f"plan.ep={plan.ep}, plan.expert_axes={plan.expert_axes}: {model.family} has no experts; leave them out"

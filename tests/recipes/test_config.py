@@ -270,6 +270,7 @@ def test_the_balance_loss_left_out_is_the_familys():
         ({"model": {"family": "mixtral", "num_experts": 0}}, "num_experts=0: mixtral has experts; give at least 1"),
         ({"model": {"family": "mixtral", "experts_per_token": 9}}, "experts_per_token=9 of num_experts=8"),
         ({"log": {"experts": True}}, "log.experts: gpt has no experts; leave it out"),
+        ({"plan": {"offload": ["expert"]}}, "plan.offload of expert: gpt has no experts; leave expert out"),
         ({"plan": {"ep": 2}}, "gpt has no experts; leave them out"),
         ({"plan": {"ep": 2, "expert_axes": ["mp"]}}, "name ep there too"),
         ({"plan": {"expert_dispatch": "padded"}}, "experts are not split; set ep too"),
