@@ -25,6 +25,7 @@ from polyreme.recipes.training.trainer import Trainer
 from polyreme.recipes.weights.base import load_base, load_trained
 from polyreme.recipes.weights.merge import merge
 from polyreme.recipes.weights.trained import load_writer
+from polyreme.recipes.weights.tuning import tune
 from tests.recipes.tiny_run import ONE_DEVICE, finish, history, saved, start_command
 from tests.recipes.tiny_tune import load, train, write_base
 
@@ -287,6 +288,14 @@ def test_a_conversation_ends_where_the_trained_token_says(tmp_path, base):
 def test_settings_that_cannot_be_are_refused_by_name(tmp_path, base, settings, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path / "run", base, *settings)
+
+
+def test_rounding_in_training_refuses_weights_that_are_rounded_already(tmp_path, base):
+    config = load(tmp_path / "run", base, "fine_tuning=full", "lora_rank=8", "qat=wint4").config
+    model = load_base(base)
+    adapters.quantize_maps(model, "int8")
+    with pytest.raises(ConfigError, match=r"qat=wint4: blocks\.0\..* has weights of few bits already"):
+        tune(model, config)
 
 
 def test_rows_that_teach_nothing_are_refused_with_their_line(tmp_path, base):

@@ -8,6 +8,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.models.adapters import add_adapters, quantize_maps
 from polyreme.models.low_bit_folder import linear_maps, low_bit_layers, replace_layer
+from polyreme.nn.layers.linear import Linear
 from polyreme.nn.layers.lora import LoRA
 from polyreme.nn.quant import RoundedLinear
 from polyreme.ops.random import uniform
@@ -32,6 +33,11 @@ def tune(model: Any, config: FinetuneConfig) -> None:
         _freeze(model, config.freeze_trainable_layers)
     elif config.qat:
         for name, layer in linear_maps(model).items():
+            if not isinstance(layer, Linear):
+                raise ConfigError(
+                    f"qat={config.qat}: {name} of {config.model} has weights of few bits already, which do not train; "
+                    "give the weights before they were rounded"
+                )
             replace_layer(model, name, RoundedLinear(layer, config.qat.removeprefix("w"), config.qat_group_size))
     if config.record.build is not None:
         config.record.build.load()(model, config)
