@@ -19,6 +19,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
 from polyreme.export.reading import is_paddle
 from polyreme.fluid.reader import DataLoader, PyReader
+from polyreme.io.paddle_tensors import read_all
 from polyreme.nn.parameter import Parameter
 from polyreme.program import stored
 from polyreme.program.current import defaults
@@ -192,8 +193,9 @@ def load_vars(
     So training starts from parameters made elsewhere: run the startup program, load those there are, and go on:
     `load_vars(exe, d, main, predicate=lambda v: os.path.exists(os.path.join(d, v.name)))`.
 
-    Raises CheckpointError, naming them, for files or variables that are missing or changed, and for shapes and dtypes
-    that do not fit.
+    Files that PaddlePaddle wrote are read too: one a variable, or one of all variables that are asked for. Raises
+    CheckpointError, naming them, for files or variables that are missing or changed, and for shapes and dtypes that do
+    not fit.
     """
     program, scope = _plain(main_program), global_scope()
     names = _choose("load_vars", program, scope, vars, predicate)
@@ -216,7 +218,7 @@ def load_persistables(
     """What save_persistables wrote, so that training continues exactly; the startup program need not have run."""
     program, scope = _plain(main_program), global_scope()
     where, declared = os.fspath(dirname), stored.persistables(program)
-    everything = None if filename is None else _open(_path(dirname, filename))
+    everything = None if filename is None else _open(_path(dirname, filename), declared)
     stored.put(program, scope, _take(where, declared, everything, dirname), where)
     training = list(_optimizer_state(program, scope))
     schedules = [op.key for op in stored.optimizers(program) if op.optimizer._scheduler is not None]
@@ -281,7 +283,7 @@ def _read(dirname: Any, names: Sequence[str], filename: str | None, strict: bool
     """The values of these variables. strict: a single file holds nothing else."""
     if filename is not None:
         path = _path(dirname, filename)
-        everything = _open(path)
+        everything = _open(path, names)
         if strict:
             stored.check_names(path, everything, names)
         return _take(path, names, everything, dirname)
@@ -294,13 +296,17 @@ def _read(dirname: Any, names: Sequence[str], filename: str | None, strict: bool
     values = {}
     for name in names:
         path = _path(dirname, _file_of(name))
-        stored.check_names(path, read := _open(path), [name])
+        stored.check_names(path, read := _open(path, [name]), [name])
         values[name] = read[name]
     return values
 
 
-def _open(path: str) -> Arrays:
-    return stored.unpacked(stored.read_file(path), _KIND, path)[0]
+def _open(path: str, names: Iterable[str]) -> Arrays:
+    """The values in a file; in one that PaddlePaddle wrote they have no names, and stand in the order of names."""
+    data = stored.read_file(path)
+    if data[:4] == bytes(4):  # the version of a record; a file of ours begins with its length
+        return read_all(data, sorted(names), path)
+    return stored.unpacked(data, _KIND, path)[0]
 
 
 def _path(dirname: str | os.PathLike[str], filename: str) -> str:

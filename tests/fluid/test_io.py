@@ -1,6 +1,7 @@
 """fluid.io: variables in files of their own or in one, models for inference, training that continues."""
 
 import os
+import struct
 
 import numpy as np
 import pytest
@@ -163,3 +164,31 @@ def test_models_for_inference(net, tmp_path):
         io.save_inference_model(tmp_path, ["x"], [out], exe, program_only=True)
     with pytest.raises(ConfigError, match="no parameter servers"):
         io.load_inference_model(tmp_path, exe, pserver_endpoints=["127.0.0.1:1"])
+
+
+def paddle_record(array):
+    """A float32 array as PaddlePaddle writes it: a version, no levels, a version, what it is, and the bytes."""
+    about = bytes([8, 5]) + b"".join(bytes([16, size]) for size in array.shape)
+    return struct.pack("<IQIi", 0, 0, 0, len(about)) + about + array.tobytes()
+
+
+@pytest.mark.parametrize("filename", [None, "all"])
+def test_parameters_that_paddlepaddle_saved(script, tmp_path, filename):
+    script.layers.fc(script.data("x", [None, 2]), 3)
+    random = np.random.RandomState(0)
+    values = {"fc_0.w_0": random.randn(2, 3).astype("float32"), "fc_0.b_0": random.randn(3).astype("float32")}
+    records = {name: paddle_record(array) for name, array in values.items()}
+    if filename is not None:
+        records = {filename: b"".join(records[name] for name in sorted(records))}
+    for name, data in records.items():
+        (tmp_path / name).write_bytes(data)
+    exe = script.Executor(script.CPUPlace())
+    for load in (script.io.load_params, script.io.load_persistables):
+        exe.run(script.default_startup_program())
+        load(exe, str(tmp_path), filename=filename)
+        for name, array in values.items():
+            np.testing.assert_array_equal(script.global_scope().find_var(name).get_tensor(), array)
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="cut"):
+        script.io.load_params(exe, str(tmp_path), filename=filename)
