@@ -98,6 +98,8 @@ def resolve_pads(
         raise ShapeError(f"{what}: padding={padding!r}; the words are 'SAME' and 'VALID'")
     pads = []
     for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
-        total = jax.core.max_dim((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)  # of an open size too
+        # an open size too, in the form that windows of other padding give: jax does not see that ceilings are alike
+        windows = (size - 1) // s + 1
+        total = jax.core.max_dim((windows - 1) * s + d * (k - 1) + 1 - size, 0)
         pads.append((total // 2, total - total // 2))
     return pads

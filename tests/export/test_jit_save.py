@@ -546,6 +546,7 @@ def test_sizes_left_open_are_counted_sliced_by_and_divided_by(tmp_path):
 
     def features(x):
         maps = paddle.nn.functional.conv2d(x, weight, stride=2, padding="SAME")
+        maps = paddle.concat([maps, paddle.nn.functional.conv2d(x, weight, stride=2, padding=1)], 1)
         pooled = paddle.nn.functional.max_pool2d(x, 3, 2, "SAME")
         places = paddle.arange(x.shape[2]).astype("float32") * x[:, :, : x.shape[2] // 2].sum() / x.shape[2]
         return maps, pooled, places
