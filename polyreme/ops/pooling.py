@@ -52,11 +52,10 @@ class _Grid:
         room = [z + sum(p) - k for z, p, k in zip(self.sizes, self.pads, self.kernel, strict=True)]
         if not ceil_mode and any(_is_negative(r) for r in room):
             raise ShapeError(f"{what}: kernel_size={kernel_size!r} does not fit in {list(self.sizes)} with {padding=}")
-        # not r // s + 1: of a size that is left open, which s often divides, this is seen not to be negative
         self.more = [2 * s - 1 if ceil_mode else s for s in self.stride]
         # with ceil_mode a window larger than all there is takes all
         self.counts = [
-            1 if _is_negative(r) else (r + m) // s for r, m, s in zip(room, self.more, self.stride, strict=True)
+            1 if _is_negative(r) else _windows(r, m, s) for r, m, s in zip(room, self.more, self.stride, strict=True)
         ]
         self.ends = [
             max((c - 1) * s - r, 0) if ceil_mode else 0 for c, s, r in zip(self.counts, self.stride, room, strict=True)
@@ -142,6 +141,18 @@ def _is_negative(size: Any) -> bool:
         return bool(size < 0)
     except InconclusiveDimensionOperation:
         return False
+
+
+def _windows(room: Any, more: int, stride: int) -> Any:
+    """How many windows fit into a room. Of an open size in the form that jax.lax's convolutions have, so that results
+    of both are seen to be of one size; but where it is open whether there is room, in one that is seen not to be
+    negative."""
+    try:
+        if more == stride and room >= 0:
+            return room // stride + 1
+    except InconclusiveDimensionOperation:
+        pass
+    return (room + more) // stride
 
 
 def _largest_along(x: Array, dim: int, kernel: int, stride: int, length: int) -> Array:

@@ -546,7 +546,11 @@ def test_sizes_left_open_are_counted_sliced_by_and_divided_by(tmp_path):
 
     def features(x):
         maps = paddle.nn.functional.conv2d(x, weight, stride=2, padding="SAME")
-        maps = paddle.concat([maps, paddle.nn.functional.conv2d(x, weight, stride=2, padding=1)], 1)
+        others = (
+            paddle.nn.functional.conv2d(x, weight, stride=2, padding=1),
+            paddle.nn.functional.max_pool2d(x, 3, 2, 1),
+        )
+        maps = paddle.concat([maps, *others], 1)  # of one size, which must be seen
         pooled = paddle.nn.functional.max_pool2d(x, 3, 2, "SAME")
         places = paddle.arange(x.shape[2]).astype("float32") * x[:, :, : x.shape[2] // 2].sum() / x.shape[2]
         return maps, pooled, places
