@@ -270,21 +270,24 @@ class OnProcessor:
         come while the rows that it gave are gone. Each product's loop has, of one expert, the gradient of its weights
         three times: where it starts, the sum, and what is added to it.
         """
-        stage, most = self.stage, 0.0
-        bent = set()
-        for op in stage.operations():
-            if op.kind == "elementwise" and op.saved:
-                bent.add(op.output.name)
-                wide = stage.local(op.output, stage.training.keeps.stream)
-                # what an earlier program left stays to the end of this one
-                stays = stage.plan.schedule is not None and stage.itemsize == WIDE
-                new = (len(op.inputs) - (not stays)) * stage.local(op.output, WIDE)
-                most = max(most, new if op.is_of_experts else wide)
-            elif op.kind == "product" and op.is_of_experts and op.inputs[0].name in bent:
-                width, inner = op.output.shape[-1], op.inputs[0].shape[-1]
-                block = min(ROWS, stage.local(op.output, 1) / width)
-                loop = (3 * width * inner + block * inner) * WIDE
-                most = max(most, stage.local(op.output, WIDE) + loop)
+        stage = self.stage
+        dense = (op.output for op in stage.operations() if op.kind == "elementwise" and op.saved)
+        most = max((stage.local(out, stage.training.keeps.stream) for out in dense if not out.choices), default=0.0)
+        for block, _ in stage.blocks:
+            # what an earlier program left stays to the end of this one
+            stays = stage.plan.schedule is not None and stage.itemsize == WIDE and stage.mode(block) == "none"
+            bent = set()
+            for op in block.operations:
+                if not op.is_of_experts:
+                    continue
+                if op.kind == "elementwise":
+                    bent.add(op.output.name)
+                    most = max(most, (len(op.inputs) - (not stays)) * stage.local(op.output, WIDE))
+                elif op.kind == "product" and op.inputs[0].name in bent:
+                    width, inner = op.output.shape[-1], op.inputs[0].shape[-1]
+                    rows = min(ROWS, stage.local(op.output, 1) / width)
+                    loop = (3 * width * inner + rows * inner) * WIDE
+                    most = max(most, stage.local(op.output, WIDE) + loop)
         return most
 
     def reduced(self) -> float:
