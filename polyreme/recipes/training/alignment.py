@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -62,6 +62,8 @@ def _log_probs(logits: Any, labels: Any) -> tuple[Any, Any]:
 class _OfPairs(Objective):
     """A loss of pairs of answers."""
 
+    config: FinetuneConfig
+
     def __init__(self, config: FinetuneConfig) -> None:
         self.config = config
 
@@ -75,7 +77,7 @@ class _OfPairs(Objective):
 class PreferenceObjective(_OfPairs):
     """The loss of stage dpo, by loss_type."""
 
-    told = ("rewards/chosen", "rewards/rejected", "rewards/accuracy")
+    told: tuple[str, ...] = ("rewards/chosen", "rewards/rejected", "rewards/accuracy")
 
     def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
         config = self.config
@@ -103,7 +105,7 @@ def needs_reference(config: FinetuneConfig) -> bool:
 class JudgementObjective(_OfPairs):
     """The loss of stage kto."""
 
-    told = ("rewards/desirable", "rewards/undesirable")
+    told: tuple[str, ...] = ("rewards/desirable", "rewards/undesirable")
 
     def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
         config = self.config
@@ -122,7 +124,7 @@ class JudgementObjective(_OfPairs):
 class _AnswerScores(_OfPairs):
     """No loss to make small: tells the log-probabilities of answers, [batch, 2]."""
 
-    told = ("scores",)
+    told: tuple[str, ...] = ("scores",)
 
     def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
         sums, _ = _log_probs(output, targets)
@@ -249,8 +251,8 @@ def _rewards(model: Any, hidden: Any, labels: Any) -> Any:
 class RewardObjective(_OfPairs):
     """The loss of stage rm."""
 
-    reads = "hidden"
-    told = ("rewards/chosen", "rewards/rejected", "rewards/accuracy")
+    reads: Literal["logits", "hidden"] = "hidden"
+    told: tuple[str, ...] = ("rewards/chosen", "rewards/rejected", "rewards/accuracy")
 
     def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
         labels, _ = targets
@@ -266,11 +268,13 @@ class DistillationObjective(Objective):
     """The loss of stage distill: distill_weight of the divergence from the teacher's soft labels, the rest the cost of
     the tokens themselves. `teacher` is there once load_teacher has put it."""
 
-    told = ("loss/soft", "loss/hard")
+    config: FinetuneConfig
+    teacher: Any
+    told: tuple[str, ...] = ("loss/soft", "loss/hard")
 
     def __init__(self, config: FinetuneConfig) -> None:
         self.config = config
-        self.teacher: Any = None
+        self.teacher = None
 
     def targets(self, inputs: Any, labels: Any) -> Any:
         return labels, inputs
