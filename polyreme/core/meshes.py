@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from polyreme.core.abstract import Abstract
 from polyreme.core.plugins import kind_of
 from polyreme.core.state import Tracer
 
@@ -51,7 +52,10 @@ def beside(array: Any, other: Any) -> Any:
     if isinstance(array, Tracer) or isinstance(other, Tracer):
         return array
     have, want = devices_of(array), devices_of(other)
-    return array if not have or not want or have == want else jax.device_put(array, everywhere(other.sharding))
+    if not have or not want or have == want:
+        return array
+    place = everywhere(other.sharding)
+    return Abstract.of(array.shape, array.dtype, place) if isinstance(array, Abstract) else jax.device_put(array, place)
 
 
 def on_one_device(array: jax.Array) -> jax.Array:

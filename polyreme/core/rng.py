@@ -18,6 +18,7 @@ import numpy as np
 from polyreme import host_random
 from polyreme.core import layout as layouts
 from polyreme.core import state
+from polyreme.core.abstract import Abstract
 from polyreme.errors import ConfigError
 
 
@@ -122,13 +123,17 @@ class Generator:
 
         A microbatch then draws the same numbers whichever order, and wherever, the microbatches run in.
         """
-        return _branches(self.next_key(), count)
+        key = self.next_key()
+        return [key] * count if isinstance(key, Abstract) else _branches(key, count)
 
     def next_key(self) -> Any:
         """One key of its own, advancing the stream."""
         self.drawn += 1
         holder = self.key_state()
-        following, key = _split(_at_home(state.read(holder)))
+        before = state.read(holder)
+        if isinstance(before, Abstract):  # over devices that may not be here: nothing is drawn from it
+            return before
+        following, key = _split(_at_home(before))
         state.write(holder, following)
         return key
 

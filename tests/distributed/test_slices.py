@@ -81,6 +81,18 @@ def test_every_permute_of_a_ring_of_parts_has_work_to_hide_behind(libtpu):
     assert not [c for c in permutes if c.overlap == "critical"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_stages_are_compiled_and_send_what_the_formula_says(libtpu, schedule):
+    words = [*SMALL, "model.family=gpt", "model.num_layers=2", "train.accumulation=2", "train.amp_level=O0"]
+    words += ["plan.ep=1", "plan.mp=1", "plan.dp=2", "plan.pp=2", f"plan.schedule={schedule}"]
+    config = config_file.load(CONFIG.with_name("gpt_kjv.yaml"), words).config
+    stages = communication.report(config, None, "v5e:2x2").stages
+    totals = [total for stage in stages for total in stage.totals if total.expected]
+    assert len(stages) == 2
+    assert [total.ratio for total in totals] == pytest.approx([1] * len(totals), abs=0.02)
+
+
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"compiling for v5e:2x4 needs libtpu; install polyreme\[tpu-check\]"):

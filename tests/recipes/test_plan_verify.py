@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from polyreme.core import layout
+from polyreme.core import layout, rng
 from polyreme.core.abstract import Abstract, abstractly, copied, full
+from polyreme.core.meshes import beside
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
 from polyreme.planner import ModelShape, Training
@@ -152,3 +154,16 @@ def test_arrays_without_memory_behave_as_arrays_in_shape_and_dtype():
         assert isinstance(made, Abstract)
         assert isinstance(copied(made, np.float64), Abstract)
     assert full((3, 5), 2.0, np.float32).sum() == 30
+
+
+def test_keys_and_copies_of_arrays_without_memory_run_no_program(monkeypatch):
+    one, other = (
+        NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec())
+        for devices in (jax.devices()[:2], jax.devices()[2:4])
+    )
+    stream = rng.Generator().manual_seed(0)
+    stream.key_state()._array = key = Abstract.of((2,), np.uint32, one)
+    for name in ("_split", "_branches"):
+        monkeypatch.setattr(rng, name, None)  # a program would not run over devices that are not here
+    assert stream.branches(3) == [key] * 3
+    assert beside(key, Abstract.of((4,), np.float32, other)).sharding == other

@@ -177,6 +177,8 @@ class Pipeline:
     @staticmethod
     def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:
         """A batch's loss, given those of its microbatches."""
+        if mode.on:  # it is like any of them, and programs of devices that are not here do not run
+            return losses[0]
         return _mean([share._array if isinstance(share, Tensor) else share for share in shares(batch)], list(losses))
 
     def _weights(self, batch: Sequence[Microbatch], scale: Any) -> Callable[[Any], list[jax.Array]]:
