@@ -190,17 +190,24 @@ class _Tail(NamedTuple):
 
     @classmethod
     def of(cls, size: int, rows: int, begin: jax.Array, end: jax.Array) -> _Tail:
-        row = jnp.minimum(begin, rows - size)
+        row = jnp.minimum(begin, jnp.asarray(rows - size, jnp.int32))
         at = row + lax.iota(jnp.int32, size)
         return cls(row, ((at >= begin) & (at < end))[:, None])
 
 
+def _with_room(x: jax.Array, size: int) -> jax.Array:
+    """x, with `size` rows more where how many it has is open, as in an exported program: a block must fit."""
+    return x if isinstance(x.shape[0], int) else jnp.pad(x, ((0, size), (0, 0)))
+
+
 def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    wanted, rows = rows.shape[0], _with_room(rows, BLOCK)
     acc = jnp.promote_types(rows.dtype, jnp.float32)
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
     starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
     full, tails = block_counts(sizes)
-    count, tail_size = len(rows), min(TAIL, len(rows))
+    count = rows.shape[0]
+    tail_size = min(TAIL, count)
 
     def group(e: jax.Array, out: jax.Array) -> jax.Array:
         """out with the rows of group e."""
@@ -226,13 +233,16 @@ def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, size
         return lax.fori_loop(0, tails[e], tail, out)
 
     out = jnp.zeros((count, weights.shape[1 if transpose else 2]), rows.dtype)
-    return lax.fori_loop(0, weights.shape[0], group, out) if out.size and weights.size else out
+    has_any = 0 not in (*out.shape, *weights.shape)
+    return lax.fori_loop(0, weights.shape[0], group, out)[:wanted] if has_any else out
 
 
 def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
+    x, y = (_with_room(a, WIDE) for a in (x, y))
     acc = jnp.promote_types(x.dtype, jnp.float32)
     starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    count, tail_size = len(x), min(TAIL, len(x))
+    count = x.shape[0]
+    tail_size = min(TAIL, count)
     wide = sizes // WIDE
     full, tails = block_counts(sizes - wide * WIDE)
 
@@ -241,8 +251,9 @@ def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
         left, right = (lax.dynamic_slice_in_dim(a, row, size) for a in (x, y))
         if is_own is not None:
             left, right = (jnp.where(is_own, a, 0) for a in (left, right))
-        # transposed first: see kernels.linear.rows_product
-        return total + lax.dot(lax.optimization_barrier(left.T), right, preferred_element_type=acc)
+        # transposed first: see kernels.linear.rows_product; XLA compiles no barrier around one row
+        turned = lax.optimization_barrier(left.T) if size >= TAIL else left.T
+        return total + lax.dot(turned, right, preferred_element_type=acc)
 
     def group(e: jax.Array, out: jax.Array) -> jax.Array:
         first = starts[e] + wide[e] * WIDE
@@ -261,7 +272,7 @@ def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
         return lax.dynamic_update_index_in_dim(out, total.astype(out.dtype), e, 0)
 
     out = jnp.zeros((sizes.shape[0], x.shape[1], y.shape[1]), x.dtype)
-    return lax.fori_loop(0, sizes.shape[0], group, out) if out.size and count else out
+    return lax.fori_loop(0, sizes.shape[0], group, out) if 0 not in (*out.shape, count) else out
 
 
 _BLOCKS = _Kernels(_matmul_by_blocks, _outer_by_blocks, clears=True)

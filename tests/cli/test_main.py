@@ -310,7 +310,7 @@ def test_terminal_that_cannot_show_a_character(tmp_path):
     assert "出力" in result.stdout or "\\u51fa\\u529b" in result.stdout  # as UTF-8 or escaped, by Typer's version
     assert run("--help", **plain).returncode == 0
     path.write_text(f"output: {tmp_path}/出力", encoding="utf-8")
-    result = run("pretrain", str(path), "data.synthetic_tokens=1000", **plain)
+    result = run("pretrain", str(path), "data.synthetic_tokens=1000", "plan.dp=8", **plain)
     assert result.returncode == 2
     assert "cannot be a path in this locale (ascii); set LC_ALL=C.UTF-8" in result.stderr
 
@@ -338,8 +338,8 @@ def test_doctor_in_json_and_failing(tmp_path):
         ("a: " + "[" * 20_000, "nested deeper than 32 levels"),
         ("- " * 20_000, "nested deeper than 32 levels"),
         ('output: "a\\0b"', "c.yaml:1: output: 'a\\x00b' has a character that cannot be shown"),
-        (f"output: {'x' * 300}", "File name too long"),
-        (f"data: {{text: {'x' * 300}}}", "data.text: no file"),
+        (f"plan: {{dp: 8}}\noutput: {'x' * 300}", "File name too long"),
+        (f"plan: {{dp: 8}}\ndata: {{text: {'x' * 300}}}", "data.text: no file"),
         ("data: {synthetic_tokens: 1e13}", "less than or equal to 1000000000"),
         ("data: {worker_timeout: -1}", "data.worker_timeout: input should be greater than or equal to 0"),
     ],
