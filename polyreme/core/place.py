@@ -53,7 +53,14 @@ class Place:
         """True for a device of another platform."""
         return self.platform not in ("cpu", "gpu", "gpu_pinned", "xpu")
 
-    gpu_device_id = xpu_device_id = custom_device_id = get_device_id
+    def gpu_device_id(self) -> int:
+        return self.get_device_id()
+
+    def xpu_device_id(self) -> int:
+        return self.get_device_id()
+
+    def custom_device_id(self) -> int:
+        return self.get_device_id()
 
     def custom_device_type(self) -> str:
         """Name of another platform; empty for the known ones."""
