@@ -283,7 +283,7 @@ _DATA = (
     "nothing is downloaded here; give the files on this machine to a class of paddle.text.datasets or vision.datasets"
 )
 ABSENT: dict[str, str] = {
-    "quantization static.quantization nn.quant": "quantization comes later",
+    "static.quantization": "use paddle.quantization",
     "onnx": "save with jit.save, which polyreme.inference serves",
     "fluid.transpiler fluid.incubate.fleet.parameter_server": _PARAMETER_SERVERS,
     "fluid.incubate.fleet.utils fluid.contrib.utils": "read files from a mounted folder",
@@ -291,7 +291,6 @@ ABSENT: dict[str, str] = {
     "fluid.contrib.decoder": "train with DynamicRNN, decode with beam_search in a While or with dynamic_decode",
     "fluid.contrib.model_stat": "print the Program, or use paddle.summary and paddle.flops",
     "fluid.evaluator": "use fluid.metrics",
-    "incubate.asp": "sparsity comes later",
     "cost_model incubate.cc incubate.passes": _PASSES,
     "incubate.xpu": "XLA compiles the layers of nn for the device at hand",
     "incubate.nn.layer.io": _PARAMETER_SERVERS,
