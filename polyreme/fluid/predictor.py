@@ -172,18 +172,24 @@ class PaddlePredictor:
         return list(self._outputs)
 
     def get_input_tensor(self, name: str) -> ZeroCopyTensor:
-        """What an input is copied into."""
-        return self._inputs[name]
+        """What an input is copied into. Raises ConfigError for a name that is no input's."""
+        return _named(self._inputs, name, "input")
 
     def get_output_tensor(self, name: str) -> ZeroCopyTensor:
-        """What an output is read from, after zero_copy_run()."""
-        return self._outputs[name]
+        """What an output is read from, after zero_copy_run(). Raises ConfigError for a name that is no output's."""
+        return _named(self._outputs, name, "output")
 
     def zero_copy_run(self) -> None:
         """Run on what the input tensors hold."""
         found = self._call({n: _fed(t._value, t._lod) for n, t in self._inputs.items()})
         for tensor, value in zip(self._outputs.values(), found, strict=True):
             tensor._value, tensor._lod = np.asarray(value), value.lod()
+
+
+def _named(tensors: dict[str, ZeroCopyTensor], name: str, what: str) -> ZeroCopyTensor:
+    if name not in tensors:
+        raise ConfigError(f"the model has no {what} {name!r}{did_you_mean(name, tensors)}")
+    return tensors[name]
 
 
 def _fed(value: np.ndarray, lod: Sequence[Sequence[int]]) -> Any:

@@ -46,6 +46,8 @@ def test_a_predictor_gives_what_the_program_gave(saved):
     np.testing.assert_array_equal(predictor.get_output_tensor(name).copy_to_cpu(), scores)
     with pytest.raises(ShapeError, match="1 inputs"):
         predictor.run([core.PaddleTensor(rows)])
+    with pytest.raises(ConfigError, match="the model has no input 'idz'; did you mean 'ids'"):
+        predictor.get_input_tensor("idz")
 
 
 def test_what_a_configuration_refuses():
