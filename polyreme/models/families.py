@@ -301,110 +301,51 @@ DEEPSEEK_V3 = Family(
     ),
 )
 
-MISTRAL = replace(
-    LLAMA,
-    name="mistral",
-    model=Reference("polyreme.models.mistral", "Mistral"),
-    config=Reference("polyreme.models.mistral", "MistralConfig"),
-    published=Reference("polyreme.models.mistral", "PUBLISHED"),
-)
 
-QWEN2 = replace(
-    LLAMA,
-    name="qwen2",
-    model=Reference("polyreme.models.qwen2", "Qwen2"),
-    config=Reference("polyreme.models.qwen2", "Qwen2Config"),
-    published=Reference("polyreme.models.qwen2", "PUBLISHED"),
-    shape=partial(LLAMA.shape, qkv_bias=True),
-)
+def _like_llama(name: str, title: str, **differences: Any) -> Family:
+    """The record of a family that is LLaMA's but for its file, in which config and class have this title."""
+    file = f"polyreme.models.{name}"
+    return replace(
+        LLAMA,
+        name=name,
+        model=Reference(file, title),
+        config=Reference(file, f"{title}Config"),
+        published=Reference(file, "PUBLISHED"),
+        **differences,
+    )
 
-QWEN3 = replace(
-    LLAMA,
-    name="qwen3",
-    model=Reference("polyreme.models.qwen3", "Qwen3"),
-    config=Reference("polyreme.models.qwen3", "Qwen3Config"),
-    published=Reference("polyreme.models.qwen3", "PUBLISHED"),
-    shape=partial(LLAMA.shape, qk_norm=True),
-)
 
-GEMMA = replace(
-    LLAMA,
-    name="gemma",
-    model=Reference("polyreme.models.gemma", "Gemma"),
-    config=Reference("polyreme.models.gemma", "GemmaConfig"),
-    published=Reference("polyreme.models.gemma", "PUBLISHED"),
-)
+MISTRAL = _like_llama("mistral", "Mistral")
 
-GEMMA2 = replace(
-    LLAMA,
-    name="gemma2",
-    model=Reference("polyreme.models.gemma2", "Gemma2"),
-    config=Reference("polyreme.models.gemma2", "Gemma2Config"),
-    published=Reference("polyreme.models.gemma2", "PUBLISHED"),
-    shape=partial(LLAMA.shape, norm_places="around"),
-)
+QWEN2 = _like_llama("qwen2", "Qwen2", shape=partial(LLAMA.shape, qkv_bias=True))
 
-GEMMA3 = replace(
-    LLAMA,
-    name="gemma3",
-    model=Reference("polyreme.models.gemma3", "Gemma3"),
-    config=Reference("polyreme.models.gemma3", "Gemma3Config"),
-    published=Reference("polyreme.models.gemma3", "PUBLISHED"),
-    shape=partial(LLAMA.shape, norm_places="around", qk_norm=True),
-)
+QWEN3 = _like_llama("qwen3", "Qwen3", shape=partial(LLAMA.shape, qk_norm=True))
 
-GRANITE = replace(
-    LLAMA,
-    name="granite",
-    model=Reference("polyreme.models.granite", "Granite"),
-    config=Reference("polyreme.models.granite", "GraniteConfig"),
-    published=Reference("polyreme.models.granite", "PUBLISHED"),
-)
+GEMMA = _like_llama("gemma", "Gemma")
 
-OLMO2 = replace(
-    LLAMA,
-    name="olmo2",
-    model=Reference("polyreme.models.olmo2", "Olmo2"),
-    config=Reference("polyreme.models.olmo2", "Olmo2Config"),
-    published=Reference("polyreme.models.olmo2", "PUBLISHED"),
-    shape=partial(LLAMA.shape, norm_places="after", qk_norm=True, whole_qk_norm=True),
-)
+GEMMA2 = _like_llama("gemma2", "Gemma2", shape=partial(LLAMA.shape, norm_places="around"))
 
-PHI3 = replace(
-    LLAMA,
-    name="phi3",
-    model=Reference("polyreme.models.phi3", "Phi3"),
-    config=Reference("polyreme.models.phi3", "Phi3Config"),
-    published=Reference("polyreme.models.phi3", "PUBLISHED"),
-)
+GEMMA3 = _like_llama("gemma3", "Gemma3", shape=partial(LLAMA.shape, norm_places="around", qk_norm=True))
 
-GPT_NEOX = replace(
-    LLAMA,
-    name="gpt_neox",
-    model=Reference("polyreme.models.gpt_neox", "GPTNeoX"),
-    config=Reference("polyreme.models.gpt_neox", "GPTNeoXConfig"),
-    published=Reference("polyreme.models.gpt_neox", "PUBLISHED"),
+GRANITE = _like_llama("granite", "Granite")
+
+OLMO2 = _like_llama("olmo2", "Olmo2", shape=partial(LLAMA.shape, norm_places="after", qk_norm=True, whole_qk_norm=True))
+
+PHI3 = _like_llama("phi3", "Phi3")
+
+GPT_NEOX = _like_llama(
+    "gpt_neox",
+    "GPTNeoX",
     shape=partial(decoder_shape, learned_positions=False),
     ffn_size=lambda hidden: 4 * hidden,
     grouped_heads=False,
 )
 
-STABLELM = replace(
-    LLAMA,
-    name="stablelm",
-    model=Reference("polyreme.models.stablelm", "StableLM"),
-    config=Reference("polyreme.models.stablelm", "StableLMConfig"),
-    published=Reference("polyreme.models.stablelm", "PUBLISHED"),
-    shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False),
+STABLELM = _like_llama(
+    "stablelm", "StableLM", shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False)
 )
 
-SMOLLM3 = replace(
-    LLAMA,
-    name="smollm3",
-    model=Reference("polyreme.models.smollm3", "SmolLM3"),
-    config=Reference("polyreme.models.smollm3", "SmolLM3Config"),
-    published=Reference("polyreme.models.smollm3", "PUBLISHED"),
-)
+SMOLLM3 = _like_llama("smollm3", "SmolLM3")
 
 LETTERS = 21
 """Letters of an alignment: twenty amino acids and the gap. One more stands for what is masked."""
