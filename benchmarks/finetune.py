@@ -99,17 +99,7 @@ def main() -> None:
         Llama(LlamaConfig(num_layers=options.layers, **DIMENSIONS)).save_pretrained(Path(folder))
         sizes = {"BASE": folder, "BATCH": options.batch, "SEQ": options.seq}
         os.environ.update({f"FINETUNE_{name}": str(value) for name, value in sizes.items()})
-        started = s.start(__file__, options)
-        try:
-            s.check_values({side.name: side.ask("step", 1)["values"][0] for side in started}, TOLERANCE)
-            for side in started:
-                side.ask("step", 1)
-            for _ in range(options.rounds):
-                for side in started:
-                    side.measure("step", 1)
-        finally:
-            for side in started:
-                side.close()
+        started = s.measure_steps(__file__, options, TOLERANCE)
     base = started[0]
     lines = ["| side | s a step, median | processor s a step, median | peak MiB | time to the first side's |"]
     lines += ["|---|---|---|---|---|"]

@@ -71,17 +71,7 @@ def main() -> None:
 
         Llama(LlamaConfig(num_layers=options.layers, **DIMENSIONS)).save_pretrained(Path(folder))
         os.environ["PACKED_ROWS_BASE"] = folder
-        started = s.start(__file__, options)
-        try:
-            s.check_values({side.name: side.ask("step", 1)["values"][0] for side in started}, TOLERANCE)
-            for side in started:
-                side.ask("step", 1)
-            for _ in range(options.rounds):
-                for side in started:
-                    side.measure("step", 1)
-        finally:
-            for side in started:
-                side.close()
+        started = s.measure_steps(__file__, options, TOLERANCE)
     tokens = int(Documents().document_starts[-1])
     lines = [
         "| side | s a step, median | processor s a step, median | tokens/s | to the padded side's |",

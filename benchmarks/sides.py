@@ -169,6 +169,23 @@ def run_each(script: str, names: Sequence[str]) -> dict[str, dict]:
     return results
 
 
+def measure_steps(script: str, options: argparse.Namespace, tolerance: float) -> list[Side]:
+    """The sides, ended, of a script whose one case is "step": first values are compared, a second step is left out, and
+    then each side takes one step a round."""
+    started = start(script, options)
+    try:
+        check_values({side.name: side.ask("step", 1)["values"][0] for side in started}, tolerance)
+        for side in started:
+            side.ask("step", 1)
+        for _ in range(options.rounds):
+            for side in started:
+                side.measure("step", 1)
+    finally:
+        for side in started:
+            side.close()
+    return started
+
+
 def check_values(values: dict[str, float], tolerance: float) -> None:
     """Refuses sides that do not compute the same thing; tolerance is absolute."""
     reference = next(iter(values.values()))
