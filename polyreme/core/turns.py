@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import jax
+from jax.core import Tracer
 
 Results = TypeVar("Results")
 
@@ -27,9 +28,12 @@ class Turns:
         self.are_taken = False
 
     def end(self, results: Results) -> Results:
-        """The results of a call, when its program has ended if turns are taken. Tracers stay as they are."""
+        """The results of a call, when its program has ended if turns are taken.
+
+        Tracers stay as they are: one that is asked to wait searches all that was traced for the words of an error.
+        """
         if self.are_taken:
-            jax.block_until_ready(results)
+            jax.block_until_ready([r for r in jax.tree.leaves(results) if not isinstance(r, Tracer)])
         return results
 
 
