@@ -25,6 +25,11 @@ def check_cache_dtype(name: str | None) -> None:
         raise ConfigError(f"--kv-cache-dtype {name}: unknown{did_you_mean(name, CACHE_DTYPES)}")
 
 
+def bias_mask(place_bias: Any, seq: int) -> Any:
+    """attn_mask [1, heads, 1, seq] of attention to whose scores [heads, places] is added by the place of the key."""
+    return place_bias[:, :seq].unsqueeze(1).unsqueeze(0)
+
+
 class LayerCache:
     """What one block of a Decoder has of a KVCache: keys, values, and of codes of 8 bits the scales of both."""
 
@@ -48,35 +53,55 @@ class LayerCache:
             write(held, new, *where, out=held)
 
     def attend(
-        self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        place_bias: Any = None,
     ) -> Any:
         """Causal attention of new tokens to those in the cache and to themselves, which are put in.
 
         q [batch, s, heads, d], k [batch, s, kv_heads, d], v [batch, s, kv_heads, e] -> [batch, s, heads, e]. window,
-        scale, softcap: as of attend_cached.
+        scale, softcap, place_bias: as of attend_cached, no window with a bias.
         """
         start = self.owner.lengths
         self._put(tokens_cached, k, v, start)
         if not self.owner.is_empty:
-            return attend_cached(q, *self.tensors[:2], start, window, scale, **self._scales, softcap=softcap)
+            options = {**self._scales, "softcap": softcap, "place_bias": place_bias}
+            return attend_cached(q, *self.tensors[:2], start, window, scale, **options)
         # nothing before them: as in training, without the places that are still free
         if window and window < q.shape[1]:
             options = {"causal": True, "window_size": (window - 1, 0), "softmax_scale": scale, "softcap": softcap}
             return F.flashmask_attention(q, k, v, training=False, **options)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, training=False, scale=scale, softcap=softcap)
+        mask = None if place_bias is None else bias_mask(place_bias, q.shape[1])
+        options = {"is_causal": True, "training": False, "scale": scale, "softcap": softcap}
+        return F.scaled_dot_product_attention(q, k, v, mask, **options)
 
 
 class PagedLayerCache(LayerCache):
     """What one block of a Decoder has of the rows of a PagedCache."""
 
     def attend(
-        self, q: Any, k: Any, v: Any, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        place_bias: Any = None,
     ) -> Any:
         """As of LayerCache; tokens past the blocks that a row's table names are left out."""
         start, tables, (batch, seq) = self.owner.lengths, self.owner.block_tables, q.shape[:2]
         keys, values = (x.reshape([batch * seq, *x.shape[2:]]) for x in (k, v))
         self._put(blocks_written, keys, values, tables, *self.owner.places_of(seq))
-        return attend_blocks(q, *self.tensors[:2], tables, start, window, scale, **self._scales, softcap=softcap)
+        options = {**self._scales, "softcap": softcap, "place_bias": place_bias}
+        return attend_blocks(q, *self.tensors[:2], tables, start, window, scale, **options)
 
 
 class CacheRows:

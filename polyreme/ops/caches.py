@@ -82,14 +82,15 @@ def attend_cached(
     key_scales: Array | None = None,
     value_scales: Array | None = None,
     softcap: float = 0.0,
+    place_bias: Array | None = None,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to the places of a cache up to their own.
 
     query [b, s, h, d], keys [b, n, places, d], values [b, n, places, e], start [b] -> [b, s, h, e]. window: so many
     places, its own the last of them; all if 0. scale is d ** -0.5 unless given; softcap: as of
     scaled_dot_product_attention. key_scales, value_scales: what codes of
-    token_codes are multiplied by, [b, n, places, 1]. Scores are computed in at least float32. Raises ShapeError for
-    dims that do not fit.
+    token_codes are multiplied by, [b, n, places, 1]. place_bias: what is added to the scores of the key at each place,
+    [h, places or more]. Scores are computed in at least float32. Raises ShapeError for dims that do not fit.
     """
     b, s, h, d = query.shape
     n, places = keys.shape[1:3]
@@ -105,6 +106,8 @@ def attend_cached(
     scores = _scaled(scores, key_scales)
     scores = scores.reshape(b, n, h // n, s, places) * (d**-0.5 if scale is None else scale)
     scores = soft_capped(scores, softcap)
+    if place_bias is not None:
+        scores = scores + place_bias[:, :places].reshape(n, h // n, 1, places).astype(acc)
     place = start.reshape(b, 1, 1, 1, 1).astype(jnp.int32) + jnp.arange(s, dtype=jnp.int32)[:, None]
     key = jnp.arange(places, dtype=jnp.int32)
     seen = (key <= place) & (key > place - window) if window else key <= place
@@ -194,12 +197,13 @@ def attend_blocks(
     key_scales: Array | None = None,
     value_scales: Array | None = None,
     softcap: float = 0.0,
+    place_bias: Array | None = None,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to their sequence's places, in blocks, up to theirs.
 
     query [b, s, h, d], keys [blocks, n, block_size, d], values [blocks, n, block_size, e], block_tables [b, count] as
     of blocks_written, start [b] -> [b, s, h, e]. window, scale: as of attend_cached; key_scales, value_scales likewise,
-    [blocks, n, block_size, 1]; softcap too. A round takes the same places of
+    [blocks, n, block_size, 1]; softcap and place_bias too. A round takes the same places of
     all sequences, and there are as many rounds as the longest needs: to a shorter one the later rounds add exact zeros,
     so that its bits do not depend on the others. What lies in a block past a sequence's end counts for nothing, be it
     NaN. Raises ShapeError for dims that do not fit.
@@ -222,6 +226,12 @@ def attend_blocks(
     query_place = start[:, None] + jnp.arange(s, dtype=jnp.int32)
     query_place = jnp.broadcast_to(query_place[:, None], (b, h // n, s)).reshape(b, 1, rows, 1)
 
+    if place_bias is not None:
+        most_places = tables.shape[1] * size
+        padding = max(0, most_places - place_bias.shape[1])
+        biases = jnp.pad(place_bias.astype(acc), ((0, 0), (0, padding)))[:, :most_places]
+        biases = jnp.repeat(biases.reshape(n, h // n, most_places), s, 1)
+
     def fetch(cache: Array, ids: Array) -> Array:
         return _levels(jnp.swapaxes(read(cache, (ids,), "clip"), 1, 2), query.dtype).reshape(
             b, n, places, cache.shape[-1]
@@ -234,7 +244,10 @@ def attend_blocks(
         scores = jnp.einsum("bnrd,bntd->bnrt", grouped, fetch(keys, ids), preferred_element_type=acc)
         scores = scores if key_scales is None else _scaled(scores, fetch(key_scales, ids))
         seen = (place <= query_place) & (place > query_place - window) if window else place <= query_place
-        scores = jnp.where(seen, soft_capped(scores * scaling, softcap), -jnp.inf)
+        scores = soft_capped(scores * scaling, softcap)
+        if place_bias is not None:
+            scores = scores + lax.dynamic_slice_in_dim(biases, number * places, places, 2)
+        scores = jnp.where(seen, scores, -jnp.inf)
         is_in = (place < start[:, None] + s)[:, None, :, None]
         rows_of_values = jnp.where(is_in, fetch(values, ids), jnp.zeros((), query.dtype))
         larger = jnp.maximum(most, scores.max(-1))
