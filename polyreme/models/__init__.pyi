@@ -1,9 +1,11 @@
 """For type checkers: where the names of polyreme.models stand. Written by tools/write_stubs.py."""
 
 from polyreme.models import adapters as adapters
+from polyreme.models import alibi as alibi
 from polyreme.models import auto as auto
 from polyreme.models import bert as bert
 from polyreme.models import bitsandbytes_layout as bitsandbytes_layout
+from polyreme.models import bloom as bloom
 from polyreme.models import cache as cache
 from polyreme.models import clip as clip
 from polyreme.models import decoder as decoder
@@ -12,6 +14,7 @@ from polyreme.models import distilbert as distilbert
 from polyreme.models import encoder as encoder
 from polyreme.models import ernie as ernie
 from polyreme.models import evoformer as evoformer
+from polyreme.models import falcon as falcon
 from polyreme.models import families as families
 from polyreme.models import folder as folder
 from polyreme.models import gemma as gemma
@@ -21,6 +24,7 @@ from polyreme.models import gguf_file as gguf_file
 from polyreme.models import gguf_writer as gguf_writer
 from polyreme.models import gpt as gpt
 from polyreme.models import gpt_neox as gpt_neox
+from polyreme.models import gptj as gptj
 from polyreme.models import granite as granite
 from polyreme.models import llama as llama
 from polyreme.models import low_bit_folder as low_bit_folder
@@ -28,11 +32,14 @@ from polyreme.models import mistral as mistral
 from polyreme.models import mixtral as mixtral
 from polyreme.models import mpnet as mpnet
 from polyreme.models import olmo2 as olmo2
+from polyreme.models import opt as opt
 from polyreme.models import packages as packages
+from polyreme.models import phi as phi
 from polyreme.models import phi3 as phi3
 from polyreme.models import pretrained as pretrained
 from polyreme.models import published as published
 from polyreme.models import qwen2 as qwen2
+from polyreme.models import qwen2_moe as qwen2_moe
 from polyreme.models import qwen3 as qwen3
 from polyreme.models import qwen3_moe as qwen3_moe
 from polyreme.models import roberta as roberta

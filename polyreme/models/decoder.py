@@ -14,7 +14,7 @@ from polyreme.autograd.recompute import in_block, run_part
 from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
-from polyreme.models.cache import KVCache, LayerCache
+from polyreme.models.cache import KVCache, LayerCache, bias_mask
 from polyreme.models.families import Family
 from polyreme.models.pretrained import Pretrained
 from polyreme.nn import Layer, Sequential
@@ -115,12 +115,18 @@ class Decoder(Pretrained, Layer):
         """[batch, seq, vocab] given the normed output of the last block."""
         logits = x_bse.matmul(self.output_weight, transpose_y=self.config.tie_embeddings)
         logits = logits if self.logit_scale == 1 else logits * self.logit_scale
+        logits = logits if self.output_bias is None else logits + self.output_bias
         return (logits / self.logit_cap).tanh() * self.logit_cap if self.logit_cap else logits
 
     @property
     def output_weight(self) -> Any:
         """The weight of the output projection: the token embedding's when tied."""
         return self.tokens.weight if self.config.tie_embeddings else self.head.weight
+
+    @property
+    def output_bias(self) -> Any:
+        """What the output projection adds, [vocab]; None where config has no head_bias."""
+        return self.head_bias if getattr(self.config, "head_bias", False) else None
 
     def embed(self, tokens: Any, cache: KVCache | None = None) -> Any:
         """What the first block takes, [batch, seq, embed]; cache: what comes before the tokens. Raises ShapeError for
@@ -240,6 +246,8 @@ class Decoder(Pretrained, Layer):
         # a head that a reward model has beside its own
         heads = {name: layer for name, layer in self.named_children() if name == "reward_head"}
         norm = Part(self._norm_rows, **self.output_layers(), **heads)
+        if self.output_bias is not None:
+            norm.add_parameter("head_bias", self.output_bias)
         blocks: list[Layer] = [
             part
             for place, block in enumerate(self.blocks)
@@ -306,15 +314,26 @@ def _into_zigzag(x: Any, ways: int, dim: int, *dims: str | None) -> Any:
 
 
 def attend_causally(
-    recompute: str, query: Any, key: Any, value: Any, ends: Any = None, *, window: int = 0, **options: Any
+    recompute: str,
+    query: Any,
+    key: Any,
+    value: Any,
+    ends: Any = None,
+    *,
+    window: int = 0,
+    place_bias: Any = None,
+    **options: Any,
 ) -> Any:
     """Attention [batch, seq, heads, head_dim] of queries to the keys before them, of the last `window` if not 0.
 
-    ends: as of Documents; a key is then seen within its document alone. recompute: as of run_part. options: training,
+    ends: as of Documents; a key is then seen within its document alone. place_bias: what is added to the scores of the
+    key at each place, [heads, places], without window and documents. recompute: as of run_part. options: training,
     scale, softcap, and dropout, the probability.
     """
     seq = query.shape[1]
     is_wide = not window or window >= seq
+    if place_bias is not None:
+        options["attn_mask"] = bias_mask(place_bias, seq)
     if ends is None and is_wide:
         options["dropout_p"] = options.pop("dropout", 0.0)
         return run_part(
@@ -331,7 +350,7 @@ def next_token_loss(model: Decoder, hidden: Any, labels: Any) -> Any:
     """Mean cross-entropy of the labels given stream(tokens), nats a token, without the logits being stored."""
     tied = model.config.tie_embeddings
     hidden = hidden if model.logit_scale == 1 else hidden * model.logit_scale
-    options = {"transpose_weight": tied, "softcap": model.logit_cap}
+    options = {"transpose_weight": tied, "softcap": model.logit_cap, "bias": model.output_bias}
     return F.fused_linear_cross_entropy(hidden, model.output_weight, labels, **options)
 
 

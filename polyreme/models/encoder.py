@@ -80,17 +80,17 @@ class SelfAttention(Layer):
 
 
 class TwoLayers(Layer):
-    """down(activation(up(x)))."""
+    """down(activation(up(x))). bias: whether both add one."""
 
     activation: Callable[..., Any]
 
     up: Linear
     down: Linear
 
-    def __init__(self, width: int, ffn_size: int, activation: str) -> None:
+    def __init__(self, width: int, ffn_size: int, activation: str, bias: bool = True) -> None:
         super().__init__()
-        self.up = linear(width, ffn_size, ("embed", "ffn"))
-        self.down = linear(ffn_size, width, ("ffn", "embed"))
+        self.up = linear(width, ffn_size, ("embed", "ffn"), bias)
+        self.down = linear(ffn_size, width, ("ffn", "embed"), bias)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_bse: Any) -> Any:

@@ -254,6 +254,18 @@ QWEN3_MOE = replace(
 )
 
 
+QWEN2_MOE = replace(
+    MIXTRAL,
+    name="qwen2_moe",
+    model=Reference("polyreme.models.qwen2_moe", "Qwen2Moe"),
+    config=Reference("polyreme.models.qwen2_moe", "Qwen2MoeConfig"),
+    published=Reference("polyreme.models.qwen2_moe", "PUBLISHED"),
+    shape=lambda dims: routed_shape(dims, qkv_bias=True, shared_experts=dims.n_shared_experts, shared_gate=True),
+    settings=(*MIXTRAL.settings, "n_shared_experts"),
+    balance_loss=0.001,
+)
+
+
 def latent_widths(dims: Any) -> dict[str, int]:
     """kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim of latent attention, those that are 0 derived.
     Source: arXiv:2405.04434, section 2.1.4."""
@@ -333,19 +345,53 @@ OLMO2 = _like_llama("olmo2", "Olmo2", shape=partial(LLAMA.shape, norm_places="af
 
 PHI3 = _like_llama("phi3", "Phi3")
 
-GPT_NEOX = _like_llama(
-    "gpt_neox",
-    "GPTNeoX",
-    shape=partial(decoder_shape, learned_positions=False),
-    ffn_size=lambda hidden: 4 * hidden,
-    grouped_heads=False,
-)
+_CLASSIC = partial(decoder_shape, learned_positions=False)
+"""Of decoders with two matrices in a feed-forward, LayerNorms and biases."""
+
+GPT_NEOX = _like_llama("gpt_neox", "GPTNeoX", shape=_CLASSIC, ffn_size=lambda hidden: 4 * hidden)
 
 STABLELM = _like_llama(
     "stablelm", "StableLM", shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False)
 )
 
 SMOLLM3 = _like_llama("smollm3", "SmolLM3")
+
+BLOOM = _like_llama(
+    "bloom",
+    "Bloom",
+    shape=partial(_CLASSIC, embedding_norm=True),
+    ffn_size=GPT_NEOX.ffn_size,
+    documents=False,
+)
+
+FALCON = _like_llama(
+    "falcon",
+    "Falcon",
+    shape=partial(_CLASSIC, biases=False, shared_norm=True),
+    ffn_size=GPT_NEOX.ffn_size,
+    documents=False,
+)
+
+PHI = _like_llama(
+    "phi",
+    "Phi",
+    shape=partial(_CLASSIC, shared_norm=True, head_bias=True),
+    ffn_size=GPT_NEOX.ffn_size,
+)
+
+GPTJ = _like_llama(
+    "gptj",
+    "GPTJ",
+    shape=partial(_CLASSIC, shared_norm=True, head_bias=True, attention_bias=False),
+    ffn_size=GPT_NEOX.ffn_size,
+)
+
+SPARE_POSITIONS = 2
+"""Rows of an OPT's table of positions before that of the first place."""
+
+OPT = _like_llama(
+    "opt", "OPT", shape=partial(decoder_shape, spare_positions=SPARE_POSITIONS), ffn_size=GPT_NEOX.ffn_size
+)
 
 LETTERS = 21
 """Letters of an alignment: twenty amino acids and the gap. One more stands for what is masked."""
@@ -447,7 +493,7 @@ FAMILIES: Registry[Family] = Registry(
     "model family",
     [
         *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2, GPT_NEOX, STABLELM, SMOLLM3),
-        *(MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
+        *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )
 """Families by the name that a configuration has, in the order that lists show them."""

@@ -7,7 +7,7 @@ embed, heads and kv_heads (each times head_dim: split by whole heads where mp di
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
@@ -51,7 +51,8 @@ class BlockTraits:
     heads of queries and those of keys are normed together. embedding_scale: what embeddings are multiplied by,
     residual_scale what blocks add, logit_scale logits, score_scale scores of attention (head_dim ** -0.5 if None).
     score_cap, logit_cap: bounds of scores and of logits, as softcap of F.scaled_dot_product_attention; none if 0.
-    rotary_fraction: of the dims of a head those that positions turn, the first ones.
+    rotary_fraction: of the dims of a head those that positions turn, the first ones; 0 for none. shared_norm: attention
+    and feed-forward of a block that has them side by side read one norm. head_bias: the output projection adds a bias.
     """
 
     norm_class: ClassVar[type[RMSNorm]] = RMSNorm
@@ -65,6 +66,8 @@ class BlockTraits:
     score_cap: ClassVar[float] = 0.0
     logit_cap: ClassVar[float] = 0.0
     rotary_fraction: ClassVar[float] = 1.0
+    shared_norm: ClassVar[bool] = False
+    head_bias: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -113,19 +116,20 @@ class LlamaConfig(BlockTraits):
             object.__setattr__(self, "head_dim", max(1, self.hidden_size // self.num_heads))
         check_dimensions(self)
         self._check_full_blocks()
-        if self.head_dim % 2 and not is_derived:
+        if self.head_dim % 2 and not is_derived and self.rotary_fraction:
             raise ConfigError(
                 f"LlamaConfig: head_dim {self.head_dim} is odd, and rotary positions turn pairs; make it "
                 f"{nearest_multiples(self.head_dim, 2)}"
             )
-        if is_derived and self.hidden_size % (2 * self.num_heads):
+        parts, reason = (2, " (rotary positions need an even head_dim)") if self.rotary_fraction else (1, "")
+        if is_derived and self.hidden_size % (parts * self.num_heads):
             raise ConfigError(
-                f"LlamaConfig: hidden_size {self.hidden_size} is not a multiple of 2 * num_heads = "
-                f"{2 * self.num_heads} (rotary positions need an even head_dim); "
-                f"make it {nearest_multiples(self.hidden_size, 2 * self.num_heads)}"
+                f"LlamaConfig: hidden_size {self.hidden_size} is not a multiple of {parts} * num_heads = "
+                f"{parts * self.num_heads}{reason}; "
+                f"make it {nearest_multiples(self.hidden_size, parts * self.num_heads)}"
             )
-        if not 0 < self.rotary_fraction <= 1:
-            raise ConfigError(f"{type(self).__name__}: rotary_fraction {self.rotary_fraction}; give one in (0, 1]")
+        if not 0 <= self.rotary_fraction <= 1:
+            raise ConfigError(f"{type(self).__name__}: rotary_fraction {self.rotary_fraction}; give one in [0, 1]")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"LlamaConfig: num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
@@ -149,7 +153,7 @@ class LlamaConfig(BlockTraits):
     @property
     def rotary_width(self) -> int:
         """Dims of a head that positions turn, in pairs."""
-        return max(1, int(self.head_dim * self.rotary_fraction) // 2) * 2
+        return max(1, int(self.head_dim * self.rotary_fraction) // 2) * 2 if self.rotary_fraction else 0
 
     @classmethod
     def nano(cls, **changes: Any) -> LlamaConfig:
@@ -255,7 +259,7 @@ class Block(Layer):
         self.attention_norm = make_norm(config, width) if has_input_norms else None
         self.attention = attention or Attention(config)
         self.attention_out_norm = make_norm(config, width) if has_output_norms else None
-        self.ffn_norm = make_norm(config, width) if has_input_norms else None
+        self.ffn_norm = make_norm(config, width) if has_input_norms and not config.shared_norm else None
         self.ffn = ffn or FeedForward(config)
         self.ffn_out_norm = make_norm(config, width) if has_output_norms else None
         self.residual_scale = config.residual_scale
@@ -309,10 +313,13 @@ class Llama(Decoder):
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         if not config.tie_embeddings:
             self.head = linear(width, config.vocab_size, ("embed", "vocab"))
+        if config.head_bias:
+            self.head_bias = self.create_parameter([config.vocab_size], is_bias=True, dims=("vocab",))
         scaling = config.rope_scaling
         # the most places of rows that turn by another table; 0 if all turn alike
         self.short_places = scaling.original_max_position_embeddings if isinstance(scaling, LongRope) else 0
-        self.register_tables("", self.rotary_table(config, config.seq_len))
+        if config.rotary_width:
+            self.register_tables("", self.rotary_table(config, config.seq_len))
         if 0 < self.short_places < config.seq_len:
             self.register_tables("short_", self.rotary_table(config, self.short_places))
 
@@ -331,7 +338,7 @@ class Llama(Decoder):
         return config.rope_scaling.table(*sizes) if config.rope_scaling else rotary_table(*sizes)
 
     def tables_of(self, block: Layer, places: int) -> tuple[Any, Any]:
-        """The tables by which a block turns in rows that have so many places."""
+        """The tables by which a block turns in rows that have so many places; not called where nothing turns."""
         if 0 < self.short_places < self.config.seq_len and places <= self.short_places:
             return self.short_cos, self.short_sin
         return self.cos, self.sin
@@ -345,14 +352,21 @@ class Llama(Decoder):
         """A block's output, its rotary positions being those of x. more: what else the block takes."""
         seq = x_bse.shape[1]
         if cache is not None:
-            places, (cos, sin) = cache.owner.positions(seq), self.tables_of(block, cache.owner.places)
-            return block(x_bse, cos[places], sin[places], *more, cache=cache)
-        cos, sin = self.tables_of(block, seq)
+            places = cache.owner.positions(seq)
+            turns = self._turns(block, cache.owner.places, lambda table: table[places])
+            return block(x_bse, *turns, *more, cache=cache)
         if self.documents is not None:
             ends, places = self.documents
-            return block(x_bse, cos[places], sin[places], *more, ends=ends)
+            return block(x_bse, *self._turns(block, seq, lambda table: table[places]), *more, ends=ends)
         with self.keeping_order(seq):
-            return block(x_bse, self.places(cos[:seq]), self.places(sin[:seq]), *more)
+            return block(x_bse, *self._turns(block, seq, lambda table: self.places(table[:seq])), *more)
+
+    def _turns(self, block: Layer, places: int, select: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Cosines and sines that a block takes: what `select` gives of its tables, None where nothing turns."""
+        if not self.config.rotary_width:
+            return None, None
+        cos, sin = self.tables_of(block, places)
+        return select(cos), select(sin)
 
 
 def normal() -> ParamAttr:

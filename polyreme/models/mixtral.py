@@ -48,6 +48,8 @@ class MixtralConfig(LlamaConfig):
     """
 
     family: ClassVar[Family] = MIXTRAL
+    n_shared_experts: ClassVar[int] = 0
+    """How many times as wide as an expert is one that every token goes through besides, by a gate of its own."""
 
     num_experts: int = 8
     experts_per_token: int = 2
@@ -105,28 +107,31 @@ def make_router(config: Any, **options: Any) -> Router:
     return Router(*sizes, weight_attr=normal(), **options)
 
 
-def make_experts(config: Any, router: Any, shared_hidden: int = 0) -> MoE:
-    """The experts of a block. router, shared_hidden: as of MoE."""
+def make_experts(config: Any, router: Any, shared_hidden: int = 0, shared_gate: bool = False) -> MoE:
+    """The experts of a block. router, shared_hidden, shared_gate: as of MoE."""
     sizes = (config.hidden_size, config.expert_ffn_size, config.num_experts)
-    return MoE(*sizes, router=router, shared_hidden=shared_hidden, weight_attr=normal())
+    shared = {"shared_hidden": shared_hidden, "shared_gate": shared_gate}
+    return MoE(*sizes, router=router, **shared, weight_attr=normal())
 
 
 def make_routed_experts(config: MixtralConfig, number: int) -> MoE:
     """The experts of a Mixtral's block, before which come `number` others: ids go elsewhere in each."""
     capacity, sizes = config.capacity_factor or None, (config.num_experts, config.experts_per_token)
+    router: Any
     if config.routing == "hash":
-        return make_experts(config, HashRouter(*sizes, capacity_factor=capacity, seed=number))
-    if config.routing == "expert_choice":
+        router = HashRouter(*sizes, capacity_factor=capacity, seed=number)
+    elif config.routing == "expert_choice":
         router = ExpertChoiceRouter(config.hidden_size, *sizes, capacity_factor=capacity or 1.0, weight_attr=normal())
-        return make_experts(config, router)
-    router = make_router(
-        config,
-        capacity_factor=capacity,
-        normalize=config.normalize_gates,
-        balance_loss=config.balance_loss,
-        balance_scope=config.balance_scope,
-    )
-    return make_experts(config, router)
+    else:
+        router = make_router(
+            config,
+            capacity_factor=capacity,
+            normalize=config.normalize_gates,
+            balance_loss=config.balance_loss,
+            balance_scope=config.balance_scope,
+        )
+    shared_hidden = config.n_shared_experts * config.expert_ffn_size
+    return make_experts(config, router, shared_hidden, shared_gate=shared_hidden > 0)
 
 
 class Routed(NamedTuple):

@@ -106,6 +106,14 @@ def merged(count: int, is_transposed: bool) -> Conversion:
     return Conversion(load, store)
 
 
+def transposed(change: Conversion) -> Conversion:
+    """A change of linear maps that are [out, in] there, where `change` takes [in, out]."""
+    return Conversion(
+        lambda sources, config: change.load([_transposed(source) for source in sources], config),
+        lambda array, config: [part.T for part in change.store(array, config)],
+    )
+
+
 def rows_of(sizes: Callable[[Any], Sequence[int]], number: int) -> Conversion:
     """A linear map that is one of several there, one under the other in one array of [out, in]: the part with this
     number of those that have so many rows, given our config."""

@@ -309,7 +309,9 @@ def rotary_table(seq_len: int, head_dim: int, theta: float, slowed: np.ndarray |
 
 def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
     """x with each pair (i, i + dims / 2) of its first dims rotated by its position's angle, as many as the tables [seq,
-    dims] have; a table for each row, [batch, seq, dims], where rows are at other positions."""
+    dims] have; a table for each row, [batch, seq, dims], where rows are at other positions. None turns nothing."""
+    if cos_sd is None:
+        return x_bshd
     width = cos_sd.shape[-1]
     if width < x_bshd.shape[-1]:
         return concat([rotate(x_bshd[..., :width], cos_sd, sin_sd), x_bshd[..., width:]], axis=-1)

@@ -25,7 +25,10 @@ class ModelShape:
     layers that have the dense feed-forward even so. biases, learned_positions, tied: as in GPT-2; rms_norm: as in
     LLaMA. norm_places: whether attention and feed-forward take normed input ("before"), give normed output ("after") or
     both ("around"). qk_norm: queries and keys are normed, head by head, or all heads together if whole_qk_norm.
-    qkv_bias: theirs and the values' projections have biases, whatever `biases` says. dropout: whether masks are drawn.
+    qkv_bias: theirs and the values' projections have biases, whatever `biases` says; attention_bias: whether attention
+    has those that `biases` says; head_bias: the output projection has one. shared_norm: attention and feed-forward read
+    one norm. embedding_norm: embeddings are normed. spare_positions: rows of the table of positions beside those of
+    places. shared_gate: the shared experts have a gate for each token. dropout: whether masks are drawn.
     kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all heads share,
     and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that
     predict one token further each, of a layer and the output projection.
@@ -56,6 +59,12 @@ class ModelShape:
     qk_norm: bool = False
     whole_qk_norm: bool = False
     qkv_bias: bool = False
+    attention_bias: bool = True
+    head_bias: bool = False
+    shared_norm: bool = False
+    embedding_norm: bool = False
+    spare_positions: int = 0
+    shared_gate: bool = False
     dropout: bool = False
     kv_rank: int = 0
     q_rank: int = 0
@@ -202,7 +211,8 @@ class _BlockBuilder:
         """x times a weight [ins, outs], plus a bias where the model has them."""
         (from_dim, from_size), (to_dim, to_size) = ins, outs
         weights = [self.weight(name, (from_dim, to_dim), (from_size, to_size))]
-        if self.shape.biases or (self.shape.qkv_bias and name in ("q", "k", "v")):
+        has_bias = self.shape.biases and (self.shape.attention_bias or name not in ("q", "k", "v", "qkv", "out"))
+        if has_bias or (self.shape.qkv_bias and name in ("q", "k", "v")):
             weights.append(self.weight(f"{name}_bias", (to_dim,), (to_size,)))
         flops = 2.0 * self.shape.seq * from_size * to_size
         return self.add(
@@ -271,8 +281,11 @@ def _embedding(shape: ModelShape) -> BlockCost:
         "lookup", "tokens", [ids], build.residual("embedded"), weights=(table,), saved=("ids",), contracted="vocab"
     )
     if shape.learned_positions:
-        positions = build.weight("positions", (None, "embed"), (shape.seq, shape.hidden))
+        rows = shape.seq + shape.spare_positions
+        positions = build.weight("positions", (None, "embed"), (rows, shape.hidden))
         x = build.add("elementwise", "positions", [x], build.residual("placed"), weights=(positions,))
+    if shape.embedding_norm:
+        x = build.norm("embedding_norm", x)
     if shape.dropout:
         mask = build.value("embedded_mask", "batch", "seq", "embed", itemsize=1)
         build.add("elementwise", "drop", [x, mask], build.residual("dropped"), saved=(mask.name,))
@@ -295,13 +308,15 @@ def _head(shape: ModelShape, ahead: Sequence[BlockCost]) -> BlockCost:
 def _predict(build: _BlockBuilder, x: Value) -> Value:
     """Loss of the logits of x, by the weight of the embedding where it is tied."""
     shape = build.shape
-    weight = "tokens" if shape.tied else "head"
+    weights = ["tokens" if shape.tied else "head"]
+    if shape.head_bias:
+        weights.append(build.weight("head_bias", ("vocab",), (shape.vocab,)))
     logits = build.add(
         "product",
         "logits",
         [x],
         build.value("logits", "batch", "block_seq", "vocab"),
-        weights=(weight,),
+        weights=tuple(weights),
         flops=2.0 * shape.seq * shape.hidden * shape.vocab,
         saved=(x.name,),
         contracted="embed",
@@ -362,6 +377,10 @@ def _layer(shape: ModelShape, attend: _Part, name: str, repeats: int, feed: _Par
 
 def _add_layer(build: _BlockBuilder, x: Value, attend: _Part, feed: _Part) -> Value:
     places = build.shape.norm_places
+    if build.shape.shared_norm:
+        normed = build.norm("attention_norm", x)
+        x = build.join("attention_add", x, _attention(build, normed, attend))
+        return build.join("ffn_add", x, feed(build, normed))
 
     def add(name: str, x: Value, part: Callable[[_BlockBuilder, Value], Value]) -> Value:
         out = part(build, x if places == "after" else build.norm(f"{name}_norm", x))
@@ -531,6 +550,15 @@ def _sparse(build: _BlockBuilder, x: Value) -> Value:
         saved=tuple(y.name for y in shared),
     )
     down = build.linear("shared_down", bent, build.residual("shared_out"), width, wide)
+    if shape.shared_gate:
+        weight = build.weight("token_gate", ("embed", None), (shape.hidden, 1))
+        scale = build.value("token_gate", "batch", "seq", None, last=1)
+        flops = 2.0 * shape.seq * shape.hidden
+        build.add(
+            "product", "token_gate", [x], scale, weights=(weight,), flops=flops, saved=(x.name,), contracted="embed"
+        )
+        out = build.residual("shared_gated")
+        down = build.add("elementwise", "shared_gate", [down, scale], out, saved=(down.name, scale.name))
     return build.add("elementwise", "shared_add", [mixed, down], build.residual("mixed_out"))
 
 

@@ -42,7 +42,7 @@ def flops_per_token(model: ModelConfig) -> int:
         return cost(model).flops_per_token
     shape = shape_of(model)
     tables = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    positions = model.seq_len * model.hidden_size if shape.learned_positions else 0
+    positions = (model.seq_len + shape.spare_positions) * model.hidden_size if shape.learned_positions else 0
     heads = (1 + shape.ahead) * model.vocab_size * model.hidden_size
     matmul = shape.num_active_parameters - tables - positions + heads
     return 6 * matmul + 6 * (model.num_layers + shape.ahead) * shape.score_width * model.seq_len

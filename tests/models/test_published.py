@@ -14,7 +14,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.mesh import Plan
 from polyreme.models import AutoConfig, AutoModelForCausalLM
-from polyreme.models.cache import KVCache
+from polyreme.models.cache import KVCache, PagedCache
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.pretrained import open_published
 from polyreme.models.published import read_config
@@ -74,9 +74,28 @@ def test_a_folder_gives_transformers_logits_and_is_written_as_it_was(name, tmp_p
     assert AutoConfig.from_pretrained(tmp_path) == model.config
 
 
-@pytest.mark.slow_cases("llama_tied_biases", "gpt2")
+@pytest.mark.parametrize("name", ["falcon", "falcon_alibi", "gptj", "opt_sums", "qwen2_moe"])
+def test_a_text_that_is_continued_over_a_cache_has_the_same_logits(name):
+    """In rows of their own and in blocks: an empty cache, then tokens that follow others."""
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
+    want, recorded, atol = logits_and_recorded(model, name)
+    tokens = to_tensor(load_file(FOLDERS / name / "recorded.safetensors")["ids"])
+    paged = PagedCache(model, num_blocks=8, block_size=4).rows(2, 16)
+    paged.block_tables.set_value(np.array([[5, 0, 7, 2], [1, 6, 3, 4]], np.int32))
+    for cache in (KVCache(model, 2, 16), paged):
+        parts = [model.project(model.extend(tokens[:, :7], cache))]
+        cache.is_empty = False
+        parts.append(model.project(model.extend(tokens[:, 7:], cache)))
+        got = np.concatenate([part.numpy() for part in parts], 1)
+        np.testing.assert_allclose(got, recorded, rtol=0, atol=atol)
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+@pytest.mark.slow_cases("llama_tied_biases", "gpt2", "bloom", "falcon", "falcon_grouped", "opt_sums", "phi")
 @pytest.mark.usefixtures("_one_device_afterwards")
-@pytest.mark.parametrize("name", ["llama_tied_biases", "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama_tied_biases", "qwen3_moe", "gpt2", "bloom", "falcon", "falcon_grouped", "opt_sums", "phi"]
+)
 def test_a_plan_gets_its_parts_of_each_weight(name):
     """As one device has them, a part of a split weight on each device."""
     plan = Plan.from_degrees(mp=2, sharding=2, sharding_stage=3)
@@ -127,6 +146,12 @@ def test_newer_and_older_spellings(copied):
         ("qwen3", {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 128}),
         ("qwen3_moe", {"rope_theta": 10000.0, "num_experts_per_tok": 8, "norm_topk_prob": False}),
         ("deepseek_v3", {"routed_scaling_factor": 2.5, "norm_topk_prob": True, "rope_theta": 10000.0}),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 5632, "moe_intermediate_size": 1408, "qkv_bias": True}),
+        ("bloom", {"seq_length": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}),
+        ("falcon", {"multi_query": True, "parallel_attn": True, "alibi": False, "ffn_hidden_size": 96, "bias": False}),
+        ("phi", {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "hidden_act": "gelu_new"}),
+        ("gptj", {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_positions": 2048}),
+        ("opt", {"do_layer_norm_before": True, "activation_function": "relu", "word_embed_proj_dim": 24}),
     ],
 )
 def test_a_key_that_is_left_out_means_what_transformers_means_by_it(name, meant):
@@ -134,8 +159,9 @@ def test_a_key_that_is_left_out_means_what_transformers_means_by_it(name, meant)
     opened = open_published(FOLDERS / name, needs_weights=False)
     more = {"num_experts": 32} if name == "qwen3_moe" else {}
     said = {key: value for key, value in (opened.config | more).items() if key not in meant}
-    fields = opened.family.config.load()(**read_config(opened.published, said | {"num_key_value_heads": 2}))
-    told = opened.family.config.load()(**read_config(opened.published, said | {"num_key_value_heads": 2} | meant))
+    said |= {"num_key_value_heads": 2} if "num_key_value_heads" in opened.config else {}
+    fields = opened.family.config.load()(**read_config(opened.published, said))
+    told = opened.family.config.load()(**read_config(opened.published, said | meant))
     assert fields == told
 
 
@@ -268,6 +294,24 @@ def test_a_model_that_is_another_one_is_refused(copied, config, message):
         AutoModelForCausalLM.from_pretrained(copied)
     if "logit_scale" in config:
         assert AutoConfig.from_pretrained(copied, ignore=["logit_scale"]).num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "do not go together"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "do not go together; the newer architecture is parallel"),
+        ("gptj", {"rotary_dim": None}, "rotary_dim is None; give an even number of at most 6"),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 20}, "20 is no multiple of moe_intermediate_size 12"),
+        ("opt", {"activation_function": "gelu_fast"}, "OPTConfig: unknown activation 'gelu_fast'"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "is True, and only False can be had here"),
+    ],
+)
+def test_a_variant_that_cannot_be_had_is_refused(name, changes, message, tmp_path):
+    folder = Path(shutil.copytree(FOLDERS / name, tmp_path / name))
+    change_config(folder, **changes)
+    with pytest.raises(ConfigError, match=message):
+        AutoConfig.from_pretrained(folder)
 
 
 def test_weights_that_do_not_fit_are_listed(copied):
