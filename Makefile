@@ -31,8 +31,9 @@ $(DOCS)/.installed: pyproject.toml
 	$(DOCS)/bin/python -m pip install --quiet --editable ".[docs,logs,vision,text,convert,data,serve,eval]"
 	touch $(DOCS)/.installed
 
-# two workers, each with half of the files, that take from each other at the end: neighbours share compiled programs
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# two workers, each with half of the files, that take from each other at the end: neighbours share compiled programs.
+# The modules that one process has compiled are written down for its children: beginning takes them a third as long
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: setup
 	$(PYTEST) -m "not slow and not oracle"

@@ -2,9 +2,7 @@
 
 import gc
 import os
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -33,18 +31,9 @@ os.environ.setdefault("POLYREME_COMPILE_CACHE_SECONDS", "0.001")
 
 
 def pytest_configure(config):
-    """Import jax and the fixtures of tests where tests are run: xdist's own process only hands them out.
-
-    Where Python may not write bytecode beside the sources, children share that of the run: a third of an import.
-    Workers of pytest itself go without, as they would have to compile all of jax first.
-    """
-    if getattr(config.option, "numprocesses", None):
-        return
-    config.pluginmanager.import_plugin("tests.worker")
-    if not sys.dont_write_bytecode:
-        return
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(os.environ["POLYREME_COMPILE_CACHE"], "bytecode")))
+    """Import jax and the fixtures of tests where tests are run: xdist's own process only hands them out."""
+    if not getattr(config.option, "numprocesses", None):
+        config.pluginmanager.import_plugin("tests.worker")
 
 
 def pytest_collection_finish():

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 TABLES = ROOT / "polyreme" / "ops"
 HEAD = '"""For type checkers: {what}. Written by tools/write_stubs.py."""\n\n'
 ARRAY = re.compile(r"\w+\[Array, *(?:'.*?'|\".*?\")\]|\b(?:jax\.)?Array\b")
+PRIVATE = re.compile(r"^\s*from polyreme\S* import [^()\n]*\b_[a-z]|^\s*from polyreme\S* import \([^)]*\b_[a-z]", re.M)
+"""An import of a private name: most files have none and need not be parsed."""
 KNOWN = {
     "Any": "from typing import Any",
     "Callable": "from collections.abc import Callable",
@@ -153,7 +155,10 @@ def asked_elsewhere() -> set[tuple[str, str]]:
     """(module, private name) pairs that files import from each other."""
     asked = set()
     for path in (ROOT / "polyreme").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not PRIVATE.search(text):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 asked |= {(node.module, a.name) for a in node.names if a.name.startswith("_")}
     return asked
@@ -216,7 +221,7 @@ def table(path: Path, private: set[tuple[str, str]]) -> str:
 def methods() -> str:
     """The stub of eager/methods.py: every method that the op tables give Tensor."""
     lines = ["INPLACE: dict[str, Callable[..., Tensor]]\nALIASES: dict[str, str]\n\nclass OpMethods:\n"]
-    known = dict(KNOWN)
+    known, sources = dict(KNOWN), set()
     for name, fn in sorted(vars(OpMethods).items()):
         if name.startswith("__") or not callable(fn):
             continue
@@ -226,8 +231,9 @@ def methods() -> str:
             else of_caller(inspect.signature(fn).return_annotation, "Tensor" if is_op(fn) else "", "Tensor")
         )
         lines.append(f"    def {name}({', '.join(['self', *parameters(fn, skip=1)])}) -> {returned}: ...\n")
-        source = importlib.import_module(fn.__module__).__file__
-        known = imported(ast.parse(Path(str(source)).read_text(encoding="utf-8"))) | known
+        sources.add(str(importlib.import_module(fn.__module__).__file__))
+    for source in sorted(sources):
+        known = imported(ast.parse(Path(source).read_text(encoding="utf-8"))) | known
     return with_imports("".join(lines), known, HEAD.format(what="the methods that the op tables give Tensor"))
 
 

@@ -7,13 +7,16 @@ from polyreme import fluid, static
 from polyreme.core import unique_name
 
 
+@pytest.fixture(autouse=True)
+def _no_static_mode_after():
+    yield
+    paddle.disable_static()
+
+
 @pytest.fixture
 def script():
     """The fluid module; nothing of the test outlives it."""
     main, startup = static.Program(), static.Program()
     main.random_seed = startup.random_seed = 1
     with unique_name.guard(), static.program_guard(main, startup), static.scope_guard(static.Scope()):
-        try:
-            yield fluid
-        finally:
-            paddle.disable_static()
+        yield fluid

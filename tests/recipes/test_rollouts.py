@@ -44,7 +44,6 @@ def start(folder, base, *overrides):
     return trainer, data, Rollouts(config, trainer, data)
 
 
-@pytest.mark.slow
 def knows_nothing(text, answer):
     return float("nan")
 
