@@ -23,9 +23,11 @@ class GradientClip:
     """Base of the clips.
 
     one_by_one: each gradient is clipped by itself, so that it makes no difference which others there are.
+    writes_gradients: a call writes what it gives into the gradients of the pairs, as PaddlePaddle's does.
     """
 
     one_by_one: ClassVar[bool] = False
+    writes_gradients: ClassVar[bool] = False
 
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
         """The gradients, clipped together."""
@@ -42,7 +44,10 @@ class GradientClip:
         clipped = self.arrays([state.read(params_grads[i][1]) for i in chosen])
         done = list(params_grads)
         for i, array in zip(chosen, clipped, strict=True):
-            done[i] = (params_grads[i][0], Tensor(array))
+            parameter, grad = params_grads[i]
+            if self.writes_gradients:
+                state.write(grad, array)
+            done[i] = (parameter, grad if self.writes_gradients else Tensor(array))
         return done
 
 
@@ -89,10 +94,13 @@ class ClipGradByNorm(GradientClip):
 class ClipGradByGlobalNorm(GradientClip):
     """All gradients scaled by one factor, so that the L2 norm of all of them together is at most clip_norm.
 
-    group_name and auto_skip_clip are accepted for scripts that give them; groups of parameters are the optimizer's.
+    A call on pairs writes into their gradients. group_name and auto_skip_clip are accepted for scripts that give them;
+    groups of parameters are the optimizer's.
     """
 
     clip_norm: float
+
+    writes_gradients: ClassVar[bool] = True
 
     def __init__(self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False) -> None:
         self.clip_norm = _positive(clip_norm)

@@ -241,13 +241,15 @@ def _condition_alone(condition: Any, x: Any = None, y: Any = None, **_: Any) -> 
 @preceded(_condition_alone)
 @op(rule=elementwise)
 def where(condition: Array, x: Array | None = None, y: Array | None = None) -> Array:
-    """x where condition is true (nonzero), y elsewhere; all three broadcast, x and y promote.
+    """x where condition is True, y elsewhere; all three broadcast, x and y promote.
 
-    Without x and y: nonzero(condition, as_tuple=True). Raises ShapeError if only one of them is given.
+    Without x and y: nonzero(condition, as_tuple=True). Raises ShapeError if only one of them is given, DTypeError for a
+    condition of another dtype than bool.
     """
     if x is None or y is None:
         raise ShapeError("where: takes both x and y, or neither; only one was given")
-    return jnp.where(condition.astype(bool), *promote(x, y))
+    need_mask("where", condition, "condition")
+    return jnp.where(condition, *promote(x, y))
 
 
 @composite
@@ -256,10 +258,10 @@ def where_(condition: AnyTensor, x: AnyTensor, y: AnyTensor, name: str | None = 
     return where(condition, x, y, out=x)
 
 
-def need_mask(what: str, mask: Any) -> None:
+def need_mask(what: str, mask: Any, name: str = "mask") -> None:
     """Raise DTypeError unless mask is bool."""
     if mask.dtype != dtypes.bool_:
-        raise DTypeError(f"{what}: mask is {mask.dtype.name}, needs bool; compare or cast it first")
+        raise DTypeError(f"{what}: {name} is {mask.dtype.name}, needs bool; compare or cast it first")
 
 
 @composite

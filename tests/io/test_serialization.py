@@ -85,7 +85,7 @@ def test_settings_come_back_as_records_and_import_nothing():
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
 def test_every_dtype_as_ndarray_and_as_tensor(dtype, shape):
     array = random_bits(dtype, shape)
-    assert_same_bits(round_trip(array), array)
+    assert_same_bits(round_trip(array, return_numpy=True), array)
     tensor = round_trip(to_tensor(array))
     assert isinstance(tensor, Tensor)
     assert_same_bits(tensor.numpy(), array)
@@ -98,7 +98,7 @@ def test_nested_values(tmp_path):
         "": [], "a.b": np.arange(2), "a": {"b": np.arange(3)}, "__metadata__": np.ones(1), "tensor": {"tensor": 1},
     }  # fmt: skip
     save(value, tmp_path / "new" / "folder" / "x.pdparams")
-    got = load(tmp_path / "new" / "folder" / "x.pdparams")
+    got = load(tmp_path / "new" / "folder" / "x.pdparams", return_numpy=True)
     assert list(got) == list(value)
     for key in value:
         np.testing.assert_equal(got[key], value[key])
@@ -107,6 +107,16 @@ def test_nested_values(tmp_path):
     assert math.copysign(1, round_trip(-0.0)) == -1
     assert isinstance(round_trip(np.float32(3)), np.float32)
     assert round_trip(OrderedDict(b=1, a=2)) == {"b": 1, "a": 2}
+
+
+def test_arrays_come_as_tensors_unless_they_were_saved_beside_tensors():
+    array = np.arange(3)
+    (alone,), nested = round_trip((array,)), round_trip([{"a": array, "n": np.float32(2)}])[0]
+    assert isinstance(alone, Tensor)
+    assert (alone.dtype, alone.tolist()) == (np.int64, [0, 1, 2])
+    assert (type(nested["a"]), type(nested["n"])) == (Tensor, np.float32)
+    assert type(round_trip([array, {"t": to_tensor(1.0)}])[0]) is np.ndarray
+    assert type(round_trip(array, return_numpy=True)) is np.ndarray
 
 
 def test_a_state_dict_gets_its_tensors_and_names_back(tmp_path):

@@ -37,6 +37,18 @@ def test_by_global_norm_leaves_small_gradients_bit_for_bit():
         np.testing.assert_array_equal(g, w)
 
 
+def test_only_the_global_norm_writes_into_the_gradients():
+    params_grads = pairs()
+    nn.ClipGradByNorm(5.0)(params_grads)
+    nn.ClipGradByValue(3.5)(params_grads)
+    for g, w in zip(values(params_grads), (A, B), strict=True):
+        np.testing.assert_array_equal(g, w)
+    done = nn.ClipGradByGlobalNorm(6.5)(params_grads)
+    assert all(new is old for (_, new), (_, old) in zip(done, params_grads, strict=True))
+    for g, w in zip(values(params_grads), (A / 2, B / 2), strict=True):
+        np.testing.assert_allclose(g, w, rtol=RTOL)
+
+
 def test_by_norm_scales_each():
     got = values(nn.ClipGradByNorm(5.0)(pairs()))
     for g, w in zip(got, (A, B * 5 / 12), strict=True):

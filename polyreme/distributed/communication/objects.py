@@ -1,4 +1,5 @@
-"""Collectives on plain Python values: dicts, lists, tuples, numbers, strings, None, ndarrays and Tensors.
+"""Collectives on plain Python values: dicts, lists, tuples, numbers, strings, None, ndarrays, Tensors, dataclasses and
+members of enumerations.
 
 Values travel in the format that `save` writes, never pickled: what a peer sends can be read, not run. Any
 other class is refused where it is sent (Paddle pickles it).
@@ -6,7 +7,6 @@ other class is refused where it is sent (Paddle pickles it).
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from polyreme.distributed.communication import point_to_point, process_run
 from polyreme.distributed.communication.group import Group, default_group, position, resolve
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, RankError
-from polyreme.io.serialization import load, save
+from polyreme.io import sent_objects
 
 _REFUSED = -1  # the length a rank announces for a value that cannot be sent, so that all of them stop
 
@@ -132,18 +132,16 @@ def _gather(array: np.ndarray, group: Group) -> np.ndarray:
 
 
 def _encode(what: str, obj: Any) -> np.ndarray:
-    buffer = BytesIO()
     try:
-        save(obj, buffer)
+        return np.frombuffer(sent_objects.to_bytes(obj), np.uint8)
     except (DTypeError, CheckpointError) as error:
         reason = str(error).removeprefix("save: ").replace("are saved", "are sent")
         raise DTypeError(f"{what}: {reason}") from None
-    return np.frombuffer(buffer.getvalue(), np.uint8)
 
 
 def _decode(what: str, data: np.ndarray, rank: int) -> Any:
     try:
-        return load(BytesIO(data.tobytes()))
+        return sent_objects.from_bytes(data.tobytes(), "the message")
     except CheckpointError as error:
         raise RankError(f"{what}: what rank {rank} sent cannot be read: {error}") from error
 
