@@ -196,7 +196,7 @@ def create_parameter(
     wanted = ParamAttr.of(attr)
     if wanted is not None and name is not None:
         wanted = replace(wanted, name=name)
-    return Layer(dtype=dtype).create_parameter(
+    return Layer("create_parameter", dtype).create_parameter(
         shape, False if wanted is None else wanted, dtype, is_bias, default_initializer
     )
 

@@ -45,7 +45,7 @@ FLOORS = {
         "dlpack typed",
     ],
     "polyreme.nn": [
-        "attention clip functional hooks parameter second_names initializer",
+        "argument_order attention clip functional hooks parameter second_names initializer",
         "parameter_entry",
         "layer lazy",
         "layers summary alike",

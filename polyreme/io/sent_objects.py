@@ -17,7 +17,7 @@ from typing import Any
 
 from polyreme.errors import CheckpointError, DTypeError
 from polyreme.io import safetensors_file
-from polyreme.io.value_format import STRUCTURE, Decoder, Encoder, SavedRecord
+from polyreme.io.value_format import STRUCTURE, SavedRecord, StructureDecoder, StructureEncoder
 
 
 def to_bytes(value: Any) -> bytes:
@@ -35,7 +35,7 @@ def from_bytes(data: bytes, where: str) -> Any:
     return _SentDecoder(arrays, metadata, where, return_numpy=False, keep_name_table=False).decode_file()
 
 
-class _SentEncoder(Encoder):
+class _SentEncoder(StructureEncoder):
     def encode_member(self, member: enum.Enum, path: str, depth: int) -> Any:
         return {"member": [*_place_of(member), member.name]}
 
@@ -45,7 +45,7 @@ class _SentEncoder(Encoder):
         return {"object": [*_place_of(value), fields]}
 
 
-class _SentDecoder(Decoder):
+class _SentDecoder(StructureDecoder):
     keeps_arrays = True
 
     def decode_tagged(self, tag: str, body: Any, depth: int) -> Any:

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.io import paddle_pickle, paddle_tensors, safetensors_file
-from polyreme.io.value_format import NAME_TABLE, STRUCTURE, Decoder, Encoder, SavedRecord
+from polyreme.io.value_format import NAME_TABLE, STRUCTURE, SavedRecord, StructureDecoder, StructureEncoder
 
 __all__ = ["FileKind", "SavedRecord", "load", "register_file_kind", "save"]
 
@@ -76,7 +76,7 @@ def _writer(obj: Any) -> tuple[Callable[[IO[bytes]], object], int]:
     for kind in _file_kinds.values():
         if isinstance(obj, kind.cls):
             return _writer_of_bytes(kind.to_bytes(obj))
-    encoder = Encoder()
+    encoder = StructureEncoder()
     structure = json.dumps(encoder.encode(obj, "", 0), separators=(",", ":"))
     metadata = {"format": "polyreme", STRUCTURE: structure}
     nbytes = sum(array.nbytes for array in encoder.arrays.values())
@@ -126,7 +126,7 @@ def load(path: str | os.PathLike[str] | BytesIO, **configs: Any) -> Any:
                     return kind.from_bytes(file.read())
         except OSError as error:
             raise CheckpointError(f"{where} cannot be read: {error.strerror}") from error
-    return Decoder(
+    return StructureDecoder(
         arrays, metadata, where, **{k: settings[k] for k in ("return_numpy", "keep_name_table")}
     ).decode_file()
 

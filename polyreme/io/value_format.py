@@ -32,7 +32,7 @@ class SavedRecord(SimpleNamespace):
     saved_class: str
 
 
-class Encoder:
+class StructureEncoder:
     """Turns values into tagged JSON and collects the arrays; one object met twice is stored once."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def _encode_number(value: complex) -> Any:
     return value if math.isfinite(value) else {"float": str(value)}
 
 
-class Decoder:
+class StructureDecoder:
     """Turns tagged JSON back into values; everything it meets may be hostile.
 
     Of a file without any Tensor the ndarrays come as Tensors, as PaddlePaddle's load gives them; beside Tensors they

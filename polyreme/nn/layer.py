@@ -181,10 +181,13 @@ class Layer(LayerHooks, SecondNames):
             return None
         chosen = chosen_initializer(is_bias) or default_initializer or (Constant(0.0) if is_bias else XavierUniform())
         if wanted.name is None:
-            kind = "b" if is_bias else "w"
-            count = self._made[kind] = self._made.get(kind, -1) + 1
-            wanted = wanted.changed(name=f"{self._full_name}.{kind}_{count}")
+            wanted = wanted.changed(name=self._next_name("b" if is_bias else "w"))
         return make_parameter(shape, dtype if dtype is not None else self._dtype, wanted, chosen, dims)
+
+    def _next_name(self, kind: str) -> str:
+        """The name of the layer's next parameter: "w", or "b" for a bias."""
+        count = self._made[kind] = self._made.get(kind, -1) + 1
+        return f"{self._full_name}.{kind}_{count}"
 
     def create_tensor(self, name: str | None = None, persistable: bool | None = None, dtype: Any = None) -> Tensor:
         """An empty Tensor to be filled by the layer."""

@@ -12,13 +12,12 @@ from typing import Any, Self, TypeAlias
 import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
-from polyreme.core import state
+from polyreme.core import state, unique_name
 from polyreme.core.device_memory import part
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
 
-_names = itertools.count()
 _order = itertools.count()
 
 
@@ -101,7 +100,7 @@ class Parameter(Tensor):
             raise ShapeError(
                 f"Parameter of shape {list(self.shape)} has {self.ndim} dims, dims={tuple(dims)} names {len(dims)}"
             )
-        self.name = name or f"param_{next(_names)}"
+        self.name = name or unique_name.generate("param")
         self.persistable = True
         self.dims = tuple(dims) if dims is not None else (None,) * self.ndim
         self.optimize_attr = {"learning_rate": 1.0}
@@ -219,11 +218,11 @@ def make_parameter(
     initializer = attr.initializer if attr.initializer is not None else default_initializer
     sizes = [int(s) for s in shape]
     if (recorder := state.recorder()) is not None:
-        symbol = Symbol(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
+        symbol = Symbol(attr.name or unique_name.generate("param"), tuple(sizes), dtypes.as_dtype(dtype))
         made = _with_attributes(Parameter(symbol, trainable=attr.trainable, name=symbol.name, dims=dims), attr)
         return recorder.declare(symbol.name, made, initializer)
     if making.lazily:
-        array = Unmade(attr.name or f"param_{next(_names)}", tuple(sizes), dtypes.as_dtype(dtype))
+        array = Unmade(attr.name or unique_name.generate("param"), tuple(sizes), dtypes.as_dtype(dtype))
         array.initializer = initializer
     else:
         array = initializer.values(sizes, dtypes.as_dtype(dtype))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.core import state
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.nn.initializer import Normal
@@ -21,7 +22,8 @@ def weight_norm(layer: Layer, name: str = "weight", dim: int | None = 0) -> Laye
     """The layer, its parameter `name` replaced by name_g * name_v / |name_v|, which train instead; returns it.
 
     |name_v| is over all dims but dim, and name_g has one number for each of its places; with dim None or -1 it is over
-    all, and name_g is a scalar. Both start so that the weight is unchanged. Source: arXiv:1602.07868.
+    all, and name_g is a scalar. Both start so that the weight is unchanged, and have the layer's next names, as
+    optimizers of PaddlePaddle know them. Source: arXiv:1602.07868.
     """
     weight = _parameter(layer, name, "weight_norm")
     dim = None if dim == -1 else dim
@@ -42,7 +44,9 @@ def weight_norm(layer: Layer, name: str = "weight", dim: int | None = 0) -> Laye
         size = length(v)
         return v * (g.reshape(size.shape) / size)
 
-    _replace(layer, name, compute, {"v": weight, "g": start})
+    if state.recorder() is None:
+        weight.name = layer._next_name("w")
+    _replace(layer, name, compute, {"v": weight, "g": Parameter(start, name=layer._next_name("w"))})
     return layer
 
 
@@ -55,7 +59,7 @@ def remove_weight_norm(layer: Layer, name: str = "weight") -> Layer:
     for part in ("v", "g"):
         delattr(layer, f"{name}_{part}")
     layer.__class__ = cls.__mro__[1]
-    layer.add_parameter(name, Parameter(value))
+    layer.add_parameter(name, Parameter(value, name=layer._next_name("w")))
     return layer
 
 
@@ -94,10 +98,10 @@ def _parameter(layer: Layer, name: str, what: str) -> Parameter:
     return parameter
 
 
-def _replace(layer: Layer, name: str, compute: Any, parts: dict[str, Any]) -> None:
+def _replace(layer: Layer, name: str, compute: Any, parts: dict[str, Parameter]) -> None:
     """Drop a parameter for parts of it, and compute it from them on demand."""
     delattr(layer, name)
-    for part, value in parts.items():
-        layer.add_parameter(f"{name}_{part}", value if isinstance(value, Parameter) else Parameter(value))
+    for part, parameter in parts.items():
+        layer.add_parameter(f"{name}_{part}", parameter)
     cls = type(layer)
     layer.__class__ = type(cls.__name__, (cls,), {name: property(compute), "computed": name, "__doc__": cls.__doc__})

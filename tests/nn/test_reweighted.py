@@ -127,3 +127,16 @@ def test_a_tree_of_ones_own_comes_with_every_call():
         model(paddle.randn([1, 3]), paddle.to_tensor([0]))
     table, code = paddle.to_tensor([[0, 2, -1]]), paddle.to_tensor([[1, 0, 0]])
     assert model(paddle.randn([1, 3]), paddle.to_tensor([0]), table, code).shape == [1, 1]
+
+
+def test_parameters_have_the_layers_next_names_so_that_optimizers_find_theirs_again():
+    def build():
+        with paddle.utils.unique_name.guard():
+            return weight_norm(paddle.nn.Conv1D(2, 3, 3)), paddle.nn.Parameter(paddle.ones([1]))
+
+    layer, own = build()
+    assert [p.name for p in layer.parameters()] == ["conv1d_0.b_0", "conv1d_0.w_1", "conv1d_0.w_2"]
+    assert [own.name] == [build()[1].name]
+    assert remove_weight_norm(layer).weight.name == "conv1d_0.w_3"
+    with paddle.utils.unique_name.guard():
+        assert paddle.create_parameter([1], "float32").name == "create_parameter_0.w_0"

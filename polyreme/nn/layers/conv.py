@@ -13,6 +13,7 @@ from polyreme.core.alias import Alias
 from polyreme.core.annotations import Padding, Sizes
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
+from polyreme.nn.argument_order import also_in_order
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttrLike, Parameter
@@ -86,9 +87,13 @@ class _ConvNd(Layer):
         return f"{shown}, data_format={self._data_format}"
 
 
+_also_in_earlier_order = also_in_order(7, ("padding_mode", "weight_attr", "bias_attr", "data_format"))
+
+
 class _ConvForward(_ConvNd):
     """Cross-correlation with a learned kernel, at first Gaussian(0, sqrt(2 / (in_channels * kernel elements)))."""
 
+    @_also_in_earlier_order
     def __init__(
         self,
         in_channels: int,
@@ -112,9 +117,7 @@ class _ConvForward(_ConvNd):
         )
         what = type(self).__name__
         if not isinstance(bias, bool):
-            raise ConfigError(
-                f"{what}: bias is True or False, got {bias!r}; name padding_mode=, weight_attr= and bias_attr="
-            )
+            raise ConfigError(f"{what}: bias is True or False, got {bias!r}; a kernel's own settings are weight_attr=")
         if padding_mode not in _PADDING_MODES:
             raise ConfigError(f"{what}: padding_mode {padding_mode!r}{did_you_mean(padding_mode, _PADDING_MODES)}")
         if weight_attr is False:
@@ -157,6 +160,7 @@ class Conv1D(_ConvForward):
     spatial = 1
     _function = staticmethod(F.conv1d)
 
+    @_also_in_earlier_order
     def __init__(
         self,
         in_channels: int,
@@ -197,6 +201,7 @@ class Conv3D(_ConvForward):
     spatial = 3
     _function = staticmethod(F.conv3d)
 
+    @_also_in_earlier_order
     def __init__(
         self,
         in_channels: int,

@@ -7,6 +7,7 @@ from typing import Any
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
+from polyreme.nn.argument_order import also_in_order
 from polyreme.nn.layer import Layer
 
 
@@ -33,6 +34,7 @@ class Dropout(_Dropping):
     inplace: bool
     axis: int | list[int] | None
 
+    @also_in_order(1, ("axis", "mode", "name"))
     def __init__(
         self,
         p: float = 0.5,

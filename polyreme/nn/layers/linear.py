@@ -13,6 +13,7 @@ from polyreme.core import layout
 from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
+from polyreme.nn.argument_order import also_in_order, is_no_bool
 from polyreme.nn.initializer import Assign, Initializer, XavierUniform, chosen_initializer
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
@@ -107,6 +108,7 @@ class Embedding(Layer):
     sparse: Alias[bool] = Alias("_sparse")
     padding_idx: Alias[int | None] = Alias("_padding_idx")
 
+    @also_in_order(3, ("sparse", "weight_attr", "name"), unless=is_no_bool)
     def __init__(
         self,
         num_embeddings: int,

@@ -12,6 +12,7 @@ from typing import Any
 from polyreme.core.alias import Alias
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
+from polyreme.nn.argument_order import also_in_order
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttrLike, Parameter
@@ -33,6 +34,7 @@ class LayerNorm(Layer):
     normalized_shape: Alias[list[int]] = Alias("_normalized_shape")
     epsilon: Alias[float] = Alias("_epsilon")
 
+    @also_in_order(2, ("weight_attr", "bias_attr", "name"))
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -114,6 +116,7 @@ class GroupNorm(Layer):
     epsilon: Alias[float] = Alias("_epsilon")
     data_format: Alias[str] = Alias("_data_format")
 
+    @also_in_order(3, ("weight_attr", "bias_attr", "data_format", "name"))
     def __init__(
         self,
         num_groups: int,
