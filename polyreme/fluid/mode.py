@@ -3,7 +3,8 @@
 In 1.7 nobody calls enable_static: a Program is what code builds unless it is told otherwise. Here the first
 call that builds one (any of fluid.layers, fluid.data, an optimizer) switches static mode on in its thread, as
 enable_static() would, so that `x + y` of two Variables, outside any fluid call, is recorded as well. Importing
-polyreme.fluid does nothing. `dygraph.guard()` runs what is inside as it is called, and disable_static() leaves static
+polyreme.fluid does nothing, and a function of fluid.layers that is called on Tensors with values, before a Program is
+built, runs at once. `dygraph.guard()` runs what is inside as it is called, and disable_static() leaves static
 mode until the next such call.
 """
 

@@ -358,3 +358,10 @@ def test_what_cannot_be_is_refused(call, error, says):
 def test_a_decay_of_dygraph_is_refused_in_a_program(script):
     with pytest.raises(ConfigError, match=r"give a decay of fluid\.layers"):
         script.optimizer.SGD(dygraph.CosineDecay(0.1, 1, 1))
+
+
+def test_layers_on_values_run_at_once_and_leave_static_mode_off():
+    x = paddle.to_tensor([[1.0, -2.0]])
+    assert fluid.layers.relu(x).tolist() == [[1.0, 0.0]]
+    assert fluid.layers.concat([x, x], axis=1).shape == [1, 4]
+    assert paddle.in_dynamic_mode()
