@@ -16,7 +16,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, DTypeError, ShapeError, did_you_mean
 from polyreme.export.manifest import MAIN, ArtifactManifest, FunctionRecord, ProgramRecord, check
 from polyreme.export.program import stored_aval
-from polyreme.export.spec import ArraySpec
+from polyreme.export.spec import ArraySpec, sizes_of
 from polyreme.io import safetensors_file
 
 
@@ -121,6 +121,10 @@ def misfit(spec: ArraySpec, shape: tuple[int, ...]) -> str:
             return f"has size {have} in dim {dim}, which takes {want}"
         if want is None and have < 1:
             return f"has size 0 in dim {dim}, which takes 1 or more"
+        least, step = sizes_of(spec.symbols[dim] if spec.symbols else None)
+        if want is None and (have < least or have % step):
+            more = f"multiples of {step}" if step > 1 else f"{least} or more"
+            return f"has size {have} in dim {dim}, which takes {more}"
     return ""
 
 

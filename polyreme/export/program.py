@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +18,11 @@ from jax import export as jax_export
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout
 from polyreme.errors import CaptureError, ConfigError
-from polyreme.export.spec import BATCH, ArraySpec, aval, described, symbol_plans
+from polyreme.export.spec import BATCH, ArraySpec, aval, described, sizes_of, symbol_plans
 from polyreme.jit import host_calls
 from polyreme.kernels import select
+
+_log = logging.getLogger("polyreme.export")
 
 Call = Callable[[dict[str, Any], list[Any]], Sequence[Any]]
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -57,6 +60,8 @@ def export(
     """
     first: Exception | None = None
     for plan in symbol_plans(specs):
+        if isinstance(first, CaptureError) and _limits(plan):
+            break  # a value was wanted, and sizes from 4 on are as open as all sizes
         try:
             exported = _export(call, state, plan, platforms)
         except OPEN_SIZE_ERRORS as error:
@@ -65,10 +70,28 @@ def export(
         if len(exported.out_avals) != len(outputs):
             raise ConfigError(f"export: the function gave {len(exported.out_avals)} arrays for outputs {list(outputs)}")
         made = [described(name, out) for name, out in zip(outputs, exported.out_avals, strict=True)]
+        _say_limits(plan, first)
         return exported, plan, made
     if first is None or not any(s.open_dims for s in specs):
         raise first or ConfigError("export: nothing to export")
     raise _refuse(call, state, specs, platforms, first) from first
+
+
+def _limits(plan: Sequence[ArraySpec]) -> dict[tuple[str, int], tuple[int, int]]:
+    """(input, dim) -> the least size and what sizes are multiples of, for open dims that do not take every size."""
+    sizes = {(s.name, d): sizes_of(symbol) for s in plan for d, symbol in enumerate(s.symbols)}
+    return {place: limit for place, limit in sizes.items() if limit > (1, 1)}
+
+
+def _say_limits(plan: Sequence[ArraySpec], reason: Exception | None) -> None:
+    limits = _limits(plan)
+    if limits and reason is not None:
+        dims = ", ".join(f"dim {dim} of {name!r}" for name, dim in limits)
+        least, step = next(iter(limits.values()))
+        _log.warning(
+            "export: %s takes %s, not every size: %s needs that (%s)", dims,
+            f"multiples of {step}" if step > 1 else f"sizes from {least} on", _line_of(reason), _first_line(reason),
+        )  # fmt: skip
 
 
 def _export(

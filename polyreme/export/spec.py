@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,18 @@ from polyreme.errors import ConfigError, did_you_mean
 
 BATCH = "batch"
 """The symbol of an open leading dim, which all inputs share."""
+LEAST = (4, 32)
+"""The sizes from which on open dims are, where code does not take smaller ones."""
+STEPS = (8, 16, 32, 64)
+"""Of what open sizes are multiples, where code does not take all of them: 3 to 6 halvings."""
 Sizes = dict[str, dict[int, int]]
 """input -> dim -> size: what a program fixes of the open dims."""
 
 # one scope for all programs: op kernels are cached by attributes, and symbols of two scopes cannot be compared
 _scope = jax_export.SymbolicScope()
+
+
+_MULTIPLE, _SUM = re.compile(r"(\d+)\*\w+"), re.compile(r"\w+ \+ (\d+)")
 
 
 @dataclass(frozen=True)
@@ -107,10 +114,12 @@ def symbol_plans(specs: Sequence[ArraySpec]) -> Iterator[list[ArraySpec]]:
     """The same specs with symbols for their open dims, the most useful way first.
 
     One symbol for all leading dims and one for every other; then one for each position, so that [batch, seq] inputs may
-    be added; then one for every dim of every input.
+    be added; then one for every dim of every input. Then sizes from a few on, as windows and topk need; at last sizes
+    that are multiples, as networks need that halve and double them.
     """
     seen = set()
-    for name in (_own_but_batch, _by_position, _own):
+    some = [_from(low) for low in LEAST] + [_multiple_of(step) for step in STEPS]
+    for name in (_own_but_batch, _by_position, _own, *some):
         plan = [
             ArraySpec(s.name, s.dtype, s.shape, tuple(name(s, d) if n is None else None for d, n in enumerate(s.shape)))
             for s in specs
@@ -131,6 +140,24 @@ def _own_but_batch(spec: ArraySpec, dim: int) -> str:
 
 def _by_position(spec: ArraySpec, dim: int) -> str:
     return f"dim{dim}" if dim else BATCH
+
+
+def _multiple_of(step: int) -> Callable[[ArraySpec, int], str]:
+    return lambda spec, dim: f"{step}*{_own(spec, dim)}" if dim else BATCH
+
+
+def _from(low: int) -> Callable[[ArraySpec, int], str]:
+    return lambda spec, dim: f"{_own(spec, dim)} + {low - 1}" if dim else BATCH
+
+
+def sizes_of(symbol: str | None) -> tuple[int, int]:
+    """(the least size of an input's dim, what its sizes are multiples of), by its symbol.
+
+    (4, 1) for "x_2 + 3", (32, 32) for "32*x_2", (1, 1) for "x_2".
+    """
+    multiple, sum_of = _MULTIPLE.fullmatch(symbol or ""), _SUM.fullmatch(symbol or "")
+    step = int(multiple[1]) if multiple else 1
+    return (int(sum_of[1]) + 1 if sum_of else step), step
 
 
 def aval(spec: ArraySpec) -> jax.ShapeDtypeStruct:

@@ -25,7 +25,7 @@ from polyreme.errors import ShapeError
 from polyreme.kernels import select
 from polyreme.ops.activation import wide
 from polyreme.ops.sharding import by_batch
-from polyreme.ops.windows import Pads, check_sizes, is_channels_last, per_dim, resolve_pads, spatial
+from polyreme.ops.windows import Pads, check_sizes, is_channels_last, is_negative, per_dim, resolve_pads, spatial
 
 _MOST_TAPS = 49  # of a depthwise window that is summed entry by entry
 _MOST_ROWS = 9  # input channels times window of a convolution that is taken as one product
@@ -156,7 +156,7 @@ def _entries(
 
 def _check_window(sizes: tuple, kernel: tuple, dilation: tuple, pads: Pads, what: str) -> None:
     for size, k, d, pair in zip(sizes, kernel, dilation, pads, strict=True):
-        if size + sum(pair) < d * (k - 1) + 1:
+        if is_negative(size + sum(pair) - d * (k - 1) - 1):
             raise ShapeError(
                 f"{what}: a window of {d * (k - 1) + 1} does not fit in size {size} padded by {pair}; pad more"
             )
@@ -287,10 +287,13 @@ def _conv_transpose(
     pads = resolve_pads(padding, sizes, kernel, stride, dilation, last, what)
     reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     natural = tuple((z - 1) * s + r + 1 - sum(p) for z, s, r, p in zip(sizes, stride, reach, pads, strict=True))
-    if min(natural) < 1:
+    if any(is_negative(size - 1) for size in natural):
         raise ShapeError(f"{what}: padding={padding!r} leaves sizes {list(natural)}; pad less")
     check_sizes(natural, f"{what}: the result")
     extra = _extra(output_padding, output_size, natural, stride, dilation, what)
+    # "SAME" of an open size cuts by a number that a convolution does not take: what it would cut is cut afterwards
+    cuts = pads if not all(isinstance(p, int) for pair in pads for p in pair) else None
+    pads = [(0, 0)] * n if cuts else pads
     y = lax.conv_general_dilated(
         x,
         _grouped_kernel(weight, groups),
@@ -301,6 +304,8 @@ def _conv_transpose(
         dimension_numbers=_numbers(n, last),
         feature_group_count=groups,
     )
+    for dim, (before, size, e) in enumerate(zip([p[0] for p in cuts or ()], natural, extra, strict=False)):
+        y = lax.dynamic_slice_in_dim(y, before, size + e, dim + (1 if last else 2))
     return _with_bias(y, bias, last, what)
 
 

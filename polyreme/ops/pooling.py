@@ -28,7 +28,7 @@ from polyreme.ops.activation import wide
 from polyreme.ops.by_index import bounded
 from polyreme.ops.ids import check_range
 from polyreme.ops.sharding import by_image
-from polyreme.ops.windows import MAX_SIZE, check_sizes, is_channels_last, per_dim, resolve_pads, spatial
+from polyreme.ops.windows import MAX_SIZE, check_sizes, is_channels_last, is_negative, per_dim, resolve_pads, spatial
 
 _MOST_TAPS = 16  # along a dim of a window whose entries are compared one by one
 
@@ -50,12 +50,12 @@ class _Grid:
         ceil_mode = ceil_mode and not named  # windows of "SAME" cover everything already
         self.pads = resolve_pads(padding, self.sizes, self.kernel, self.stride, (1,) * n, self.last, what)
         room = [z + sum(p) - k for z, p, k in zip(self.sizes, self.pads, self.kernel, strict=True)]
-        if not ceil_mode and any(_is_negative(r) for r in room):
+        if not ceil_mode and any(is_negative(r) for r in room):
             raise ShapeError(f"{what}: kernel_size={kernel_size!r} does not fit in {list(self.sizes)} with {padding=}")
         self.more = [2 * s - 1 if ceil_mode else s for s in self.stride]
         # with ceil_mode a window larger than all there is takes all
         self.counts = [
-            1 if _is_negative(r) else _windows(r, m, s) for r, m, s in zip(room, self.more, self.stride, strict=True)
+            1 if is_negative(r) else _windows(r, m, s) for r, m, s in zip(room, self.more, self.stride, strict=True)
         ]
         self.ends = [
             max((c - 1) * s - r, 0) if ceil_mode else 0 for c, s, r in zip(self.counts, self.stride, room, strict=True)
@@ -133,14 +133,6 @@ class _Grid:
             np.arange(c)[:, None] * s - p[0] + np.arange(k)
             for c, s, p, k in zip(self.counts, self.stride, self.pads, self.kernel, strict=True)
         ]
-
-
-def _is_negative(size: Any) -> bool:
-    """Whether a size is; one that is left open in an exported program is taken to be large enough."""
-    try:
-        return bool(size < 0)
-    except InconclusiveDimensionOperation:
-        return False
 
 
 def _windows(room: Any, more: int, stride: int) -> Any:
@@ -353,11 +345,16 @@ def _adaptive(n: int, shape: tuple, output_size: Any, last: bool, what: str) -> 
 def even_bins(size: int, count: int) -> Any:
     """Positions of the `count` windows that cover a dim evenly, [o, k]; -1 beyond a window's end.
 
-    A size that an export leaves open has one window, or as many as it has positions: how many more reach into a window
-    depends on the size.
+    Of a size that an export leaves open every window has a place for each position, as the longest depends on the size;
+    one window has them all, and as many windows as positions have one each.
     """
-    if is_symbolic_dim(size) and (count is size or count == 1):
-        return jnp.arange(size)[None] if count is not size else jnp.arange(size)[:, None]
+    if is_symbolic_dim(size):
+        places = jnp.arange(size)
+        if count is size or count == 1:
+            return places[None] if count is not size else places[:, None]
+        number, length = jnp.arange(count)[:, None], jnp.asarray(size)
+        inside = (places >= number * length // count) & (places < -(-(number + 1) * length // count))
+        return jnp.where(inside, places, -1)
     at = np.arange(count)
     starts, stops = at * size // count, -(-(at + 1) * size // count)
     inside = starts[:, None] + np.arange(int((stops - starts).max()))
@@ -374,7 +371,7 @@ def adaptive_average(x: Array, positions: list[Any]) -> Array:
         if windows.shape[1] == 1 and windows.shape[0] == v.shape[2 + dim]:
             continue
         inside = (windows >= 0).reshape([*windows.shape] + [1] * (v.ndim - 3 - dim))
-        taken = jnp.take(v, jnp.asarray(np.maximum(windows, 0)), 2 + dim)
+        taken = jnp.take(v, jnp.asarray(windows.clip(0)), 2 + dim)
         total = jnp.sum(jnp.where(inside, taken, 0), 3 + dim)
         v = total / jnp.asarray(inside.sum(1), v.dtype)
     return v.astype(x.dtype)

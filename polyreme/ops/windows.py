@@ -24,6 +24,14 @@ def per_dim(value: Any, n: int, what: str, low: int = 1) -> tuple[int, ...]:
     return values
 
 
+def is_negative(size: Any) -> bool:
+    """Whether a size is; one that is left open in an exported program is taken to be large enough."""
+    try:
+        return bool(size < 0)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
 def check_sizes(sizes: Sequence[Any], what: str) -> None:
     """Raise ShapeError for a size beyond MAX_SIZE; one that is left open is taken to be small enough."""
     if any(isinstance(size, int) and size > MAX_SIZE for size in sizes):

@@ -562,3 +562,54 @@ def test_sizes_left_open_are_counted_sliced_by_and_divided_by(tmp_path):
         for a, b in zip(loaded(x), features(x), strict=True):
             # sums of at most 2 x 3 x 4 x 5 terms of at most 1, times 8
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=0, atol=120 * 8 * np.finfo(np.float32).eps * 8)
+
+
+class Halving(nn.Layer):
+    """Halves an image twice and joins what came before, as U-Nets do."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.LayerList([nn.Conv2D(2, 2, 4, 2, 1) for _ in range(2)])
+        self.up = nn.LayerList([nn.Conv2DTranspose(2 * (i + 1), 2, 4, 2, 1) for i in range(2)])
+
+    def forward(self, x):
+        half = self.down[0](x)
+        return self.up[1](paddle.concat([half, self.up[0](self.down[1](half))], 1))
+
+
+def test_sizes_stay_open_as_far_as_the_code_takes_them(tmp_path, caplog):
+    def pooled(x):
+        weight = paddle.ones([2, 1, 3, 3])
+        return [
+            F.adaptive_avg_pool2d(x, 3),
+            F.adaptive_max_pool2d(x, (2, 5)),
+            F.conv2d_transpose(x, weight, stride=2, padding="SAME"),
+        ]
+
+    def last(x):
+        return paddle.topk(x, 3)[0], x[:, x.shape[1] - 2 :]
+
+    cases = {
+        "pooled": (pooled, [None, 2, None, None], [[1, 2, 7, 4], [3, 2, 2, 9]], None),
+        "last": (last, [None, None], [[2, 4], [1, 9]], ([2, 3], r"size 3 in dim 1, which takes 4 or more")),
+        "net": (
+            Halving(),
+            [None, 2, None, None],
+            [[1, 2, 8, 16]],
+            ([1, 2, 8, 12], "takes multiples of 8"),
+        ),
+    }
+    for name, (function, shape, sizes, refused) in cases.items():
+        caplog.clear()
+        jit.save(jit.to_static(function, input_spec=[InputSpec(shape, "float32", "x")]), str(tmp_path / name))
+        assert ("not every size" in caplog.text) == (refused is not None)
+        loaded = jit.load(str(tmp_path / name))
+        for size in sizes:
+            x = paddle.to_tensor(np.random.default_rng(0).normal(size=size).astype("float32"))
+            outs, wants = loaded(x), function(x)
+            for out, want in zip(*(v if isinstance(v, (list, tuple)) else [v] for v in (outs, wants)), strict=True):
+                # sums of at most 32 terms of size below 4, added in another order
+                np.testing.assert_allclose(out.numpy(), want.numpy(), rtol=0, atol=128 * EPS)
+        if refused:
+            with pytest.raises(ShapeError, match=refused[1]):
+                loaded(paddle.ones(refused[0]))
