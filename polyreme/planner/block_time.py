@@ -73,8 +73,10 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
                 weights[name] = setting.graph.parameter(name)
     time, seconds_of = BlockTime(), {}
     is_again = _again(block, setting)
+    made = frozenset(op.output.name for op in block.operations if op.kind in ("norm", "elementwise"))
+    on = setting.on._replace(elementwise=made)
     for op in block.operations:
-        seconds = operation_seconds(op, weights, cuts, setting.samples, setting.on)
+        seconds = operation_seconds(op, weights, cuts, setting.samples, on)
         if setting.training.trains == "adapters":
             seconds = seconds._replace(weights=0.0)
         seconds_of[op.name] = seconds

@@ -43,6 +43,8 @@ class DeviceKind:
     flops: FLOP/s by compute dtype ("bfloat16", "float16", "float32"), dense. memory: bytes, bandwidth: bytes a second.
     matmul: share of flops that a matrix product reaches, by its FLOP; attention: likewise for fused attention, by
     FlashAttention-2; own_attention: how many times that rate kernels written for this kind have.
+    narrow_heads: share of attention's rate that heads of 64 numbers reach, over heads of 128. tile: rows and columns
+    that a matrix unit takes at once: dims of a product are filled up to a multiple; 1 where kernels have many sizes.
     streaming: share of bandwidth that an operation limited by memory reaches, by its bytes. few: of devices that share
     their units, the share of attention's rate that so many of them reach, the others idle. launch: seconds from one
     operation to the next. host: bytes a second to and from host memory. usable: share of memory a job can use (the rest
@@ -62,6 +64,8 @@ class DeviceKind:
     launch: float = 5e-6
     host: float = 25e9
     own_attention: float = 1.0
+    narrow_heads: float = 1.0
+    tile: int = 1
     borrowed: str = ""
     variation: float = 0.0
     source: str = ""

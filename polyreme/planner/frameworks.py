@@ -46,7 +46,7 @@ class Framework:
 
     words: in a row's system or notes, lower case. fusion, prunes, gradients: as in Training; gradients are those of
     training in bfloat16. flash: generation of its fused attention on a kind that has kernels of its own, from `own` (a
-    year with its part) on 3, before 2. sync: as in Training. source: where that is from.
+    year with its part) on 3, before 2. sync, casts, adapted: as in Training. source: where that is from.
     """
 
     name: str
@@ -57,6 +57,8 @@ class Framework:
     memory: MemoryHabits
     own: float = 9999.0
     sync: float = _SYNC
+    casts: Literal["apart", "fused"] = "apart"
+    adapted: Literal["attention", "all"] = "attention"
     source: str = ""
 
 
@@ -79,6 +81,7 @@ FRAMEWORKS = (
         gradients=2,  # grad_reduce_in_fp32 is off in its performance recipes
         memory=_FUSED,
         own=2024.4,
+        casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
         source="NeMo performance recipes: bf16 gradients, cuDNN attention; Transformer Engine kernels",
     ),
     Framework(
@@ -98,6 +101,7 @@ FRAMEWORKS = (
         gradients=4,
         memory=_FUSED,
         own=2024.4,
+        casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
         source="arXiv:2205.05198, section 4: 34 bytes of a layer's token and width, logits in float32",
     ),
     Framework(
@@ -106,7 +110,7 @@ FRAMEWORKS = (
         fusion="all",
         prunes=True,
         gradients=2,
-        memory=replace(_FUSED, logits=6.0),
+        memory=replace(_FUSED, logits=4.0),
         sync=0.0,
         source="MaxText: bfloat16 activations, megablox for dropless experts",
     ),
@@ -135,6 +139,7 @@ FRAMEWORKS = (
         prunes=False,
         gradients=2,
         memory=replace(_FUSED, logits=10.0, norms=4),
+        adapted="all",
         source="PaddleNLP: norms and rotations of elementary kernels",
     ),
     Framework(

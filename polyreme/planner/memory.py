@@ -92,7 +92,7 @@ def _on_accelerator(stage: Stage) -> list[Moment]:
 
 def _staying(stage: Stage, nbytes: float, count: int) -> float:
     """Of what each of count blocks keeps, the part that stays on the device."""
-    is_away = "act" in stage.plan.offload and stage.plan.recompute == "full"
+    is_away = stage.training.away or ("act" in stage.plan.offload and stage.plan.recompute == "full")
     return nbytes * min(1.0, AHEAD / count) if is_away else nbytes
 
 
@@ -120,6 +120,8 @@ def _in_pipeline(stage: Stage, place: int, processor: OnProcessor | None) -> lis
     for standing in standings(stage.plan, place):
         held = sum(n * each for n, each in zip(standing.live, chunks.leaves, strict=True))
         held += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
+        if not processor and (stage.training.away or "act" in stage.plan.offload):
+            held = min(held, AHEAD * max(chunks.leaves))  # others lie in the host's memory
         work = chunks.forward if standing.kind == "F" else _work(stage, standing.kind, chunks, standing.chunk)
         moments.append(Moment(stage.gradients, held, work + beside))
     copies = total(stage.near_slots) if processor else 0.0

@@ -5,6 +5,7 @@ Formulas and sources: docs/planner.md. Blocks of a kind cost the same, so nothin
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -118,8 +119,9 @@ def stage_tails(
     owners = plan.stage_of_chunk if plan.schedule else (0,)
     stages = [[chunk for chunk, owner in enumerate(owners) if owner == stage] for stage in range(plan.mesh.pp)]
     summed = _summing(setting, cut, [_chunk(piece, blocks) for piece in cut], stages)
+    room = 0.0 if cluster.shared > 1 else math.inf  # activations move while other work goes on
     return tuple(
-        sum(summing.values()) + _update(setting, cut, [stage]) + _offload(setting, cut, [stage])
+        sum(summing.values()) + _update(setting, cut, [stage]) + _offload(setting, cut, [stage], room)
         for stage, summing in zip(stages, summed, strict=True)
     )
 
@@ -218,7 +220,7 @@ def _times(setting: Setting, blocks: Mapping[str, BlockTime]) -> Times:
         exposed={axis: seconds for axis, seconds in exposed.items() if seconds > 0},
         bubble=waiting,
         optimizer=_update(setting, cut, stages) + setting.training.overhead,
-        offload=_offload(setting, cut, stages),
+        offload=_offload(setting, cut, stages, 0.0 if is_serial else compute + recompute),
         slowest=(slowness(setting.cluster) - 1) * (compute + recompute),
     )
 
@@ -351,8 +353,9 @@ def _update(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[in
     return sum(seconds) if setting.cluster.shared > 1 else max(seconds)
 
 
-def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]]) -> float:
-    """Seconds of moving what is kept in host memory: moments (and master parameters) there and back once a step."""
+def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]], room: float) -> float:
+    """Seconds of moving what is kept in host memory: moments (and master parameters) there and back once a step;
+    activations beside so many seconds of arithmetic."""
     plan, host = setting.plan, setting.cluster.device.host
     total = 0.0
     if "state" in plan.offload:
@@ -361,9 +364,9 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
     if plan.streams:
         total += 2 * max(_on_stages(setting, cut, stages, "param")) * setting.on.itemsize * plan.num_microbatches / host
         total += 2 * max(_on_stages(setting, cut, stages, "grad")) * setting.training.gradients / host
-    if "act" in plan.offload:
+    if "act" in plan.offload or setting.training.away:
         saved = max(sum(_save(setting, block) * count for at in s for block, count in cut[at]) for s in stages)
-        total += 2 * saved * plan.num_microbatches / host
+        total += max(0.0, 2 * saved * plan.num_microbatches / host - room)
     return total
 
 

@@ -29,7 +29,10 @@ class Training:
     beside frozen ones, so small that they count for nothing (arXiv:2106.09685). copies: of rows for experts: each is
     sent, or one to a node, which passes it on. sync: seconds that a dispatch or combine takes at least, where the host
     must know how many rows come. cheap: whether what norms and elementwise operations of a layer make is computed again
-    from what products and attention made, whatever the plan's recompute (jax's checkpoint policy of dots).
+    from what products and attention made, whatever the plan's recompute (jax's checkpoint policy of dots). away:
+    whether all that layers keep for the backward lies in the host's memory, whatever the plan's recompute and offload.
+    adapted: which products have adapters, those of attention or all of a layer. casts: of what products in few bits
+    read, "apart": a kernel of their own, or "fused" into norms and activation functions that make it.
     """
 
     dtype: str = "bfloat16"
@@ -49,6 +52,9 @@ class Training:
     copies: Literal["rows", "nodes"] = "rows"
     sync: float = 0.0
     cheap: bool = False
+    away: bool = False
+    adapted: Literal["attention", "all"] = "attention"
+    casts: Literal["apart", "fused"] = "apart"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ from polyreme.mesh import ANY, Plan, Strategy, default_schedule, nearest_divisor
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, relative, unknown_kind
 from polyreme.planner.frameworks import FRAMEWORKS, Framework, framework
+from polyreme.planner.graph import PipelineCut
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.predict import predict, times_of
 from polyreme.planner.prediction import Prediction, Training
 from polyreme.planner.published_cells import Cells
 from polyreme.planner.published_models import of_name
-from polyreme.planner.published_words import not_modelled
+from polyreme.planner.published_words import CAPACITY, not_modelled
 
 COLUMNS = (
     *("id", "system", "date", "source", "model", "params_b", "h", "layers", "heads", "kv_heads", "head_dim", "ffn"),
@@ -77,17 +78,26 @@ def run_of(row: Mapping[str, Any]) -> PublishedRun:
     # what is described did run: all of the memory but the runtime's counts
     cluster = replace(cluster, device=replace(cluster.device, usable=max(cluster.device.usable, _USABLE)))
     training = _training(cells, cluster.device.flops)
-    told = _recompute(cells)
-    training = replace(training, cheap=told is not None and told.cheap)
     runs = [
-        PublishedRun(model, plan, cluster, batch, training, {})
-        for plan, batch in _candidates(cells, model, degrees, folded)
+        PublishedRun(model, plan, cluster, batch, _of_plan(training, model, plan, recompute), {})
+        for plan, batch, recompute in _candidates(cells, model, degrees, folded)
     ]
     best = runs[0] if len(runs) == 1 else _fastest_that_fits(runs)
-    if best.model.layers % len(best.plan.stage_of_chunk):  # then a framework's user says which stage has how many
-        best = replace(best, training=replace(training, cut="balanced"))
     lost = tuple(dict.fromkeys((*cells.not_understood, *not_modelled(cells))))
     return replace(best, assumed=_choices(cells, best) | cells.assumed, not_understood=lost)
+
+
+def _of_plan(training: Training, model: ModelShape, plan: Plan, recompute: _Recompute) -> Training:
+    cut = _cut(model.layers, len(plan.stage_of_chunk))
+    return replace(training, cut=cut, cheap=recompute.cheap, away=recompute.is_away)
+
+
+def _cut(layers: int, chunks: int) -> PipelineCut:
+    """How so many layers are cut: evenly; or, where it takes that to make them even, with the embedding and the head in
+    the place of a layer each, as of Llama 3 405B (arXiv:2407.21783, section 3.3.2); else as a user says by hand."""
+    if layers % chunks == 0:
+        return "layers"
+    return "items" if (layers + 2) % chunks == 0 else "balanced"
 
 
 _USABLE = 0.97
@@ -131,7 +141,8 @@ def _choices(cells: Cells, run: PublishedRun) -> dict[str, object]:
         "mbs": plan.rows_per_device(run.batch),
         "vpp": plan.virtual_stages,
         "recompute": plan.recompute
-        + (f" of {plan.recompute_share:g} of the layers" if plan.recompute_share != 1 else ""),
+        + (f" of {plan.recompute_share:g} of the layers" if plan.recompute_share != 1 else "")
+        + (", and norms and activation functions" if run.training.cheap else ""),
     }
     known = {"gbs": cells.number("gbs"), "mbs": cells.number("mbs"), "vpp": cells.number("vpp") or plan.mesh.pp == 1}
     known["recompute"] = _recompute(cells)
@@ -197,6 +208,10 @@ def _of_name(cells: Cells, fields: Mapping[str, Any]) -> dict[str, Any]:
     match = re.search(r"(?:first )?(\d+) dense layer", cells.words)
     if match and fields["experts"]:
         named["dense_layers"] = int(match[1])
+    capacity = CAPACITY.search(cells.words)
+    if capacity and fields["experts"]:  # each expert has as many rows, filled or not
+        rows = float(capacity[1]) * fields["seq"] * fields["experts_per_token"] / fields["experts"]
+        named["tokens_per_expert"] = math.ceil(rows)
     if named.get("kv_rank"):
         named["kv_heads"] = fields["heads"]
     if named:
@@ -233,7 +248,7 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     dtype = _dtype(text)
     if dtype not in flops:
         dtype = cells.assumed["dtype"] = "bfloat16" if not dtype and "bfloat16" in flops else next(iter(flops))
-    is_new = cells.year >= _FUSED or cells.has("flash")
+    is_new = (cells.year >= _FUSED or cells.has("flash")) and not cells.denies("flash")
     used, is_tpu = _framework(cells), cells.text("hardware").lower().startswith("tpu")
     overlap = ("dp", "sharding") if is_new and not cells.has("paddle") else ()
     if cells.year >= _ASYNCHRONOUS:
@@ -247,10 +262,13 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
         overlap = tuple(axis for axis in overlap if axis != "dp")
     # NeMo's and Megatron-Bridge's recipes send rows by DeepEP since 2025-06
     is_flex = used.name == "nemo" and cells.year >= _DEEPEP
-    is_low = any(word in text for word in ("fp8", "float8", "int8", "fp4", "mxfp"))
+    low = "float4" if "fp4" in text else "float8" if any(word in text for word in ("fp8", "float8", "int8")) else ""
+    if low == "float4" and low not in flops:
+        cells.not_understood.append(f"dtype {text!r}: the device has no such products, 8 bits are taken")
+        low = "float8"
     return Training(
         dtype=dtype,
-        products="float8" if is_low and "float8" in flops else "",
+        products=low if low in flops else "",
         attention="fused" if is_new else "plain",
         # XLA and float16 sum gradients as they are computed; bfloat16 elsewhere in float32
         gradients=2 if dtype == "float16" else used.gradients,
@@ -263,6 +281,8 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
         trains="adapters" if cells.has("lora") else "all",
         copies="nodes" if cells.has("deepep", "hybridep", "hai-llm", "dualpipe") or is_flex else "rows",
         sync=used.sync,
+        casts=used.casts,
+        adapted=used.adapted,
     )
 
 
@@ -333,11 +353,12 @@ def _recompute(cells: Cells) -> _Recompute | None:
 
 
 class _Recompute(NamedTuple):
-    """As in Plan and Training."""
+    """As in Plan and Training; is_away: whether what is kept of a layer lies in the host's memory."""
 
     mode: str
     share: float = 1.0
     cheap: bool = False
+    is_away: bool = False
 
 
 _RECOMPUTES = (
@@ -345,9 +366,11 @@ _RECOMPUTES = (
     # every second layer, or every second product of each (arXiv:2410.06511, section 2.1.3)
     (("selective layer", "selective(layer", "every second layer", "every other layer"), _Recompute("full", 0.5)),
     (("selective op", "selective(op", "op_sac", "selective ac"), _Recompute("full", 0.5, cheap=True)),
+    (("minimal_offload",), _Recompute("none", cheap=True, is_away=True)),  # products go to the host
     (("minimal",), _Recompute("core_attn", cheap=True)),
     (("core_attn", "selective", "attention"), _Recompute("core_attn")),
-    (("except", "custom", "offload"), _Recompute("full")),  # most products again
+    (("offload",), _Recompute("full", is_away=True)),
+    (("except", "custom"), _Recompute("full")),  # most products again
     (("save_dot", "save_qkv", "dots"), _Recompute("core_attn", cheap=True)),
     (("moe_act", "activation function", "rmsnorm", "layernorm", "swiglu"), _Recompute("none", cheap=True)),
     (("full", "yes", "true", "uniform", "block", "activation", "1"), _Recompute("full")),
@@ -438,23 +461,36 @@ def _cluster(cells: Cells, total: int) -> Cluster:
         return unknown_kind(name, total, peak * 1e12, (memory or 80) * 1e9)
     while total % slices or total // slices > most:
         slices += 1
-    return cluster_of_kind(name, total, slices=slices)
+    return _with_network(cells, cluster_of_kind(name, total, slices=slices))
+
+
+def _with_network(cells: Cells, cluster: Cluster) -> Cluster:
+    """The cluster with the network cards that the notes tell: "4 x 100 Gbit/s a node", or "400 Gb/s per GPU"."""
+    match = re.search(
+        r"(?:(\d+) ?x ?)?(\d+) ?(?:gbit/s|gb/s|gbps)[^,;.]*?\b(?:a|per|each) (node|gpu|device)", cells.words
+    )
+    if not match or len(cluster.links) < 2:
+        return cluster
+    near, far = cluster.links[-2:]
+    bits = int(match[1] or 1) * int(match[2]) * 1e9 / (near.devices if match[3] == "node" else 1)
+    return replace(cluster, links=(*cluster.links[:-1], replace(far, bandwidth=bits / 8)))
 
 
 _OPEN_RECOMPUTE = [
-    ("none", 1.0),
-    ("core_attn", 1.0),
-    ("full_attn", 1.0),
-    *(("full", share) for share in (0.25, 0.5, 0.75, 1.0)),
+    _Recompute("none"),
+    _Recompute("none", cheap=True),
+    _Recompute("core_attn"),
+    _Recompute("full_attn"),
+    *(_Recompute("full", share) for share in (0.25, 0.5, 0.75, 1.0)),
 ]
 """What a row that does not tell its recompute may have had."""
 
 
 def _candidates(
     cells: Cells, model: ModelShape, degrees: Mapping[str, int], folded: tuple[str, ...]
-) -> Iterator[tuple[Plan, int]]:
+) -> Iterator[tuple[Plan, int, _Recompute]]:
     ways, pp = degrees["dp"] * degrees["sharding"] * degrees["ep"], degrees["pp"]
-    per_stage = model.layers // pp
+    per_stage = (model.layers if model.layers % pp == 0 else model.layers + 2) // pp
     virtual = min(cells.number("vpp") or 0, per_stage)
     if not virtual and pp > 1:
         least = 2 if "interleav" in cells.text("vpp").lower() or cells.has("interleaved") else 1
@@ -463,11 +499,11 @@ def _candidates(
     else:
         chunks = [virtual if pp > 1 else 1]
     recompute = _recompute(cells)
-    kinds = [(recompute.mode, recompute.share)] if recompute else _OPEN_RECOMPUTE
+    kinds = [recompute] if recompute else _OPEN_RECOMPUTE
     # MaxText cuts the residual stream over its tensor axis, by embed: the same bytes as by seq
     is_whole = cells.is_yes("sp") or cells.has("maxtext")
     for batch, rows in _batches(cells, ways, pp):
-        for chunk, (kind, share) in itertools.product(chunks, kinds):
+        for chunk, kind in itertools.product(chunks, kinds):
             plan = Plan.from_degrees(
                 dp=degrees["dp"],
                 pp=pp,
@@ -480,15 +516,15 @@ def _candidates(
                 schedule=None if pp == 1 else default_schedule(chunk),
                 virtual_stages=chunk,
                 num_microbatches=batch // (ways * rows),
-                recompute=kind,
-                recompute_share=share,
+                recompute=kind.mode,
+                recompute_share=kind.share,
                 sep_attention="ulysses" if cells.has("ulysses") else "ring",
                 expert_axes=folded,
                 # frameworks send the rows there are, or drop what is above a capacity: no room for more
                 expert_dispatch="ragged" if degrees["ep"] > 1 or len(folded) > 1 else "auto",
                 order=_ORDER,
             )
-            yield _sharded_over_cp(plan, degrees["stage"]), batch
+            yield _sharded_over_cp(plan, degrees["stage"]), batch, kind
 
 
 def _sharded_over_cp(plan: Plan, stage: int) -> Plan:

@@ -8,7 +8,6 @@ from polyreme.planner.published_cells import Cells
 
 NOT_MODELLED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("sliding window", "sliding-window", "swa", "local attention"), "attention over a window is priced whole"),
-    (("fp4", "nvfp4", "mxfp4"), "products in 4 bits are priced as 8"),
     (("qlora", "4-bit base", "nf4"), "frozen weights in 4 bits are held as 16"),
     (("lion", "adafactor", "sgd", "muon", "shampoo", "8-bit adam", "adam8bit", "lamb"), "the update is AdamW's"),
     (("parallel transformer block", "parallel block", "ptb"), "attention and feed-forward one after the other"),
@@ -26,10 +25,14 @@ NOT_MODELLED: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 """(words, what is done instead)."""
 
+CAPACITY = re.compile(r"capacity[ _-]factor[ =:]*(\d+(?:\.\d+)?)")
+"""Rows that there is room for at each expert, over those that come on the mean."""
+
 
 def not_modelled(cells: Cells) -> list[str]:
     """A line for each thing that the row's words say and no prediction follows."""
     text = f"{cells.words}; {cells.text('dtype').lower()}; {cells.text('model').lower()}"
+    text = CAPACITY.sub("", text)
     lines = []
     for words, instead in NOT_MODELLED:
         said = next((word for word in words if _says(text, word)), None)

@@ -255,10 +255,38 @@ def test_offload_costs_what_the_host_moves():
     )
     assert plain.times.offload == 0
     assert state.times.offload == pytest.approx(2 * 12 * GPT.num_parameters / KIND.host)
-    assert act.times.offload > 0
+    # activations move beside arithmetic, of devices that share their units one after the other
+    slow = replace(ONE, device=replace(KIND, host=KIND.host / 1e4))
+    assert 0 == act.times.offload < predict(GPT, Plan.from_degrees(offload=("act",)), slow, 8).times.offload
     # gradients go where parameters go
     param = predict(GPT, Plan.from_degrees(offload=("param",)), ONE, 8)
     assert param.times.offload == pytest.approx(2 * (4 + 2) * GPT.num_parameters / KIND.host)
+
+
+def test_matrix_units_are_filled_up_and_narrow_heads_are_slow():
+    def compute(**kind):
+        return predict(GPT, Plan(), replace(ONE, device=replace(KIND, **kind)), 8).times.compute
+
+    assert compute(tile=128) == compute()  # 512, 1,536 and 2,048 are whole tiles
+    assert compute(tile=96) > compute()
+    assert compute(narrow_heads=0.5) > compute()  # its heads have 64 numbers
+
+
+def test_adapters_cost_bytes_beside_frozen_products():
+    plain, attention, every = (
+        predict(GPT, Plan(), ONE, 8, Training(trains=trains, adapted=adapted)).times.compute
+        for trains, adapted in (("all", "all"), ("adapters", "attention"), ("adapters", "all"))
+    )
+    assert attention < every < plain
+
+
+def test_casts_are_fused_into_what_makes_their_operands():
+    kind = replace(ONE, device=replace(KIND, flops={**KIND.flops, "float8": 1e13}))
+    apart, fused = (
+        predict(GPT, Plan(), kind, 8, Training(products="float8", casts=casts)).times.compute
+        for casts in ("apart", "fused")
+    )
+    assert fused < apart
 
 
 def test_work_on_a_processor():

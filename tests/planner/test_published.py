@@ -158,7 +158,7 @@ def test_what_is_not_followed_is_told_and_strict_fails(tmp_path):
         ({"notes": "sliding window 128"}, "sliding window"),
         ({"system": "Unheard"}, "Unheard"),
         ({"recompute": "some of it"}, "some of it"),
-        ({"dtype": "nvfp4"}, "4 bits"),
+        ({"dtype": "nvfp4"}, "8 bits are taken"),
     ):
         path = tmp_path / "row.json"
         path.write_text(json.dumps([{**ROW, **changes}]))
@@ -283,6 +283,34 @@ def test_columns_that_are_not_read_are_told(tmp_path):
     no_run = answer({"layer": 8})
     assert set(no_run) == {"not_read", "error"}
     assert no_run["not_read"] == told[:1]
+
+
+def test_what_notes_tell_of_hardware_and_kernels():
+    run = run_of({**ROW, "notes": "4 x 100 Gbit/s RoCE a node; no flash attention", "date": "2024"})
+    assert run.cluster.links[-1].bandwidth == pytest.approx(4 * 100e9 / 8 / 8)
+    assert run.training.attention == "plain"
+    assert run_of({**ROW, "notes": "400 Gb/s InfiniBand per GPU"}).cluster.links[-1].bandwidth == pytest.approx(50e9)
+    # room for a quarter more rows than come: all of it is computed
+    experts = {**ROW, "experts": 8, "topk": 2, "moe_ffn": 4096}
+    dropless, dropped = (run_of({**experts, "notes": notes}) for notes in ("", "capacity factor 1.25"))
+    assert (dropless.model.tokens_per_expert, dropped.model.tokens_per_expert) == (0, 2048 * 2 // 8 * 5 // 4)
+    assert not dropped.not_understood
+    low = run_of({**ROW, "hardware": "GB300", "dtype": "nvfp4", "date": "2026"})
+    assert (low.training.products, low.not_understood) == ("float4", ())
+
+
+def test_layers_that_do_not_divide_take_embedding_and_head_along():
+    """126 layers over 16 stages of 8 chunks: a layer each but for the first and the last."""
+    run = run_of({**ROW, "layers": 126, "pp": 16, "vpp": 8, "tp": 4, "n_dev": 64, "gbs": 64})
+    assert (run.training.cut, run.plan.virtual_stages) == ("items", 8)
+    assert run_of({**ROW, "layers": 94}).training.cut == "items"
+    assert run_of({**ROW, "layers": 97}).training.cut == "balanced"
+
+
+def test_what_is_offloaded_is_not_on_the_device():
+    row = {**ROW, "hardware": "TPUv6e", "tp": 1, "pp": 1, "vpp": 1, "zero_or_fsdp": "fsdp64", "dtype": "bf16"}
+    near, far = (run_of({**row, "system": "MaxText", "recompute": kept}) for kept in ("full", "custom, q offloaded"))
+    assert far.predict().memory.activations < near.predict().memory.activations / 10
 
 
 def test_a_dtype_that_the_kind_has_no_units_for_is_told():
