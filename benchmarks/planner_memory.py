@@ -415,12 +415,12 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     """Compile a list, or both, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="?", choices=("tuned", "held-out", "unseen", "drawn", "drawn-again", "all"), default="all")
+    lists = {"drawn-again": drawn_again, "drawn": drawn, "unseen": unseen, "held-out": held_out, "tuned": tuned}
+    parser.add_argument("which", nargs="?", choices=(*lists, "all"), default="all")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     args = parser.parse_args()
     text = []
-    lists = {"drawn-again": drawn_again, "drawn": drawn, "unseen": unseen, "held-out": held_out, "tuned": tuned}
     for which, cases in lists.items():
         if args.which not in (which, "all"):
             continue

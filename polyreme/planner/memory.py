@@ -118,12 +118,12 @@ def _in_pipeline(stage: Stage, place: int, processor: OnProcessor | None) -> lis
     beside = chunks.beside
     moments = []
     for standing in standings(stage.plan, place):
-        held = sum(n * each for n, each in zip(standing.live, chunks.leaves, strict=True))
-        held += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
+        activations = sum(n * each for n, each in zip(standing.live, chunks.leaves, strict=True))
+        activations += sum(n * each for n, each in zip(standing.waiting, chunks.stash, strict=True))
         if not processor and (stage.training.away or "act" in stage.plan.offload):
-            held = min(held, AHEAD * max(chunks.leaves))  # others lie in the host's memory
+            activations = min(activations, AHEAD * max(chunks.leaves))  # others lie in the host's
         work = chunks.forward if standing.kind == "F" else _work(stage, standing.kind, chunks, standing.chunk)
-        moments.append(Moment(stage.gradients, held, work + beside))
+        moments.append(Moment(stage.gradients, activations, work + beside))
     copies = total(stage.near_slots) if processor else 0.0
     return [*moments, Moment(stage.gradients, 0.0, copies)]
 

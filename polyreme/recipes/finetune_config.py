@@ -177,6 +177,11 @@ class FinetuneConfig(RunConfig):
         return _DIMENSIONS.load()(self.model, self.max_seq_len)
 
     @property
+    def teacher_dimensions(self) -> ModelConfig | None:
+        """Of the teacher, if there is one."""
+        return None if self.teacher is None else _DIMENSIONS.load()(self.teacher, self.max_seq_len)
+
+    @property
     def weight_dtype(self) -> str:
         """Of the codes that weights are stored in, "" for none."""
         return (self.weight_quantize_algo or "").removeprefix("weight_only_")

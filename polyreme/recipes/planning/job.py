@@ -25,9 +25,11 @@ from polyreme.nn.lazy import LazyGuard
 from polyreme.optimizer import Optimizer
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.recipes.config import RunConfig
+from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.samples import Input, labels_of
+from polyreme.recipes.training.alignment import place_teacher
 from polyreme.recipes.training.trainer import learning_rate_schedule, loss_of_config, make_optimizer, step_policy
-from polyreme.recipes.weights.base import make_model
+from polyreme.recipes.weights.base import load_base, make_model
 from polyreme.training import Microbatch, Objective, StepPolicy
 
 
@@ -37,7 +39,8 @@ class TrainingJob:
 
     model: makes it; under a pipeline it has pipeline_items() and pipeline_loss(output, labels). loss: (model, arrays of
     a microbatch) -> a 0-D mean. inputs: of a whole batch, under a pipeline inputs and labels. optimizer: of a model.
-    policy: of the step. objective: under a pipeline, what is made small if not the model's own loss.
+    policy: of the step. objective: under a pipeline, what is made small if not the model's own loss. beside: of a
+    layout, puts there what the loss computes with besides the model.
     """
 
     model: Callable[[], Layer]
@@ -46,11 +49,16 @@ class TrainingJob:
     optimizer: Callable[[Layer], Optimizer]
     policy: StepPolicy = field(default_factory=StepPolicy)
     objective: Objective | None = None
+    beside: Callable[[Layout], None] = lambda layout: None
 
 
 def job_of(config: RunConfig) -> TrainingJob:
-    """The step of a pretraining run."""
+    """The step of a run."""
     loss = loss_of_config(config) or loss_of
+
+    def teach(layout: Layout) -> None:
+        if isinstance(config, FinetuneConfig) and config.teacher is not None:
+            place_teacher(load_base(config.teacher), layout, loss)
 
     def optimizer(model: Any) -> Optimizer:
         schedule: LRScheduler = learning_rate_schedule(config.train)
@@ -63,6 +71,7 @@ def job_of(config: RunConfig) -> TrainingJob:
         optimizer=optimizer,
         policy=step_policy(config.train),
         objective=loss if isinstance(loss, Objective) else None,
+        beside=teach,
     )
 
 
@@ -85,6 +94,7 @@ class AbstractJob:
             self.model = job.model()
             loss = self._loss if plan.mesh.pp == 1 else job.objective
             self.planned = PlannedStep(self.model, plan, job.optimizer, job.policy, devices, loss)
+            job.beside(self.planned.layout)
         self.layout, self.optimizer = self.planned.layout, self.planned.optimizer
 
     def close(self) -> None:

@@ -21,13 +21,15 @@ from polyreme.models.families import FAMILIES
 from polyreme.planner import Memory, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.explain import Change, changes, nearest_counts
-from polyreme.planner.memory import memory
+from polyreme.planner.memory import Compiler, memory
 from polyreme.planner.predict import predict
 from polyreme.planner.search import Ranked, SearchResult, search
 from polyreme.planner.space import Space
-from polyreme.recipes.config import PlanConfig, PretrainConfig
+from polyreme.recipes.config import PlanConfig, PretrainConfig, RunConfig
 from polyreme.recipes.config_file import Loaded
 from polyreme.recipes.estimate import shape_of
+from polyreme.recipes.finetune_config import FinetuneConfig
+from polyreme.recipes.planning.tuning import rows_of, training_of_tuning, tuning_graph, with_besides
 from polyreme.units import bytes_text
 
 
@@ -119,7 +121,7 @@ def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
     return replace(training, attention=_attention(config, cluster, training.dtype))
 
 
-def fused_training(config: PretrainConfig) -> Training:
+def fused_training(config: RunConfig) -> Training:
     """How the configured step computes on whatever device, with fused attention."""
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
@@ -127,12 +129,17 @@ def fused_training(config: PretrainConfig) -> Training:
     return Training(dtype=dtype, master=train.amp_level == "O2", cut=cut, sums="program")
 
 
-def memory_of(config: PretrainConfig) -> Memory:
+def memory_of(config: RunConfig) -> Memory:
     """Bytes on the fullest device under the configuration's own plan, with fused attention; on a processor, as XLA's
-    compiler for it keeps them."""
-    compiler = "cpu" if config.device == "cpu" else "accelerator"
-    graph, batch = shape_of(config.dimensions).graph(), config.train.global_batch
-    stages = memory(graph, config.parallel_plan, batch, fused_training(config), compiler)
+    compiler for it keeps them. Of fine-tuning with all that it holds besides (tuning.py)."""
+    compiler: Compiler = "cpu" if config.device == "cpu" else "accelerator"
+    plan, training = config.parallel_plan, fused_training(config)
+    if isinstance(config, FinetuneConfig):
+        training = training_of_tuning(config, training)
+        stages = memory(tuning_graph(config), plan, rows_of(config), training, compiler)
+        stages = with_besides(config, stages, training)
+    else:
+        stages = memory(shape_of(config.dimensions).graph(), plan, config.train.global_batch, training, compiler)
     return max(stages, key=lambda stage: stage.total)
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import xxhash
 
+from polyreme.core.layout import Layout
 from polyreme.data.packing import NO_LABEL
 from polyreme.distributed.placement import place_on
 from polyreme.eager.mode import no_grad
@@ -308,9 +309,13 @@ def load_teacher(
             f"teacher={config.teacher}: has {teacher.config.vocab_size} tokens, and the tokenizer "
             f"{data.writer.vocab_size}; give a teacher of the same tokenizer"
         )
+    place_teacher(teacher, trainer.layout, trainer.objective)
+
+
+def place_teacher(teacher: Any, layout: Layout, objective: DistillationObjective) -> None:
+    """Put a teacher where an objective computes the loss: of pipeline stages the last has all of it."""
     for parameter in teacher.parameters():
         parameter.stop_gradient = True
-    # where the loss is computed: of pipeline stages the last has all of it
-    place_on(trainer.layout.stages[config.parallel_plan.stage_of_chunk[-1]], teacher)
+    place_on(layout.stages[layout.plan.stage_of_chunk[-1]], teacher)
     teacher.eval()
-    trainer.objective.teacher = teacher
+    objective.teacher = teacher
