@@ -88,8 +88,9 @@ class ServerScorer:
 
     def write(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[str]:
         """The text after each prompt."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "min_tokens")
-        settings = {name: getattr(params, name) for name in names} | {"stop": list(params.stop)}
+        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens")
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        settings = {name: getattr(params, name) for name in (*names, *penalties)} | {"stop": list(params.stop)}
         return [choice["text"] for part in _parts(prompts) for choice in self._complete({**settings, "prompt": part})]
 
     def facts(self) -> dict[str, Any]:

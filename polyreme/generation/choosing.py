@@ -14,6 +14,7 @@ from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.generation.sampling import (
     Choice,
     SamplingParams,
+    counted,
     gumbel_noise,
     likeliest,
     marked,
@@ -31,6 +32,8 @@ _COLUMNS: dict[str, tuple[type, float]] = {
     "top_p": (np.float32, 1),
     "min_p": (np.float32, 0),
     "repetition_penalty": (np.float32, 1),
+    "presence_penalty": (np.float32, 0),
+    "frequency_penalty": (np.float32, 0),
     "least": (np.int32, 0),
 }
 """Settings of rows, as arrays: dtype, and what a row without a request has."""
@@ -106,11 +109,13 @@ class DraftRow(NamedTuple):
 
 
 class _ChoiceKind(NamedTuple):
-    """What choosing a token of each row takes: whether tokens that were seen are penalized, whether texts have a least
-    length, whether a text has a grammar, and whether one has biases."""
+    """What choosing a token of each row takes: whether tokens that were seen are penalized, whether those that were
+    written are by how often, whether texts have a least length, whether a text has a grammar, and whether one has
+    biases."""
 
     choice: Choice
     penalty: bool
+    counts: bool
     least: bool
     grammar: bool
     bias: bool
@@ -140,7 +145,8 @@ class TokenChooser:
         self._logs = to_static(functools.partial(F.log_softmax, axis=-1))
         self._tops: dict[int, Callable[..., tuple[Any, ...]]] = {}
         self._bias: Tensor | None = None  # made when it is asked for: of large vocabularies it is large
-        self._fork = to_static(self._forked)
+        self._counts: Tensor | None = None  # likewise
+        self._fork, self._fork_counts = to_static(self._forked), to_static(self._forked_counts)
         self._unmarked: dict[int, list[int]] = {}
 
     def begin(
@@ -169,6 +175,11 @@ class TokenChooser:
             seen = np.zeros(self.vocab_size, bool)
             seen[np.asarray(tokens)] = True
             self._seen[row] = to_tensor(seen)
+        if params.is_counting:
+            if self._counts is None:
+                self._counts = creation.zeros([len(self._params), self.vocab_size], "int32")
+            written = np.asarray(tokens[prompt_length:], np.int64)
+            self._counts[row] = to_tensor(np.bincount(written, minlength=self.vocab_size).astype(np.int32))
 
     def leave(self, row: int) -> None:
         """Choose nothing for a row from now on."""
@@ -178,7 +189,8 @@ class TokenChooser:
 
     def note(self, row: int, tokens: Sequence[int]) -> None:
         """A row's text goes on by tokens that were chosen on others."""
-        if self._params[row] is not None and self._params[row].repetition_penalty != 1:
+        params = self._params[row]
+        if params is not None and (params.repetition_penalty != 1 or params.is_counting):
             self._unmarked.setdefault(row, []).extend(tokens)
 
     def __call__(self, logits: Any, lengths: Any, drafts: Sequence[DraftRow] = ()) -> ChosenTokens:
@@ -189,14 +201,19 @@ class TokenChooser:
         kind = _ChoiceKind(
             max(choices, key=("greedy", "draw", "filter").index),
             any(p.repetition_penalty != 1 for p in known),
+            any(p.is_counting for p in known),
             bool(self.end) and any(p.min_tokens for p in known),
             any(grammar is not None for grammar in self._grammars),
             any(p.logit_bias for p in known),
         )
         if kind not in self._choices:
             self._choices[kind] = to_static(functools.partial(self._choose, kind))
-        if kind.penalty and (drafts or self._unmarked):
-            self._fork(*self._fork_arguments(drafts))
+        if (kind.penalty or kind.counts) and (drafts or self._unmarked):
+            forks = self._fork_arguments(drafts)
+            if kind.penalty:
+                self._fork(*forks)
+            if kind.counts:
+                self._fork_counts(*forks)
         if self._settings is None:
             self._settings = [to_tensor(column) for column in self._columns.values()]
         seeds, *rest = self._settings
@@ -263,6 +280,10 @@ class TokenChooser:
     def _forked(self, owners: Any, tokens: Any) -> None:
         marked(self._seen.index_select(owners, 0), tokens, out=self._seen)
 
+    def _forked_counts(self, owners: Any, tokens: Any) -> None:
+        assert self._counts is not None  # made when a text that counts began
+        counted(self._counts.index_select(owners, 0), tokens, out=self._counts)
+
     def _choose(
         self,
         kind: _ChoiceKind,
@@ -276,10 +297,16 @@ class TokenChooser:
         top_p: Any,
         min_p: Any,
         penalty: Any,
+        presence: Any,
+        frequency: Any,
         least: Any,
     ) -> Any:
         scores = logits + bias if kind.bias else logits
         scores = penalized(scores, self._seen, penalty) if kind.penalty else scores
+        if kind.counts:
+            counts: Any = self._counts
+            scores = scores - presence.unsqueeze(1) * (counts > 0).astype(scores.dtype)
+            scores = scores - frequency.unsqueeze(1) * counts.astype(scores.dtype)
         hidden = creation.arange(logits.shape[-1], dtype="int32").unsqueeze(0) >= self.num_known
         if kind.least:
             ids = creation.arange(logits.shape[-1], dtype="int32")
@@ -292,4 +319,6 @@ class TokenChooser:
         tokens = tokens.masked_fill(~logits.isfinite().all(-1), -1)
         if kind.penalty:
             marked(self._seen, tokens.unsqueeze(1), out=self._seen)
+        if kind.counts:
+            counted(self._counts, tokens.unsqueeze(1), out=self._counts)
         return tokens

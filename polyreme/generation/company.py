@@ -126,7 +126,7 @@ def _made_up(rows: np.random.Generator, number: int, engine: TextEngine, vocab: 
         {"temperature": 0},
         {"temperature": 0.8},
         {"temperature": 1.2, "top_p": 0.9, "top_k": 50},
-        {"temperature": 0, "repetition_penalty": 1.3, "min_tokens": 2},
+        {"temperature": 0, "repetition_penalty": 1.3, "min_tokens": 2, "frequency_penalty": 0.4},
     ]
     params = SamplingParams(seed=number, max_tokens=_NEW, logprobs=number % 4, **kinds[number % len(kinds)])
     return prompt.tolist(), params

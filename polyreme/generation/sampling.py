@@ -26,13 +26,14 @@ class SamplingParams:
     temperature: 0 takes the likeliest token. top_k: among so many (0 or -1: all); top_p: among the likeliest that make
     up so much probability; min_p: among those at least so likely as the likeliest one times this. The three hold
     together, after temperature. repetition_penalty: scores of tokens of the prompt and of the text are divided by it
-    where above 0, multiplied where below (arXiv:1909.05858). seed: the same seed, prompt and settings draw the same
-    tokens, alone or beside others. max_tokens: at most so many new ones; min_tokens: at least so many before the text
-    may end. stop: strings at which it ends, left out; stop_token_ids: tokens likewise. ignore_eos: the tokenizer's end
-    does not end it. n: so many texts of a prompt, of seeds seed, seed + 1, ... logprobs: also the log-probabilities of
-    so many likeliest tokens at each place, 0 for the chosen one's alone; of the model itself, before the above.
-    logit_bias: added to the scores of tokens, by id, before all else. bad_words: texts that are not written, as the
-    tokenizer usually writes them; read by what has one.
+    where above 0, multiplied where below (arXiv:1909.05858). presence_penalty: what is taken from the scores of tokens
+    that the text has, frequency_penalty: for each time that it has them, the prompt apart. seed: the same seed, prompt
+    and settings draw the same tokens, alone or beside others. max_tokens: at most so many new ones; min_tokens: at
+    least so many before the text may end. stop: strings at which it ends, left out; stop_token_ids: tokens likewise.
+    ignore_eos: the tokenizer's end does not end it. n: so many texts of a prompt, of seeds seed, seed + 1, ...
+    logprobs: also the log-probabilities of so many likeliest tokens at each place, 0 for the chosen one's alone; of the
+    model itself, before the above. logit_bias: added to the scores of tokens, by id, before all else. bad_words: texts
+    that are not written, as the tokenizer usually writes them; read by what has one.
 
     Raises ConfigError for what is out of range.
 
@@ -46,6 +47,8 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int = 0
     max_tokens: int = 16
     min_tokens: int = 0
@@ -70,6 +73,8 @@ class SamplingParams:
             "top_k": self.top_k >= -1,
             "min_p": 0 <= self.min_p <= 1,
             "repetition_penalty": math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "presence_penalty": math.isfinite(self.presence_penalty),
+            "frequency_penalty": math.isfinite(self.frequency_penalty),
             "seed": 0 <= self.seed < 2**63,
             "max_tokens": self.max_tokens >= 1,
             "min_tokens": 0 <= self.min_tokens <= self.max_tokens,
@@ -83,6 +88,11 @@ class SamplingParams:
         for name, is_right in bounds.items():
             if not is_right:
                 raise ConfigError(f"SamplingParams: {name}={getattr(self, name)!r} is out of range; {_RANGES[name]}")
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether it matters how often the text has a token."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def choice(self) -> Choice:
@@ -106,6 +116,8 @@ _RANGES = {
     "top_k": "give 0 for all, or at least 1",
     "min_p": "give 0 to 1",
     "repetition_penalty": "give a number above 0",
+    "presence_penalty": "give a finite number",
+    "frequency_penalty": "give a finite number",
     "seed": "give 0 to 2**63 - 1",
     "max_tokens": "give at least 1",
     "min_tokens": "give 0 to max_tokens",
@@ -202,6 +214,14 @@ def marked(seen: Array, tokens: Array) -> Array:
     """seen [batch, vocab] with tokens [batch, s] set; ids outside of the vocabulary are left out."""
     rows = jnp.arange(seen.shape[0], dtype=jnp.int32)[:, None]
     return seen.at[rows, jnp.where(tokens < 0, seen.shape[1], tokens)].set(True, mode="drop")
+
+
+@op(method=False)
+def counted(counts: Array, tokens: Array) -> Array:
+    """counts int32 [batch, vocab] with one more for each of tokens [batch, s]; ids outside of the vocabulary are left
+    out."""
+    rows = jnp.arange(counts.shape[0], dtype=jnp.int32)[:, None]
+    return counts.at[rows, jnp.where(tokens < 0, counts.shape[1], tokens)].add(1, mode="drop")
 
 
 @op(method=False)

@@ -151,7 +151,8 @@ class ModelDrafter:
 
     def begin(self, row: int, params: SamplingParams) -> None:
         """A row has a new text, chosen by these settings; penalties are left to the model that verifies."""
-        plain = replace(params, repetition_penalty=1.0, logprobs=None, min_tokens=0)
+        penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        plain = replace(params, **penalties, logprobs=None, min_tokens=0)
         self._chooser.begin(row, plain, (), 0)
         self._known[row] = []
 

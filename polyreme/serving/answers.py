@@ -62,9 +62,12 @@ class _Answer:
         """The answer at once."""
         return self.head | {"object": self.kind, "choices": choices, "usage": self.counts.body(self.copies)}
 
-    def event(self, choices: list[dict[str, Any]], *, tells_usage: bool) -> dict[str, Any]:
-        """One event of a stream; where usage was asked for, all but the last say null."""
-        return self.head | {"object": self.chunk, "choices": choices} | ({"usage": None} if tells_usage else {})
+    def event(self, choices: list[dict[str, Any]], body: CompletionBody | ChatBody) -> dict[str, Any]:
+        """One event of a stream; where usage was asked for all but the last say null, or the counts so far."""
+        usage: dict[str, Any] = {"usage": None} if body.include_usage else {}
+        if body.counts_always:
+            usage = {"usage": self.counts.body(self.copies)}
+        return self.head | {"object": self.chunk, "choices": choices} | usage
 
     def usage_event(self) -> dict[str, Any]:
         """The last event."""
@@ -198,7 +201,7 @@ class ChatAnswer(_Answer):
         reader = self._readers[text.index]
         said = reader.add(text.text)
         rest, calls = reader.finish() if ends else ("", [])
-        return said + rest, calls
+        return said + rest, calls[:1] if self._body.parallel_tool_calls is False else calls
 
     def _rest(self, text: TextPiece, calls: Sequence[ToolCall], *, ends: bool) -> dict[str, Any]:
         rest: dict[str, Any] = {
@@ -223,6 +226,29 @@ class ChatAnswer(_Answer):
 
 def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, _LEAST_LOGPROB)
+
+
+def score_answer(model: str, scores: Sequence[float], num_tokens: int) -> dict[str, Any]:
+    """The answer of /v1/score, as vLLM gives it: how alike the texts of each pair are."""
+    data = [{"index": index, "object": "score", "score": float(score)} for index, score in enumerate(scores)]
+    return _of_vectors(model, num_tokens) | {"object": "list", "data": data}
+
+
+def rerank_answer(
+    model: str, documents: Sequence[str], scores: Sequence[float], most: int | None, num_tokens: int
+) -> dict[str, Any]:
+    """The answer of /v1/rerank, as Jina and vLLM give it: the documents that are most like the query first."""
+    order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[:most]
+    results = [
+        {"index": index, "document": {"text": documents[index]}, "relevance_score": float(scores[index])}
+        for index in order
+    ]
+    return _of_vectors(model, num_tokens) | {"results": results}
+
+
+def _of_vectors(model: str, num_tokens: int) -> dict[str, Any]:
+    head = {"id": f"score-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    return head | {"usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}}
 
 
 def embedding_answer(model: str, vectors: np.ndarray, num_tokens: int, encoding: str) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import numpy as np
+
 from polyreme.errors import ConfigError
 from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.grammar import without_words
 from polyreme.generation.tokenizer import TextTokenizer
-from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer
+from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer, rerank_answer, score_answer
 from polyreme.serving.metrics import CONTENT_TYPE
 from polyreme.serving.page_files import page_file
 from polyreme.serving.refusals import HttpRefusal
@@ -22,6 +24,8 @@ from polyreme.serving.requests import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    RerankBody,
+    ScoreBody,
     TokenizeBody,
     WantedForm,
     read_body,
@@ -60,6 +64,8 @@ class Endpoints:
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
+            *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score")),
+            *(Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank")),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info),
             Route("/detokenize", self.detokenize, methods=["POST"]),
@@ -153,13 +159,34 @@ class Endpoints:
             raise HttpRefusal(
                 400, f"dimensions: vectors have {width}; leave it out", param="dimensions", code="unsupported"
             )
+        vectors, num_tokens = await self._vectors(request, name, body.input, "input")
+        return _json(embedding_answer(name, vectors, num_tokens, body.encoding_format))
+
+    async def score(self, request: Request) -> Response:
+        """POST /v1/score: the cosine of the vectors of each pair of texts."""
+        body = read_body(ScoreBody, await request.body())
+        name = self.service.name_of(body.model)
+        vectors, num_tokens = await self._vectors(request, name, [*body.text_1, *body.text_2], "text_1")
+        first, second = np.split(vectors, [len(body.text_1)])
+        return _json(score_answer(name, (first * second).sum(-1).tolist(), num_tokens))
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /v1/rerank: documents by the cosine of their vectors and the query's."""
+        body = read_body(RerankBody, await request.body())
+        name = self.service.name_of(body.model)
+        vectors, num_tokens = await self._vectors(request, name, [body.query, *body.documents], "documents")
+        scores = (vectors[1:] * vectors[0]).sum(-1).tolist()
+        return _json(rerank_answer(name, body.documents, scores, body.top_n, num_tokens))
+
+    async def _vectors(
+        self, request: Request, name: str, given: Sequence[str | list[int]], param: str
+    ) -> tuple[np.ndarray, int]:
+        """Vectors of texts or token ids, [texts, width] of length 1, and how many tokens they have."""
         tokenizer = self.service.tokenizer_of(name)
         texts = [
-            await _encoded(tokenizer, text, True) if isinstance(text, str) else self._ids(text, "input")
-            for text in body.input
+            await _encoded(tokenizer, text, True) if isinstance(text, str) else self._ids(text, param) for text in given
         ]
-        vectors = await unless_gone(request.receive, self.service.embed(texts))
-        return _json(embedding_answer(name, vectors, sum(map(len, texts)), body.encoding_format))
+        return await unless_gone(request.receive, self.service.embed(texts, param)), sum(map(len, texts))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a text or of a conversation as the chat template writes it."""
@@ -225,24 +252,23 @@ class Endpoints:
     async def _events(
         self, body: CompletionBody | ChatBody, answer: CompletionAnswer | ChatAnswer, writing: Writing
     ) -> AsyncGenerator[dict[str, Any] | None]:
-        tells = body.include_usage
         # tokens whose text is not sure yet wait here, with their logprobs
         waiting = [TextPiece(index) for index in range(len(answer.prompts) * answer.copies)]
         async with writing() as pieces:
             yield None
             for choice in answer.first_choices():
-                yield answer.event([choice], tells_usage=tells)
+                yield answer.event([choice], body)
             async for piece in pieces:
                 answer.counts.add(piece)
                 index = piece.index
                 for choice in answer.first_choices(piece):
-                    yield answer.event([choice], tells_usage=tells)
+                    yield answer.event([choice], body)
                 waiting[index].add(piece)
                 if piece.text or piece.finish_reason is not None:
                     choice = answer.choice(waiting[index], ends=piece.finish_reason is not None)
-                    yield answer.event([choice], tells_usage=tells)
+                    yield answer.event([choice], body)
                     waiting[index] = TextPiece(index)
-        if tells:
+        if body.include_usage:
             yield answer.usage_event()
 
     async def _grammar(self, body: CompletionBody | ChatBody) -> TokenGrammar | None:

@@ -95,9 +95,11 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """include_usage: a last event counts tokens. include_obfuscation pads events, which is not done."""
+    """include_usage: a last event counts tokens; continuous_usage_stats: every event counts those so far.
+    include_obfuscation pads events, which is not done."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Annotated[Any, PlainValidator(_only(False))] = None
 
 
@@ -138,8 +140,27 @@ class WantedForm(NamedTuple):
     value: Any
 
 
+class StructuredOutputs(_Strict):
+    """vLLM's newer word for guided_json, guided_regex and guided_choice."""
+
+    json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN_CHARS)] | None = None
+    choice: Annotated[list[str], PlainValidator(_choices)] | None = None
+
+    @property
+    def forms(self) -> list[WantedForm]:
+        """What the text is to be like, by each field that says so."""
+        wanted = (("json", "schema", self.json_), ("regex", "regex", self.regex), ("choice", "choice", self.choice))
+        return [
+            WantedForm(f"structured_outputs.{name}", kind, value) for name, kind, value in wanted if value is not None
+        ]
+
+
 class _Sampled(_Strict):
-    """What both kinds of completions take, under OpenAI's names and those that vLLM adds."""
+    """What both kinds of completions take, under OpenAI's names and those that vLLM adds.
+
+    The last fields, and user, say nothing of the text: what a platform keeps, routes or counts by.
+    """
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
@@ -156,8 +177,8 @@ class _Sampled(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=1024)] | None = None
-    presence_penalty: Annotated[Any, PlainValidator(_only(0, 0.0))] = None
-    frequency_penalty: Annotated[Any, PlainValidator(_only(0, 0.0))] = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None = (
         None
     )
@@ -165,7 +186,13 @@ class _Sampled(_Strict):
     guided_json: dict[str, Any] | None = None
     guided_regex: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN_CHARS)] | None = None
     guided_choice: Annotated[list[str], PlainValidator(_choices)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    store: Annotated[Any, PlainValidator(_only(False))] = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -191,8 +218,14 @@ class _Sampled(_Strict):
             None if self.guided_json is None else WantedForm("guided_json", "schema", self.guided_json),
             None if self.guided_regex is None else WantedForm("guided_regex", "regex", self.guided_regex),
             None if self.guided_choice is None else WantedForm("guided_choice", "choice", self.guided_choice),
+            *(self.structured_outputs.forms if self.structured_outputs else ()),
         ]
         return [form for form in wanted if form is not None]
+
+    @property
+    def counts_always(self) -> bool:
+        """Whether each event of a stream counts the tokens so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def include_usage(self) -> bool:
@@ -202,8 +235,9 @@ class _Sampled(_Strict):
     def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's settings, those left out as OpenAI has them; without a seed, one is drawn."""
         seed = secrets.randbits(31) if self.seed is None else self.seed
-        named = {name: getattr(self, name) for name in ("n", "temperature", "top_p", "top_k", "min_p")}
-        named |= {name: getattr(self, name) for name in ("repetition_penalty", "stop_token_ids", "ignore_eos")}
+        same = ("n", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos")
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        named = {name: getattr(self, name) for name in (*same, *penalties)}
         named |= {"min_tokens": self.min_tokens, "stop": self.stop, "bad_words": self.bad_words}
         named["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         known = {name: value for name, value in named.items() if value is not None}
@@ -247,16 +281,22 @@ class CallMade(_Strict):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = None
 
 
 class ChatMessage(_Strict):
-    """One message of a conversation; tool_call_id: the call that a tool's message answers."""
+    """One message of a conversation; name: who says it, for templates that tell; tool_call_id: the call that a tool's
+    message answers. An answer may be sent back as it came: the last fields are those of it that said nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_texts)] = None
-    name: Annotated[Any, PlainValidator(_only())] = None
+    name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: list[CallMade] | None = None
     tool_call_id: str | None = None
+    refusal: Annotated[Any, PlainValidator(_only())] = None
+    annotations: Annotated[Any, PlainValidator(_only([]))] = None
+    audio: Annotated[Any, PlainValidator(_only())] = None
+    function_call: Annotated[Any, PlainValidator(_only())] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -270,6 +310,8 @@ class ChatMessage(_Strict):
         """With arguments of calls as values, and developer, OpenAI's newer word for system, as that."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         message["content"] = self.content or ""
+        if self.name is not None:
+            message["name"] = self.name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
@@ -326,6 +368,14 @@ class ChatBody(_Sampled):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    modalities: Annotated[Any, PlainValidator(_only(["text"]))] = None
+    functions: Annotated[Any, PlainValidator(_only([]))] = None
+    function_call: Annotated[Any, PlainValidator(_only("none"))] = None
+    reasoning_effort: Annotated[Any, PlainValidator(_only("none"))] = None
+    verbosity: Annotated[Any, PlainValidator(_only("medium"))] = None
+    prediction: Annotated[Any, PlainValidator(_only())] = None
+    web_search_options: Annotated[Any, PlainValidator(_only())] = None
+    audio: Annotated[Any, PlainValidator(_only())] = None
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -384,6 +434,41 @@ class EmbeddingBody(_Strict):
     input: Annotated[list[str | list[int]], PlainValidator(_prompts(MOST_INPUTS))]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
+
+
+class ScoreBody(_Strict):
+    """POST /v1/score: pairs of texts; one first text goes with all of the second ones."""
+
+    model: str | None = None
+    text_1: Annotated[list[str | list[int]], PlainValidator(_prompts(MOST_INPUTS))]
+    text_2: Annotated[list[str | list[int]], PlainValidator(_prompts(MOST_INPUTS))]
+    user: Annotated[str, Field(max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _is_paired(self) -> Self:
+        if len(self.text_1) not in (1, len(self.text_2)):
+            raise ValueError(f"text_1: {len(self.text_1)} texts beside {len(self.text_2)}; give one, or as many")
+        return self
+
+
+def _documents(value: Any) -> list[str]:
+    texts = [part.get("text") if isinstance(part, dict) and set(part) == {"text"} else part for part in value or ()]
+    if not isinstance(value, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError('give a list of strings that are not empty, or of {"text": "..."}')
+    if len(texts) > MOST_INPUTS:
+        raise ValueError(f"give at most {MOST_INPUTS} texts, not {len(texts)}")
+    return texts
+
+
+class RerankBody(_Strict):
+    """POST /v1/rerank: documents by how alike they are to a query; top_n: so many of them."""
+
+    model: str | None = None
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str], PlainValidator(_documents)]
+    top_n: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    return_documents: Annotated[Any, PlainValidator(_only(True))] = None
     user: Annotated[str, Field(max_length=1024)] | None = None
 
 
@@ -446,5 +531,6 @@ def _refusal(kind: type[BaseModel], error: Mapping[str, Any]) -> HttpRefusal:
 def _names(kind: type[BaseModel], place: Sequence[Any]) -> list[str]:
     inner: dict[str, type[BaseModel]] = {"stream_options": StreamOptions, "messages": ChatMessage}
     inner |= {"response_format": NamedSchema, "tools": FunctionTool, "tool_choice": NamedTool}
+    inner |= {"structured_outputs": StructuredOutputs}
     holder = inner.get(str(place[0])) if place else kind
     return list(holder.model_fields) if holder else []

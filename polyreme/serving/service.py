@@ -228,8 +228,8 @@ class TextService:
             )
         return room if max_tokens is None else max_tokens
 
-    async def embed(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Vectors of token ids, float32 [texts, width].
+    async def embed(self, texts: Sequence[Sequence[int]], param: str = "input") -> np.ndarray:
+        """Vectors of token ids, float32 [texts, width]; param: the field that they come from, for refusals.
 
         Raises HttpRefusal: 429 where too many ask at once, 400 for texts that the model does not take.
         """
@@ -240,7 +240,7 @@ class TextService:
             parts = [texts[start : start + _TEXTS_AT_ONCE] for start in range(0, len(texts), _TEXTS_AT_ONCE)]
             return np.concatenate([await loop.run_in_executor(self._embedding, embedder.embed, part) for part in parts])
         except ConfigError as error:
-            raise HttpRefusal(400, str(error), param="input", code="context_length_exceeded") from None
+            raise HttpRefusal(400, str(error), param=param, code="context_length_exceeded") from None
         finally:
             self.num_texts -= 1
 

@@ -30,7 +30,7 @@ REQUESTS = [
     (SHARED, SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=1, max_tokens=5, logprobs=1)),
     ([*SHARED[:8], 33], SamplingParams(temperature=1.0, min_p=0.05, seed=5, max_tokens=14, logprobs=0, min_tokens=4)),
     ([9], SamplingParams(temperature=0, repetition_penalty=1.4, max_tokens=20, logprobs=2, ignore_eos=True)),
-    ([22, 9], SamplingParams(repetition_penalty=0.8, seed=9, max_tokens=7, logprobs=0)),
+    ([22, 9], SamplingParams(repetition_penalty=0.8, presence_penalty=0.7, seed=9, max_tokens=7, logprobs=0)),
     (list(range(30)), SamplingParams(temperature=0, max_tokens=100, logprobs=0, ignore_eos=True)),
     ([8, 8, 8], SamplingParams(temperature=0, max_tokens=1)),
 ]

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme.eager.tensor import to_tensor
+from polyreme.generation import SamplingParams
+from polyreme.generation.choosing import DraftRow, TokenChooser
 from polyreme.generation.sampling import gumbel_noise, marked, next_tokens, penalized
 
 VOCAB, ROWS = 12, 4096
@@ -70,3 +72,21 @@ def test_tokens_that_were_seen_are_penalized():
     logits = to_tensor(np.array([[2.0, 2.0, -2.0, -2.0], [1.0, 1.0, 1.0, 1.0]], np.float32))
     got = penalized(logits, seen, to_tensor(np.array([2.0, 4.0], np.float32))).numpy()
     np.testing.assert_array_equal(got, [[2.0, 1.0, -2.0, -4.0], [0.25, 1.0, 1.0, 1.0]])
+
+
+def test_tokens_that_were_written_are_penalized_by_how_often():
+    """Each row by its own settings, the prompt apart: worked out by hand."""
+    chooser = TokenChooser(3, 5, 4, ())
+    plain = SamplingParams(temperature=0, max_tokens=9)
+    chooser.begin(0, SamplingParams(temperature=0, frequency_penalty=0.3, max_tokens=9), [0, 0, 0], 3)
+    chooser.begin(1, SamplingParams(temperature=0, presence_penalty=0.6, max_tokens=9), [2, 0], 1)
+    chooser.begin(2, plain, [1], 1)
+    logits = to_tensor(np.tile(np.array([1.0, 0.75, 0.5, -1.0, 9.0], np.float32), (3, 1)))
+    lengths = to_tensor(np.zeros(3, np.int32))
+    written = np.array([chooser(logits, lengths).token_ids for _ in range(5)]).T
+    # of the first row 1, 0.75, 0.5; 0.7 0.75 0.5; 0.7 0.45 0.5; 0.4 0.45 0.5; 0.4 0.45 0.2
+    assert written.tolist() == [[0, 1, 0, 2, 1], [1, 2, 0, 0, 0], [0] * 5]
+    chooser.note(0, [1])  # which another row chose for it: 0.4 -0.15 0.2
+    assert chooser(logits, lengths).token_ids.tolist() == [0, 0, 0]
+    # drafts of 0 and 2 for the first text, on the third row: -0.2 -0.15 -0.1
+    assert chooser(logits, lengths, [DraftRow(2, 0, [0, 2])]).token_ids[2] == 2

@@ -14,7 +14,10 @@ from polyreme.models.llama import Llama, LlamaConfig
 REQUESTS = [
     ([5, 6, 7, 8, 5, 6], SamplingParams(temperature=0, max_tokens=30, logprobs=2)),
     ([9, 9, 9], SamplingParams(temperature=0.6, seed=3, max_tokens=20, logprobs=0)),
-    ([4, 5, 4], SamplingParams(temperature=0, repetition_penalty=0.7, max_tokens=20, logprobs=1)),
+    (
+        [4, 5, 4],
+        SamplingParams(temperature=0, repetition_penalty=0.7, frequency_penalty=0.05, max_tokens=20, logprobs=1),
+    ),
     ([1], SamplingParams(max_tokens=1)),
 ]
 

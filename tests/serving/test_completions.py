@@ -83,6 +83,31 @@ def test_a_conversation_is_answered(client, served):
     assert parts[-1].choices[0].finish_reason == "length"
 
 
+def test_an_answer_is_sent_back_as_it_came(client, served):
+    """With what a client's own types add to it, and what platforms keep, which changes nothing."""
+    asked = {"role": "user", "content": "to", "name": "anna"}
+    said = client.chat.completions.create(model="nano", messages=[asked], max_tokens=3, seed=1).choices[0].message
+    more = {"metadata": {"run": "1"}, "store": False, "service_tier": "auto", "prompt_cache_key": "a"}
+    tokens = []
+    for message in (said, said.model_dump(), said.model_dump(exclude_none=True)):
+        answer = client.chat.completions.create(
+            model="nano", messages=[asked, message, asked], max_tokens=2, seed=1, modalities=["text"], **more
+        )
+        tokens.append((answer.usage.prompt_tokens, answer.choices[0].message.content))
+    assert len({*tokens}) == 1
+
+
+def test_every_event_may_count_tokens(served):
+    """With vLLM's continuous_usage_stats; the last one counts all."""
+    body = {"prompt": "to be", "max_tokens": 4, "seed": 1, "stream": True}
+    body["stream_options"] = {"continuous_usage_stats": True, "include_usage": True}
+    events = events_of(post(served, "/v1/completions", body))
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
+    assert events[-1]["choices"] == []
+
+
 def test_a_conversation_may_be_as_long_as_the_model(client):
     answer = client.chat.completions.create(model="nano", messages=[{"role": "user", "content": "to be"}])
     assert answer.usage.total_tokens == 64
@@ -228,6 +253,11 @@ BAD = [
     ("/v1/completions", {"prompt": "a", "guided_choice": []}, 400, "guided_choice", "not empty"),
     ("/v1/completions", {"prompt": "a", "guided_regex": "a", "guided_json": {}}, 400, "guided_regex", "guided_json"),
     ("/v1/completions", {"prompt": "a", "best_of": 3}, 400, "best_of", "not supported"),
+    ("/v1/completions", {"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty", "less than or equal to 2"),
+    ("/v1/completions", {"prompt": "a", "store": True}, 400, "store", "not supported; leave it out, or give null or F"),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {"jsn": {}}}, 400, "structured_outputs.jsn", "not known"),
+    ("/v1/chat/completions", CHAT | {"functions": [ADD]}, 400, "functions", "not supported"),
+    ("/v1/chat/completions", CHAT | {"reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),
     ("/v1/completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", "only with stream"),
     ("/v1/completions", {"prompt": ["a"] * 100, "n": 2}, 400, "n", "over 128 texts"),
     ("/v1/completions", {"prompt": ["a"] * 129}, 400, "prompt", "at most 128"),

@@ -46,6 +46,29 @@ def test_vectors_come_in_order_in_both_encodings(served):
     np.testing.assert_array_equal(np.float32(alone.data[0].embedding), served.model.embed([[1, 5, 2]])[0])
 
 
+def test_texts_are_scored_and_ranked_by_their_vectors(served):
+    """By the cosine of what /v1/embeddings gives, in vLLM's and Jina's forms; equal scores in the given order."""
+    texts = ["w1 w2", "w3", "w2 w1", "w3"]
+    vectors = served.model.embed([served.model.encode(text) for text in texts]).astype("float64")
+    want = vectors[1:] @ vectors[0]
+    atol = 2 * 32**0.5 * np.finfo(np.float32).eps  # sums of 32 products of numbers of length 1
+    for path in ("/v1/score", "/score"):
+        answer = httpx.post(f"{served.url}{path}", json={"text_1": texts[0], "text_2": texts[1:]}).json()
+        assert [row["index"] for row in answer["data"]] == [0, 1, 2]
+        np.testing.assert_allclose([row["score"] for row in answer["data"]], want, rtol=0, atol=atol)
+    pairs = {"text_1": texts[:2], "text_2": ["w5", "w3"]}
+    scores = [row["score"] for row in httpx.post(f"{served.url}/score", json=pairs).json()["data"]]
+    np.testing.assert_allclose(scores[1], 1, rtol=0, atol=atol)
+    body = {"query": texts[0], "documents": [texts[1], {"text": texts[2]}, texts[3]], "model": "nano"}
+    answer = httpx.post(f"{served.url}/rerank", json=body).json()
+    order = sorted(range(3), key=lambda index: (-want[index], index))
+    assert [row["index"] for row in answer["results"]] == order
+    assert [row["document"]["text"] for row in answer["results"]] == [texts[1:][index] for index in order]
+    assert answer["usage"]["total_tokens"] == sum(len(served.model.encode(text)) for text in texts)
+    best = httpx.post(f"{served.url}/v1/rerank", json=body | {"top_n": 1}).json()["results"]
+    assert [row["index"] for row in best] == order[:1]
+
+
 def test_tokens_and_models_are_told(served):
     answer = httpx.post(f"{served.url}/tokenize", json={"prompt": "w1"}).json()
     assert (answer["tokens"], answer["max_model_len"]) == ([1, 5, 2], 32)
@@ -62,6 +85,10 @@ def test_tokens_and_models_are_told(served):
         ("/v1/embeddings", {"input": [1, 99]}, "input", "not among"),
         ("/v1/embeddings", {"input": "a", "dimensions": 3}, "dimensions", "vectors have 32"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "'float' or 'base64'"),
+        ("/score", {"text_1": ["a", "a"], "text_2": ["a", "a", "a"]}, "text_1", "2 texts beside 3; give one"),
+        ("/score", {"text_1": "a", "text_2": "a " * 40}, "text_1", "has 42 tokens; give 1 to 32"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents", "list of strings that are not empty"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "return_documents": False}, "return_documents", "not supp"),
         ("/v1/completions", {"prompt": "a"}, None, "ask /v1/embeddings"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, None, "ask /v1/embeddings"),
     ],

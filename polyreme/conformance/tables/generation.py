@@ -44,6 +44,14 @@ def mark(seen, tokens):
     return out
 
 
+def count(counts, tokens):
+    out = counts.copy()
+    for row, token in np.ndindex(tokens.shape):
+        if 0 <= tokens[row, token] < counts.shape[1]:
+            out[row, tokens[row, token]] += 1
+    return out
+
+
 def most(logs, tokens, count):
     ids = np.argsort(-logs, -1)[:, :count]
     return np.take_along_axis(logs, tokens[:, None], 1)[:, 0], np.take_along_axis(logs, ids, 1), ids.astype("int32")
@@ -57,5 +65,6 @@ CASES = [
     Case("next_tokens", then(floats((2, 5)), *settings(ONES, 1, 1.0), "filter"), largest, no_grad=ID, tag="top-1"),
     Case("penalized", then(floats((2, 3)), SEEN, np.array([1.5, 0.8], "float32")), penalize),
     Case("marked", lambda rng: (SEEN, np.array([[1, -1], [0, 3]])), mark, no_grad="what was seen has no gradient"),
+    Case("counted", lambda rng: (SEEN.astype("int32"), np.array([[1, -1, 1], [0, 3, 2]])), count, no_grad="counts have no gradient"),
     Case("likeliest", then(floats((2, 5)), np.array([4, 0]), 3), most),
 ]  # fmt: skip
