@@ -1,6 +1,7 @@
 """For type checkers: where the names of polyreme.models stand. Written by tools/write_stubs.py."""
 
 from polyreme.models import adapters as adapters
+from polyreme.models import albert as albert
 from polyreme.models import alibi as alibi
 from polyreme.models import auto as auto
 from polyreme.models import bert as bert
@@ -8,9 +9,11 @@ from polyreme.models import bitsandbytes_layout as bitsandbytes_layout
 from polyreme.models import bloom as bloom
 from polyreme.models import cache as cache
 from polyreme.models import clip as clip
+from polyreme.models import deberta_v2 as deberta_v2
 from polyreme.models import decoder as decoder
 from polyreme.models import deepseek_v3 as deepseek_v3
 from polyreme.models import distilbert as distilbert
+from polyreme.models import electra as electra
 from polyreme.models import encoder as encoder
 from polyreme.models import ernie as ernie
 from polyreme.models import evoformer as evoformer

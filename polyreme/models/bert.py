@@ -86,8 +86,23 @@ class BertConfig:
 
     @property
     def num_positions(self) -> int:
-        """Rows of the table of positions."""
+        """Rows of the table of positions; 0 where embeddings have none."""
         return self.seq_len
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the tables of embeddings."""
+        return self.hidden_size
+
+    @property
+    def maps_embeddings(self) -> bool:
+        """Whether a linear map brings embeddings to hidden_size."""
+        return self.embedding_size != self.hidden_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks with weights of their own."""
+        return self.num_layers
 
     @classmethod
     def nano(cls, **changes: Any) -> BertConfig:
@@ -97,7 +112,7 @@ class BertConfig:
 
 
 class PostNormBlock(Layer):
-    """norm(x + attention(x)), then norm(x + feed_forward(x))."""
+    """norm(x + attention(x)), then norm(x + feed_forward(x)); a SelfAttention if none is given."""
 
     attention: SelfAttention
     attention_norm: LayerNorm
@@ -106,9 +121,10 @@ class PostNormBlock(Layer):
     drop: Dropout
     recompute: str
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, attention: SelfAttention | None = None) -> None:
         super().__init__()
-        self.attention = SelfAttention(config.hidden_size, config.num_heads, config.attention_dropout)
+        sizes = (config.hidden_size, config.num_heads, config.attention_dropout)
+        self.attention = attention or SelfAttention(*sizes)
         self.attention_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
         self.ffn = TwoLayers(config.hidden_size, config.ffn_size, config.activation)
         self.ffn_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
@@ -138,6 +154,7 @@ class Bert(Pretrained, Layer):
     """
 
     pooler: Linear | None
+    embedding_in: Linear | None
 
     tokens: Embedding
     positions: Embedding
@@ -152,16 +169,18 @@ class Bert(Pretrained, Layer):
     def __init__(self, config: BertConfig, pooled: bool = True) -> None:
         super().__init__()
         self.config = config
-        width = config.hidden_size
-        self.tokens = Embedding(config.vocab_size, width, weight_attr=normal(), dims=("vocab", "embed"))
-        self.positions = Embedding(config.num_positions, width, weight_attr=normal(), dims=(None, "embed"))
+        width, narrow = config.hidden_size, config.embedding_size
+        self.tokens = Embedding(config.vocab_size, narrow, weight_attr=normal(), dims=("vocab", "embed"))
+        if config.num_positions:
+            self.positions = Embedding(config.num_positions, narrow, weight_attr=normal(), dims=(None, "embed"))
         if config.num_token_types:
-            self.token_types = Embedding(config.num_token_types, width, weight_attr=normal(), dims=(None, "embed"))
+            self.token_types = Embedding(config.num_token_types, narrow, weight_attr=normal(), dims=(None, "embed"))
         if config.num_task_types:
-            self.task_types = Embedding(config.num_task_types, width, weight_attr=normal(), dims=(None, "embed"))
-        self.norm = LayerNorm(width, epsilon=config.layer_norm_epsilon)
+            self.task_types = Embedding(config.num_task_types, narrow, weight_attr=normal(), dims=(None, "embed"))
+        self.norm = LayerNorm(narrow, epsilon=config.layer_norm_epsilon)
         self.drop = Dropout(config.dropout)
-        self.blocks = LayerList([PostNormBlock(config) for _ in range(config.num_layers)])
+        self.embedding_in = linear(narrow, width, (None, "embed")) if config.maps_embeddings else None
+        self.blocks = LayerList([self.make_block(config) for _ in range(config.num_blocks)])
         self.pooler = linear(width, width, ("embed", None)) if pooled else None
 
     def forward(
@@ -198,17 +217,26 @@ class Bert(Pretrained, Layer):
         x_bse = constrain(self.tokens(input_ids), "batch", "block_seq", "embed")
         if documents is not None:
             position_ids = documents.places
-        x_bse = x_bse + self.positions(self.places_of(input_ids) if position_ids is None else position_ids)
+        if self.config.num_positions:
+            x_bse = x_bse + self.positions(self.places_of(input_ids) if position_ids is None else position_ids)
         if self.config.num_token_types:
             x_bse = x_bse + self.token_types(zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         if self.config.num_task_types:
             x_bse = x_bse + self.task_types(zeros_like(input_ids) if task_type_ids is None else task_type_ids)
-        x_bse = constrain(self.drop(self.norm(x_bse)), "batch", "seq", "embed")
+        x_bse = self.drop(self.norm(x_bse))
+        x_bse = x_bse if self.embedding_in is None else self.embedding_in(x_bse)
+        x_bse = constrain(x_bse, "batch", "seq", "embed")
         mask = self.mask_of(attention_mask, shape)
-        for number, block in enumerate(self.blocks):
+        for number in range(self.config.num_layers):
+            # some families go through a block again and again
+            block = self.blocks[number * self.config.num_blocks // self.config.num_layers]
             with in_block(number):
                 x_bse = block(x_bse, mask, documents)
         return x_bse
+
+    def make_block(self, config: Any) -> Layer:
+        """A new block."""
+        return PostNormBlock(config)
 
     def places_of(self, input_ids: Any) -> Any:
         """The rows of the table of positions that tokens [batch, seq] have where none are given."""
@@ -255,9 +283,9 @@ class BertForMaskedLM(_WithEncoder):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, pooled=False)
-        self.transform = linear(config.hidden_size, config.hidden_size, ("embed", None))
+        self.transform = linear(config.hidden_size, config.embedding_size, ("embed", None))
         self.activation = ACTIVATIONS[self.head_activation(config)]
-        self.norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+        self.norm = LayerNorm(config.embedding_size, epsilon=config.layer_norm_epsilon)
         self.bias = self.create_parameter([config.vocab_size], is_bias=True, default_initializer=Constant(0.0))
 
     def forward(self, input_ids: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:

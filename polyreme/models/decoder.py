@@ -361,7 +361,8 @@ def check_dimensions(config: Any) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         least = field.metadata.get("least", 1)
-        if isinstance(value, Integral) and not isinstance(value, bool) and value < least:
+        is_whole = "float" not in str(field.type) and isinstance(value, Integral) and not isinstance(value, bool)
+        if is_whole and value < least:
             raise ConfigError(f"{name}: {field.name} is {value}; give at least {least}")
     recompute = getattr(config, "recompute", "")
     if recompute and recompute not in RECOMPUTE:

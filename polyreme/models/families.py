@@ -559,6 +559,28 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         },
     ),
     *_architectures(
+        "electra",
+        "polyreme.models.electra",
+        "ElectraConfig",
+        {"base": "Electra", "masked_lm": "ElectraForMaskedLM", "classification": "ElectraForSequenceClassification"},
+    ),
+    *_architectures(
+        "albert",
+        "polyreme.models.albert",
+        "AlbertConfig",
+        {"base": "Albert", "masked_lm": "AlbertForMaskedLM", "classification": "AlbertForSequenceClassification"},
+    ),
+    *_architectures(
+        "deberta_v2",
+        "polyreme.models.deberta_v2",
+        "DebertaV2Config",
+        {
+            "base": "DebertaV2",
+            "masked_lm": "DebertaV2ForMaskedLM",
+            "classification": "DebertaV2ForSequenceClassification",
+        },
+    ),
+    *_architectures(
         "vit",
         "polyreme.models.vit",
         "ViTConfig",

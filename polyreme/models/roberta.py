@@ -70,6 +70,8 @@ class RobertaForSequenceClassification(BertForSequenceClassification):
 
     encoder_class = Roberta
     family: Any = architecture("roberta", "classification")
+    bend: Any = staticmethod(F.tanh)
+    """What `dense` goes through."""
 
     def __init__(self, config: RobertaConfig) -> None:
         super().__init__(config)
@@ -79,7 +81,7 @@ class RobertaForSequenceClassification(BertForSequenceClassification):
     def scores(self, *args: Any, **kwargs: Any) -> Any:
         """[batch, num_labels]."""
         first = self.encoder.encode(*args, **kwargs)[:, 0]
-        return self.classifier(self.drop(F.tanh(self.dense(self.drop(first)))))
+        return self.classifier(self.drop(self.bend(self.dense(self.drop(first)))))
 
 
 # as published

@@ -254,6 +254,35 @@ def test_padding_is_seen_by_nobody():
         model(to_tensor(ids), task_type_ids=to_tensor(ids * 0))
 
 
+def test_distances_to_padding_count_for_nothing():
+    """In a DeBERTa: what stands there changes nothing, and the text alone has the same outputs."""
+    model = AutoModel.from_pretrained(FOLDERS / "deberta_v2")
+    ids, mask = np.array([[5, 6, 7, 8]]), to_tensor(np.array([[1, 1, 1, 0]]))
+    first, second = (model(to_tensor(row), attention_mask=mask).numpy()[:, :3] for row in (ids, ids * [1, 1, 1, 4]))
+    np.testing.assert_array_equal(first, second)
+    alone = model(to_tensor(ids[:, :3])).numpy()
+    sizes = {key: getattr(model.config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    atol = parity.tolerance(parity.forward_terms(sizes, 4), alone)
+    np.testing.assert_allclose(first, alone, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deberta_v2", {"pos_att_type": "c2p"}, "only c2p with p2c can be had here"),
+        ("deberta_v2", {"conv_kernel_size": 3}, "conv_kernel_size is 3, and only 0 or None"),
+        ("deberta_v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd is 'batch'; only none or layer_norm"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2, and only 1 can be had here"),
+        ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2}, "num_layers 3 is not a multiple of num_groups 2"),
+    ],
+)
+def test_an_encoder_that_cannot_be_had_is_refused(name, changes, message, tmp_path):
+    folder = Path(shutil.copytree(FOLDERS / name, tmp_path / name))
+    change_config(folder, **changes)
+    with pytest.raises(ConfigError, match=message):
+        AutoConfig.from_pretrained(folder)
+
+
 def test_losses_of_labels():
     """As NumPy's of the logits, places labelled -100 left out."""
     model = BertForMaskedLM.from_pretrained(FOLDERS / "bert_masked_lm")
