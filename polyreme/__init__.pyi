@@ -41,6 +41,7 @@ from polyreme import inference as inference
 from polyreme import io as io
 from polyreme import jit as jit
 from polyreme import kernels as kernels
+from polyreme import keyword_names as keyword_names
 from polyreme import linalg as linalg
 from polyreme import mesh as mesh
 from polyreme import metric as metric

@@ -21,10 +21,15 @@ class _Suggesting(ModuleType):
         return import_module, (self.__name__,)
 
 
-def suggest_names(module: str) -> None:
+def suggest_names(module: str, called: Callable[..., Any] | None = None) -> None:
     """Called at the end of a public module: a name that it does not have is answered with the nearest one.
 
+    called: what calling the module does, as `paddle.device("cpu")` is written beside `paddle.device.set_device`.
     The module gets a class of its own, as the language provides for; type checkers see no __getattr__, and go on
     telling unknown names themselves.
     """
-    sys.modules[module].__class__ = _Suggesting
+    kind = _Suggesting if called is None else type("module", (_Suggesting,), {"__call__": staticmethod(called)})
+    sys.modules[module].__class__ = kind
+
+
+_Suggesting.__name__ = "module"  # what Python calls it in its own messages

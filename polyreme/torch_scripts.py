@@ -17,6 +17,15 @@ from polyreme.module_alias import ModuleLoader, module_exists
 _ROOT = "torch"
 _RENAMED = {"tensor": "asarray"}
 """Names of the root that polyreme spells another way."""
+_INSTEAD = {
+    "optim": "polyreme.optimizer, whose classes take learning_rate= and parameters=",
+    "optim.lr_scheduler": "polyreme.optimizer.lr; a schedule goes to the optimizer as its learning_rate=",
+    "utils.data": "polyreme.io",
+    "distributions": "polyreme.distribution",
+    "func": "polyreme.autograd",
+    "onnx": "polyreme.jit.save, which writes StableHLO",
+}
+"""Modules that have another path and other arguments here, so that a script has to be written anew there."""
 
 
 def enable_compat(scope: Any = None, blocked_modules: Any = None, backend: str = "torch", silent: bool = False) -> None:
@@ -97,5 +106,8 @@ def _module(name: str) -> ModuleType | None:
 
 def _spec_of(fullname: str, inner: str) -> ModuleSpec:
     if inner and not (module_exists(f"polyreme.compat.{inner}") or module_exists(f"polyreme.{inner}")):
-        raise ModuleNotFoundError(f"polyreme has no module for {fullname}", name=fullname)
+        instead = _INSTEAD.get(inner)
+        raise ModuleNotFoundError(
+            f"polyreme has no module for {fullname}{f'; use {instead}' if instead else ''}", name=fullname
+        )
     return ModuleSpec(fullname, ModuleLoader(_Proxy), is_package=True)

@@ -16,7 +16,7 @@ import polyreme as paddle
 from polyreme import errors, nn, static
 from polyreme.cli.main import main
 from polyreme.core import device_memory
-from polyreme.errors import DeviceMemoryError, ShapeError, error_classes
+from polyreme.errors import ConfigError, DeviceError, DeviceMemoryError, DTypeError, ShapeError, error_classes
 from polyreme.jit.called import Called
 from tools import write_errors
 
@@ -332,3 +332,84 @@ def test_a_name_like_none_and_one_of_python_are_not_answered():
 def test_a_module_that_suggests_names_is_pickled_by_its_name(by_value):
     for module in (nn, nn.functional):
         assert pickle.loads(by_value.dumps(module)) is module
+
+
+class _NoBase(paddle.nn.Layer):
+    def __init__(self):
+        self.factor = 3
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: paddle.ones([2, 3]) + paddle.ones([2, 4]), ShapeError, r"dim -1 is 3 and 4; make them equal or 1"),
+        (
+            lambda: paddle.where(paddle.ones([2, 3]) > 0, paddle.ones([2, 1]), paddle.ones([4])),
+            ShapeError,
+            r"dim -1 is 3 and 1 and 4",
+        ),
+        (lambda: paddle.ones([2, 3]).__setitem__(0, paddle.ones([4])), ShapeError, r"\[4\] and \[3\] do not broadcast"),
+        (
+            lambda: paddle.ones([2, 3]) @ paddle.ones([2, 3]),
+            ShapeError,
+            r"matmul: x \[2, 3\] and y \[2, 3\] do not fit",
+        ),
+        (lambda: _NoBase()(paddle.ones([1])), RuntimeError, r"call super\(\).__init__\(\) first of all in _NoBase"),
+        (
+            lambda: paddle.nn.functional.cross_entropy(paddle.ones([2, 3]), paddle.ones([2, 3], "int64")),
+            ShapeError,
+            "for one-hot labels and probabilities say soft_label=True",
+        ),
+        (
+            lambda: paddle.ones([1], dtype="flaot32"),
+            DTypeError,
+            "'flaot32' is not a dtype here; did you mean 'float32'",
+        ),
+        (
+            lambda: paddle.set_device("cpu:99"),
+            DeviceError,
+            "asked for cpu:99, but there are .*; CPU_NUM=100 gives so many",
+        ),
+        (
+            lambda: paddle.nn.Linear(2, 2).set_state_dict("a.pdparams"),
+            ConfigError,
+            r"got str; paddle.load\(path\) reads",
+        ),
+        (
+            lambda: paddle.optimizer.SGD(0.1, parameters=paddle.nn.Linear(2, 2)),
+            ConfigError,
+            r"got one Linear; write parameters=model.parameters\(\)",
+        ),
+        (
+            lambda: paddle.Model(paddle.nn.Linear(2, 2)).prepare(loss=paddle.nn.MSELoss),
+            ConfigError,
+            r"loss is the class MSELoss; write MSELoss\(...\)",
+        ),
+        (
+            lambda: paddle.metric.Accuracy().update(paddle.ones([2, 2]), paddle.ones([2])),
+            ConfigError,
+            r"does not take Tensor; leave it out. compute\(pred, label\) gives what update takes",
+        ),
+        (lambda: paddle.load(__file__, map_location="cpu"), ConfigError, "map_location.*Leave it out"),
+    ],
+)
+def test_mistakes_of_the_first_day(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_an_index_out_of_range_names_its_layer():
+    net = paddle.nn.Sequential(paddle.nn.Embedding(10, 4))
+    with pytest.raises(IndexError, match="needs 0 <= id < 10") as info:
+        net(paddle.to_tensor([10]))
+    assert info.value.__notes__[0].startswith("in layer 0 (Embedding) of Sequential")
+
+
+def test_losses_warn_where_every_row_meets_every_label():
+    loss = paddle.nn.functional.mse_loss
+    with pytest.warns(UserWarning, match=r"test_errors.py:\d+: mse_loss: input \[4, 1\] and label \[4\] broadcast to"):
+        loss(paddle.ones([4, 1]), paddle.ones([4]))
+    assert float(loss(paddle.ones([4, 1]), paddle.zeros([1]))) == 1  # nothing is repeated

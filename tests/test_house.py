@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent / "polyreme"
 FLOORS = {
     "polyreme": [
         "call_site errors flags faults jax_import host_random registry units version module_alias "
-        "module_names stand_ins system_memory yaml_loader mesh kernels",
+        "module_names keyword_names stand_ins system_memory yaml_loader mesh kernels",
         "planner",
         "core",
         "ops fusion",
@@ -46,7 +46,7 @@ FLOORS = {
     ],
     "polyreme.nn": [
         "argument_order attention clip functional hooks parameter second_names initializer",
-        "parameter_entry",
+        "init parameter_entry",
         "layer lazy",
         "layers summary alike",
         "flops quant reweighted utils",

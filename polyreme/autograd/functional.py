@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 
@@ -18,6 +18,35 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, GradError
 
 Tensors = Tensor | Sequence[Tensor]
+
+
+@overload
+def grad(
+    outputs: Tensors,
+    inputs: Tensors,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: Literal[False] = False,
+    no_grad_vars: Any = None,
+    dump_backward_graph_path: str | None = None,
+) -> list[Tensor]: ...
+
+
+@overload
+def grad(
+    outputs: Tensors,
+    inputs: Tensors,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    *,
+    allow_unused: bool,
+    no_grad_vars: Any = None,
+    dump_backward_graph_path: str | None = None,
+) -> list[Tensor | None]: ...
 
 
 def grad(

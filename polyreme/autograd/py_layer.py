@@ -110,7 +110,7 @@ class PyLayer:
         raise NotImplementedError("a PyLayer must define forward(ctx, *args) as a static method")
 
     @staticmethod
-    def backward(ctx: PyLayerContext, *args: Any) -> Any:
+    def backward(ctx: PyLayerContext, *args: Any, **kwargs: Any) -> Any:
         """The gradients; each PyLayer defines it."""
         raise NotImplementedError("a PyLayer must define backward(ctx, *grads) as a static method")
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from polyreme.core import backend as _backend  # noqa: F401  (configures jax before the first array)
-from polyreme.errors import ConfigError, DTypeError
+from polyreme.errors import ConfigError, DTypeError, nearest
 
 bool_: np.dtype[Any] = np.dtype("bool")
 uint8: np.dtype[Any] = np.dtype("uint8")
@@ -69,7 +69,9 @@ def as_dtype(dtype: Any) -> np.dtype:
             found = None
         if found is not None and found in _ALLOWED:
             return found
-    raise DTypeError(f"{dtype!r} is not a dtype here; choose one of {', '.join(NAMES)}")
+    close = nearest(dtype, [*NAMES, *_ALIASES]) if isinstance(dtype, str) else ""
+    choices = f"; choose one of {', '.join(NAMES)}"
+    raise DTypeError(f"{dtype!r} is not a dtype here{close or choices}")
 
 
 def is_floating(dtype: np.dtype) -> bool:

@@ -116,7 +116,7 @@ def _arranged(plan: Plan, devices: Sequence[Device] | None) -> np.ndarray:
     sizes = [plan.mesh.degree(a) for a in names]
     if not plan.stage_devices:
         available = list(devices) if devices is not None else jax.devices()
-        plan.mesh.check_devices(len(available))
+        plan.mesh.check_devices(len(available), here=True)
         return np.asarray(available).reshape(sizes)
     width = plan.mesh.size // pp  # devices of a stage
     wanted = Counter(plan.stage_devices)

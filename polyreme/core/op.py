@@ -266,7 +266,24 @@ class Op:
                 "of `if`, or make that input an attribute: a Python value"
             )
         kind = DTypeError if "does not accept dtype" in text or "not supported for input types" in text else ShapeError
-        return kind(f"{self.name}({', '.join(shown)}): {text}")
+        return kind(f"{self.name}({', '.join(shown)}): {_unbroadcast(text) or text}")
+
+
+_UNBROADCAST = re.compile(r"ncompatible (?:shapes|types) for broadcasting")
+
+
+def _unbroadcast(text: str) -> str:
+    """What to say where jax's message is of shapes that do not broadcast, with the dims that differ; else ""."""
+    if not _UNBROADCAST.search(text):
+        return ""
+    shapes = [[int(n) for n in re.findall(r"\d+", sizes)] for sizes in re.findall(r"[(\[]([\d, ]*)[)\]]", text)]
+    differ = []
+    for at in range(1, 1 + max(map(len, shapes), default=0)):
+        sizes = [shape[-at] for shape in shapes if len(shape) >= at]
+        if len({*sizes, 1}) > 2:
+            differ.append(f"dim {-at} is {' and '.join(map(str, sizes))}")
+    shown = f"shapes {' and '.join(map(str, shapes))} do not broadcast"
+    return f"{shown}: {', '.join(differ)}; make them equal or 1" if differ else ""
 
 
 def _fill(slot: Any, arrays: Iterator[jax.Array]) -> Any:

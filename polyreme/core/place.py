@@ -75,8 +75,10 @@ class Place:
                 continue
             if self.index < len(devices):
                 return devices[self.index]
+            more = f"; CPU_NUM={self.index + 1} gives so many virtual ones" if self.platform == "cpu" else ""
             raise DeviceError(
-                f"asked for {self}, but there are {len(devices)} {self.platform} devices (0..{len(devices) - 1})"
+                f"asked for {self.platform}:{self.index}, but there are {len(devices)} {self.platform} devices "
+                f"(0..{len(devices) - 1}){more}"
             )
         have = ", ".join(get_available_device())
         raise DeviceError(f"asked for {self}, but no {self.platform} is available; here: {have}")

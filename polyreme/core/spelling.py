@@ -7,8 +7,14 @@ the op has. Looked up only where a call would otherwise be an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+from polyreme.keyword_names import check_keywords
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 SECOND_NAMES: dict[str, tuple[str, ...]] = {
     "x": ("input", "arr"),
@@ -52,6 +58,7 @@ SECOND_NAMES: dict[str, tuple[str, ...]] = {
     "end": ("stop",),
     "steps": ("num",),
     "lambd": ("lam",),
+    "recurse": ("include_sublayers",),
 }
 """Second name of a parameter -> what ops may call it."""
 
@@ -70,6 +77,21 @@ def renamed(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
         return kwargs
     changed = {key if key in names else parameter(key, names) or key: value for key, value in kwargs.items()}
     return changed if len(changed) == len(kwargs) else kwargs  # axis= and dim= at once: Python says so
+
+
+def takes_second_names(function: F) -> F:
+    """Decorates a function or constructor that is no op: it takes second names of its parameters as ops do."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            kwargs = renamed(kwargs, names)
+            check_keywords(function.__qualname__.removesuffix(".__init__"), function, kwargs)
+        return function(*args, **kwargs)
+
+    call.__dict__["checks_keywords"] = True
+    return cast("F", call)
 
 
 def gathered(op_name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:

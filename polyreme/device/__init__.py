@@ -5,7 +5,7 @@ from polyreme.core.plugins import Plugin, register
 from polyreme.core.rng import get_rng_state, set_rng_state
 from polyreme.core.rng import seed as manual_seed
 from polyreme.device import cuda, xpu
-from polyreme.device.chosen import device, device_guard, get_device, set_device
+from polyreme.device.chosen import Device, device, device_guard, get_device, set_device
 from polyreme.device.facts import (
     IPUPlace,
     XPUPlace,
@@ -66,6 +66,7 @@ __all__ = [
     "BoolTensor",
     "ByteTensor",
     "CharTensor",
+    "Device",
     "DoubleTensor",
     "Event",
     "FloatTensor",
@@ -123,4 +124,4 @@ __all__ = [
     "xpu",
 ]
 
-suggest_names(__name__)
+suggest_names(__name__, called=Device)

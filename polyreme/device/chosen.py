@@ -10,6 +10,7 @@ from polyreme.core import backend
 from polyreme.core import place as places
 from polyreme.core.place import Place, as_place, default_place
 from polyreme.core.state import TensorState
+from polyreme.errors import DeviceError
 
 
 def place_of(device: Any) -> Place:
@@ -57,3 +58,41 @@ class device:
 
 
 device_guard = device
+
+
+class Device(str):
+    """A device by its name, with type and index (None if not said): what `paddle.device("cuda", 0)` gives.
+
+    It can stand wherever the name can, and for a block in which new Tensors go to it. type: a name, with the index
+    behind a colon or as the second argument; a Place; or an index on the default device's platform. Whether it is
+    there is seen where it is used. Raises DeviceError for what names no device.
+
+    >>> Device("cuda", 1), Device("cuda:1").index, Device("cpu").type
+    ('cuda:1', 1, 'cpu')
+    """
+
+    type: str
+    index: int | None
+
+    __slots__ = ("_blocks", "index", "type")
+
+    def __new__(cls, type: Any = None, index: int | None = None) -> Device:
+        if not isinstance(type, str):
+            place = place_of(type)
+            type = "cpu" if place.is_cpu_place() and not place.index else f"{place.platform}:{place.index}"
+        as_place(type)
+        name, _, number = type.partition(":")
+        if number and index is not None:
+            raise DeviceError(f"device({type!r}, {index}): the index is said twice; leave one out")
+        index = int(number) if number else index
+        named = super().__new__(cls, name if index is None else f"{name}:{index}")
+        named.type, named.index, named._blocks = name, index, []
+        return named
+
+    def __enter__(self) -> Device:
+        self._blocks.append(device(str(self)))
+        self._blocks[-1].__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._blocks.pop().__exit__()

@@ -6,7 +6,7 @@ Methods that are ops come from the op tables (eager.methods); here stands what n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -384,20 +384,23 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         return ar.cast(self, dtypes.as_dtype(dtype))
 
     def to(
-        self, *args: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None, other: Any = None
+        self,
+        *args: Any,
+        device: Any = None,
+        dtype: Any = None,
+        blocking: bool | None = None,
+        other: Any = None,
+        non_blocking: bool = False,
+        copy: bool = False,
     ) -> Tensor:
-        """The value on another device and/or in another dtype: to("gpu:0"), to("float64"), to(other)."""
-        for arg in args if other is None else (*args, other):
-            if isinstance(arg, Tensor):
-                device, dtype = arg.place, arg.dtype
-            elif isinstance(arg, bool):
-                continue
-            elif isinstance(arg, (places.Place, jax.Device)) or (isinstance(arg, str) and _names_device(arg)):
-                device = arg
-            elif arg is not None:
-                dtype = arg
+        """The value on another device and/or in another dtype: to("gpu:0"), to("float64"), to(other).
+
+        copy: never the Tensor itself. No move blocks here, whatever blocking and non_blocking say.
+        """
+        device, dtype = destination(args if other is None else (*args, other), device, dtype)
         result = self if dtype is None or dtypes.as_dtype(dtype) == self.dtype else self.astype(dtype)
-        return result if device is None else _move(result, places.as_place(device))
+        result = result if device is None else _move(result, places.as_place(device))
+        return result.clone() if copy and result is self else result
 
     def cpu(self) -> Tensor:
         """The value on the host's processor."""
@@ -712,6 +715,20 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
     'int64'
     """
     return Tensor(as_array(data, dtype, place), stop_gradient=stop_gradient)
+
+
+def destination(args: Iterable[Any], device: Any, dtype: Any) -> tuple[Any, Any]:
+    """(device, dtype) that the arguments of a `to` say, in any order: names, Places, dtypes, Tensors to be like."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            device, dtype = arg.place, arg.dtype
+        elif isinstance(arg, bool):
+            continue
+        elif isinstance(arg, (places.Place, jax.Device)) or (isinstance(arg, str) and _names_device(arg)):
+            device = arg
+        elif arg is not None:
+            dtype = arg
+    return device, dtype
 
 
 def _names_device(text: str) -> bool:

@@ -88,6 +88,9 @@ class Model:
         "apply" updates, as does a loss scaler, which looks by itself, and an optimizer without step(skip=). Raises
         ConfigError for anything of another kind.
         """
+        for name, value in (("optimizer", optimizer), ("loss", loss)):
+            if isinstance(value, type):
+                raise ConfigError(f"Model.prepare: {name} is the class {value.__name__}; write {value.__name__}(...)")
         if loss is not None and not callable(loss):
             raise ConfigError(f"Model.prepare: loss is a {type(loss).__name__}; give a Layer or a function")
         self._metrics = as_list(metrics)

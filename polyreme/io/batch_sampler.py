@@ -10,9 +10,10 @@ from polyreme import flags
 from polyreme.errors import ConfigError, DTypeError
 from polyreme.io.dataset import IterableDataset
 from polyreme.io.sampler import RandomSampler, Sampler, SequenceSampler
+from polyreme.keyword_names import NamesKeywords
 
 
-class BatchSampler(Sampler):
+class BatchSampler(NamesKeywords, Sampler):
     """The indices of a sampler, or of a dataset in order or shuffled, in lists of batch_size.
 
     >>> list(BatchSampler(dataset=range(5), batch_size=2))

@@ -18,11 +18,12 @@ from polyreme.io.pool import PoolOptions, WorkerPool
 from polyreme.io.sampler import RandomSampler, SequenceSampler
 from polyreme.io.seed import seed_of
 from polyreme.io.worker import BatchRequest
+from polyreme.keyword_names import NamesKeywords
 
 _STATE_VERSION = 1
 
 
-class DataLoader:
+class DataLoader(NamesKeywords):
     """Iterates over a dataset in batches of Tensors.
 
     num_workers processes read ahead, prefetch_factor batches each, and hand batches over through shared memory

@@ -39,7 +39,7 @@ class IterableDataset(Dataset):
 
 
 class TensorDataset(Dataset):
-    """Row i of each of several Tensors or arrays, as a tuple.
+    """Row i of each of several Tensors or arrays, as a tuple; they come in a list, or one by one.
 
     Raises ShapeError unless all first dims are equal. Worker processes see the rows as ndarrays.
 
@@ -47,8 +47,8 @@ class TensorDataset(Dataset):
     (array([2, 3]), np.int64(8))
     """
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: Sequence[Any], *more: Any) -> None:
+        self.tensors = tensors = [tensors, *more] if more or hasattr(tensors, "shape") else tensors
         shapes = [list(tensor.shape) for tensor in tensors]
         if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:
             raise ShapeError(f"TensorDataset needs tensors with one common first dim, got shapes {shapes}")

@@ -170,10 +170,19 @@ def _read_paddles(data: bytes, where: str, settings: dict[str, Any]) -> tuple[An
     return value, length
 
 
+# what PyTorch's functions of these names take
+_NOT_NEEDED = {
+    "map_location": ". Leave it out: what is loaded lies where new Tensors go, set_device says where",
+    "weights_only": ". Leave it out: no file is unpickled here",
+}
+
+
 def _check_configs(function: str, configs: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     for name, value in configs.items():
         if name not in defaults:
-            raise ConfigError(f"{function}({name}=...): no such setting; known are {', '.join(defaults)}")
+            raise ConfigError(
+                f"{function}({name}=...): no such setting; known are {', '.join(defaults)}{_NOT_NEEDED.get(name, '')}"
+            )
         if name in ("return_numpy", "keep_name_table"):
             if not isinstance(value, bool):
                 raise ConfigError(f"{function}({name}={value!r}): needs True or False")

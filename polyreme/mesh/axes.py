@@ -104,12 +104,16 @@ class MeshShape:
         outside = [axis for axis in self.order if axis not in inside]
         return [tuple(self.device(**fixed, **moving) for moving in self._walk(inside)) for fixed in self._walk(outside)]
 
-    def check_devices(self, count: int) -> None:
-        """Raises PlacementError, naming each axis and the degree that would fit, unless size is `count` devices."""
+    def check_devices(self, count: int, *, here: bool = False) -> None:
+        """Raises PlacementError, naming each axis and the degree that would fit, unless size is `count` devices.
+
+        here: they are those of this process, which may be virtual ones.
+        """
         if self.size != count:
+            more = f"; CPU_NUM={self.size} gives so many virtual ones" if here and self.size > count else ""
             raise PlacementError(
                 f"mesh {self} needs {self.size} devices, {count} given; "
-                f"the nearest that use {count}: {self._nearest(count)}"
+                f"the nearest that use {count}: {self._nearest(count)}{more}"
             )
 
     def grow(self, axis: str, count: int) -> MeshShape:

@@ -345,7 +345,11 @@ def _fill(name: str, holder: Tensor | None, count: int) -> None:
 
 def _refuse_extra(metric: Metric, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if args or kwargs:
-        raise ConfigError(f"{type(metric).__name__} does not take {[*args, *kwargs]}; drop them")
+        extra = [*(type(arg).__name__ for arg in args), *(f"{name}=" for name in kwargs)]
+        raise ConfigError(
+            f"{type(metric).__name__} does not take {', '.join(extra)}; leave it out. compute(pred, label) gives what "
+            "update takes"
+        )
 
 
 def _is_count(value: Any) -> bool:

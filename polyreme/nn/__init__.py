@@ -1,7 +1,7 @@
 """Layers, containers, parameters and gradient clipping."""
 
 from polyreme.module_names import suggest_names
-from polyreme.nn import attention, functional, initializer, quant, utils
+from polyreme.nn import attention, functional, init, initializer, quant, utils
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.activation import (
@@ -356,6 +356,7 @@ __all__ = [
     "attention",
     "dynamic_decode",
     "functional",
+    "init",
     "initializer",
     "quant",
     "utils",

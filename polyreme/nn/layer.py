@@ -17,10 +17,12 @@ from polyreme.core import place as places
 from polyreme.core import state, unique_name
 from polyreme.core.abstract import Abstract
 from polyreme.core.annotations import DTypeLike
+from polyreme.core.spelling import takes_second_names
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
-from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.eager.tensor import Tensor, destination, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, ShapeError
+from polyreme.keyword_names import NamesKeywords
 from polyreme.nn.hooks import LayerHooks, run_after, run_after_error, run_before
 from polyreme.nn.initializer import Constant, XavierUniform, chosen_initializer
 from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter, make_parameter
@@ -30,6 +32,9 @@ from polyreme.nn.second_names import SecondNames
 _watch, _attributes = state.watch, state.attributes
 
 
+_MADE_BY_INIT = frozenset({"_forward_pre_hooks", "_forward_post_hooks", "_parameters", "_buffers", "_sub_layers"})
+
+
 class LoadedKeys(NamedTuple):
     """Names that load_state_dict did not find in the state, and those that the layer does not have."""
 
@@ -37,7 +42,7 @@ class LoadedKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
-class Layer(LayerHooks, SecondNames):
+class Layer(NamesKeywords, LayerHooks, SecondNames):
     """Base class of everything with parameters: assign parameters and sublayers as attributes, buffers by
     register_buffer, and write forward. A Tensor that is a plain attribute is a buffer that is not saved.
 
@@ -122,6 +127,8 @@ class Layer(LayerHooks, SecondNames):
             _attributes.version += 1
 
     def __getattr__(self, name: str) -> Any:
+        if "_parameters" not in self.__dict__ and name in _MADE_BY_INIT:
+            raise RuntimeError(f"call super().__init__() first of all in {type(self).__name__}.__init__")
         for table in ("_parameters", "_buffers", "_sub_layers"):
             found = self.__dict__.get(table, {})
             if name in found:
@@ -269,6 +276,7 @@ class Layer(LayerHooks, SecondNames):
         """All sublayers, depth first."""
         return [layer for _, layer in self.named_sublayers(include_self=include_self)]
 
+    @takes_second_names
     def named_parameters(
         self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
@@ -279,16 +287,19 @@ class Layer(LayerHooks, SecondNames):
         """
         yield from wholes(self._named("_parameters", prefix, include_sublayers, remove_duplicate))
 
+    @takes_second_names
     def parameters(self, include_sublayers: bool = True) -> list[Parameter]:
         """All parameters, each once."""
         return [p for _, p in self.named_parameters(include_sublayers=include_sublayers)]
 
+    @takes_second_names
     def named_buffers(
         self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """(dotted name, buffer), each buffer once: registered Tensors, then those that are plain attributes."""
         yield from self._named("_buffers", prefix, include_sublayers, remove_duplicate)
 
+    @takes_second_names
     def buffers(self, include_sublayers: bool = True) -> list[Tensor]:
         """All buffers, each once."""
         return [b for _, b in self.named_buffers(include_sublayers=include_sublayers)]
@@ -332,12 +343,15 @@ class Layer(LayerHooks, SecondNames):
         for p in self.parameters():
             p.clear_gradient(set_to_zero)
 
-    def to(self, device: Any = None, dtype: Any = None, blocking: bool | None = None) -> Self:
-        """Move parameters and buffers to a device and floating ones to a dtype, in place.
+    def to(
+        self, device: Any = None, dtype: Any = None, blocking: bool | None = None, non_blocking: bool = False
+    ) -> Self:
+        """Move parameters and buffers to a device and floating ones to a dtype, in place: to("gpu:0"), to("bfloat16").
 
-        Raises ProgramError in static mode, where they have no values.
+        Raises ProgramError in static mode, where they have no values. No move blocks, whatever the last two say.
         """
         _check_has_values(self)
+        device, dtype = destination([device], None, dtype)
         for tensor in [*self.parameters(), *self.buffers()]:
             wanted = dtype if dtype is not None and dtypes.is_floating(tensor.dtype) else None
             array = state.read(tensor.detach().to(device=device, dtype=wanted))
@@ -421,6 +435,11 @@ class Layer(LayerHooks, SecondNames):
         mine = self.state_dict()
         if not use_structured_name:
             mine = {t.name: t for t in mine.values()}
+        if not isinstance(state_dict, Mapping):
+            raise ConfigError(
+                f"set_state_dict takes a dict of names and Tensors, got {type(state_dict).__name__}; "
+                "paddle.load(path) reads one from a file, layer.state_dict() gives a layer's"
+            )
         if state_dict and mine and not any(k in mine for k in state_dict):
             raise ConfigError(
                 f"set_state_dict: {type(self).__name__} has none of the names given "

@@ -18,7 +18,7 @@ from polyreme.core.annotations import DTypeLike
 from polyreme.core.dtype import promote, promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.bounds import preceded
 from polyreme.ops.ids import check_none
 from polyreme.ops.sharding import elementwise, elementwise_product, elementwise_sum, matrix_product
@@ -174,6 +174,11 @@ def matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = Fa
         x = jnp.swapaxes(x, -1, -2)
     if transpose_y and y.ndim > 1:
         y = jnp.swapaxes(y, -1, -2)
+    if x.ndim and y.ndim and x.shape[-1] != y.shape[0 if y.ndim == 1 else -2]:
+        raise ShapeError(
+            f"matmul: x {list(x.shape)} and y {list(y.shape)} do not fit; the last dim of x must equal the first of a "
+            "1-D y, the last but one of others"
+        )
     wide = jnp.float32 if x.dtype in (dtypes.bfloat16, dtypes.float16) else None
     if x.ndim > 2 and y.ndim == 2:
         # one 2-D product: its weight gradient is one fast matmul instead of a batched one

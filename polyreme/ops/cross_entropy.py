@@ -53,9 +53,10 @@ def _squeezed_label(label: Array, shape: tuple, dim: int, what: str) -> tuple[Ar
         return jnp.squeeze(label, dim), True
     if label.shape == rest:
         return label, False
+    instead = "; for one-hot labels and probabilities say soft_label=True" if label.shape == shape else ""
     raise ShapeError(
         f"{what}: label {list(label.shape)} does not fit input {list(shape)} with classes along dim {dim}; "
-        f"needs {list(rest)} or a size 1 there"
+        f"needs {list(rest)} or a size 1 there{instead}"
     )
 
 

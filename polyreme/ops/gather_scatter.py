@@ -96,8 +96,10 @@ def gather(x: Array, index: Array, axis: int | None = None) -> Array:
     return _slices(x, index, dim_of(0 if axis is None else axis, x.ndim, "gather"))
 
 
-def _check_index_select(x: Any, index: Any, axis: Any = 0, **_: Any) -> None:
-    check_along("index_select", index, x, axis)
+def _check_index_select(x: Any, index: Any, axis: Any = 0, **_: Any) -> Any:
+    if isinstance(index, int) and not isinstance(axis, int):  # index_select(x, dim, index)
+        return index_select(x, axis, index)
+    return check_along("index_select", index, x, axis)
 
 
 @preceded(_check_index_select)

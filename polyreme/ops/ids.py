@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyreme.call_site import layer_note
 from polyreme.core import state
 from polyreme.core.checked import checked, layer_here, verify
 from polyreme.core.state import TensorState, Tracer
@@ -72,6 +73,8 @@ def _error(facts: Any, shape: tuple[int, ...], describe: Describe) -> Exception 
 def _raise_if(facts: Any, shape: tuple[int, ...], describe: Describe) -> None:
     error = _error(facts, shape, describe)
     if error is not None:
+        if where := layer_note():
+            error.add_note(where)
         raise error
 
 

@@ -7,12 +7,14 @@ the result has the floating inputs' common dtype.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from polyreme.call_site import user_line
 from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import composite, op
@@ -44,9 +46,23 @@ def _together(*arrays: Array) -> tuple[Any, list[Array]]:
     return common[0].dtype, [wide(a) for a in common]
 
 
+def _compared(what: str, input: Array, label: Array) -> tuple[Any, list[Array]]:
+    """_together, with a warning where they broadcast to what is neither's shape, as [n, 1] and [n] do."""
+    if jnp.broadcast_shapes(input.shape, label.shape) not in (input.shape, label.shape):
+        warnings.warn(
+            f"{user_line()}: {what}: input {list(input.shape)} and label {list(label.shape)} broadcast to "
+            f"{list(jnp.broadcast_shapes(input.shape, label.shape))}, every entry of one with every one of the other; "
+            "give them one shape, with reshape or unsqueeze, if that is not meant",
+            stacklevel=2,
+        )
+    return _together(input, label)
+
+
 def _same_shape(x: Array, y: Array, what: str) -> None:
     if x.shape != y.shape:
-        raise ShapeError(f"{what}: input {list(x.shape)} and label {list(y.shape)} need the same shape")
+        raise ShapeError(
+            f"{what}: input {list(x.shape)} and label {list(y.shape)} need the same shape; reshape or unsqueeze one"
+        )
 
 
 def _xlogy(x: Array, y: Array) -> Array:
@@ -173,8 +189,8 @@ def dice_loss(input: Array, label: Array, epsilon: float = 1e-05) -> Array:
 
 @op(amp="fp32", method=False, rule=_loss_rule)
 def mse_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
-    """(input - label)^2; the two broadcast."""
-    own, (x, y) = _together(input, label)
+    """(input - label)^2; the two broadcast, with a warning if to a shape that neither has."""
+    own, (x, y) = _compared("mse_loss", input, label)
     return reduced(jnp.square(x - y), reduction, "mse_loss").astype(own)
 
 
@@ -187,8 +203,8 @@ def square_error_cost(input: Array, label: Array) -> Array:
 
 @op(amp="fp32", method=False, rule=_loss_rule)
 def l1_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
-    """|input - label|, real; the two broadcast, and the gradient where they are equal is 0."""
-    own, (x, y) = _together(input, label)
+    """|input - label|, real; the two broadcast as in mse_loss, and the gradient where they are equal is 0."""
+    own, (x, y) = _compared("l1_loss", input, label)
     return reduced(magnitude(x - y), reduction, "l1_loss").astype(jnp.finfo(own).dtype)
 
 
@@ -202,7 +218,7 @@ def smooth_l1_loss(
     """
     if delta <= 0:
         raise ConfigError(f"smooth_l1_loss: delta={delta}; it must be positive")
-    own, (x, y) = _together(input, label)
+    own, (x, y) = _compared("smooth_l1_loss", input, label)
     error = x - y
     size = jnp.abs(error)
     loss = jnp.where(size < delta, 0.5 * jnp.square(error), delta * (size - 0.5 * delta))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +28,10 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     if parameters is None:
         raise ConfigError(f"{owner} needs parameters=, a list such as model.parameters()")
     if isinstance(parameters, (TensorState, str, dict)) or not isinstance(parameters, Iterable):
+        instead = "; write parameters=model.parameters()" if hasattr(parameters, "parameters") else ""
         raise ConfigError(
             f"{owner}: parameters= is a list of Parameters or of dicts with 'params', got one "
-            f"{type(parameters).__name__}"
+            f"{type(parameters).__name__}{instead}"
         )
     listed = list(parameters)
     if not any(isinstance(entry, dict) for entry in listed):
@@ -92,11 +93,18 @@ def check_unique(owner: str, parameters: list[Any]) -> None:
         names[p.name] = p
 
 
+def _shown(value: Any) -> str:
+    """A wrong number as a message has it: parameters in its place are told by their name."""
+    if isinstance(value, (list, tuple, Iterator)) and any(isinstance(v, (TensorState, Mapping)) for v in value):
+        return "a list of Tensors; write parameters=..."
+    return repr(value)
+
+
 def nonnegative(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is a finite number of at least 0."""
     value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ConfigError(f"{owner}: {name} is a number of at least 0, got {value!r}")
+        raise ConfigError(f"{owner}: {name} is a number of at least 0, got {_shown(value)}")
     return float(value)
 
 
@@ -104,7 +112,7 @@ def fraction(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is a number in [0, 1)."""
     value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"{owner}: {name} is a number in [0, 1), got {value!r}")
+        raise ConfigError(f"{owner}: {name} is a number in [0, 1), got {_shown(value)}")
     return float(value)
 
 

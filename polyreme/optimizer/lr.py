@@ -19,6 +19,7 @@ import numpy as np
 
 from polyreme.core import state
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, NumericsError
+from polyreme.keyword_names import NamesKeywords
 from polyreme.module_names import suggest_names
 
 __all__ = [
@@ -45,7 +46,7 @@ __all__ = [
 Observer = Callable[[float], object]
 
 
-class LRScheduler:
+class LRScheduler(NamesKeywords):
     """Base of all schedulers; a subclass defines `get_lr()` from `base_lr` and `last_epoch`.
 
     The constructor takes the first step, so `last_epoch` is 0 after it (or the given last_epoch + 1, to resume).

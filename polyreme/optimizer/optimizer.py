@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, GradError
+from polyreme.keyword_names import NamesKeywords
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByValue
 from polyreme.optimizer.groups import ParameterGroup, check_common, check_known, check_unique, nonnegative, split_groups
 from polyreme.optimizer.late_updates import TakenStep
@@ -43,7 +44,7 @@ _COMMON = ("learning_rate", "weight_decay", "grad_clip")
 Check = Callable[[str, str, Any], Any]
 
 
-class Optimizer(OwnUpdate):
+class Optimizer(NamesKeywords, OwnUpdate):
     """Base of all optimizers.
 
     learning_rate: a number or an LRScheduler. parameters: a list of Parameters, or of dicts {"params": [...],
@@ -70,10 +71,12 @@ class Optimizer(OwnUpdate):
     gradient_accumulation_steps: int = 1
     """Backward passes that make one step, for who runs the steps: set by distributed.shard_optimizer."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__new__(cls)
-        made._made_with = (args, kwargs)
-        return made
+    if not TYPE_CHECKING:  # type checkers read what __init__ takes
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+            made = super().__new__(cls, *args, **kwargs)
+            made._made_with = (args, kwargs)
+            return made
 
     def __init__(
         self,
@@ -724,6 +727,10 @@ class Optimizer(OwnUpdate):
             p.clear_grad(set_to_zero)
 
     clear_gradients = clear_grad
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """clear_grad, by PyTorch's name and with its default: `.grad` is None until the next backward."""
+        self.clear_grad(set_to_zero=not set_to_none)
 
     # settings
 

@@ -42,7 +42,6 @@ PATHS: dict[str, str] = {
     # layers and functions
     "nn.layer": "nn",
     "nn.loss": "nn",
-    "nn.init": "paddle_scripts.internals.init",
     **_below(
         "nn.layer",
         "activation common container conv distance layers loss norm pooling rnn transformer vision",

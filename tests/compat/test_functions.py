@@ -169,3 +169,11 @@ def test_a_torch_that_is_imported_already_is_left_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", sys)
     with pytest.raises(ConfigError, match="torch is imported already"):
         paddle.enable_compat()
+
+
+def test_modules_with_other_arguments_say_where_to_look():
+    with torch_scripts.compat_guard():
+        with pytest.raises(ModuleNotFoundError, match=r"no module for torch\.optim; use polyreme\.optimizer"):
+            import torch.optim  # noqa: F401, PLC0415
+        with pytest.raises(ModuleNotFoundError, match=r"torch\.utils\.data; use polyreme\.io"):
+            from torch.utils.data import DataLoader  # noqa: F401, PLC0415

@@ -56,6 +56,25 @@ def test_new_tensors_go_where_the_block_says():
         device.set_device(8)
 
 
+def test_a_device_is_named_by_calling_the_module():
+    cpu = polyreme.device("cpu", 1)
+    assert (cpu, cpu.type, cpu.index) == ("cpu:1", "cpu", 1)
+    assert (polyreme.device("cuda:2").index, polyreme.device("cpu").index, polyreme.device(CPUPlace())) == (
+        2,
+        None,
+        "cpu",
+    )
+    assert polyreme.zeros([1], device=cpu).place == to_tensor([1.0]).to(cpu).place == CPUPlace(1)
+    with cpu, polyreme.device("cpu"):
+        assert to_tensor([1.0]).place == CPUPlace(0)
+    with pytest.raises(DeviceError, match="the index is said twice"):
+        polyreme.device("cuda:0", 0)
+    with pytest.raises(DeviceError, match="'gpu:x' is not a device"):
+        polyreme.device("gpu:x")
+    with pytest.raises(TypeError, match="'module' object is not callable"):
+        polyreme.nn()
+
+
 def test_what_there_is():
     assert device.get_all_device_type() == device.get_all_custom_device_type() == []
     assert device.get_available_custom_device() == []

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.core.alias import Alias
+from polyreme.core.spelling import takes_second_names
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.argument_order import also_in_order
@@ -34,6 +35,7 @@ class LayerNorm(Layer):
     normalized_shape: Alias[list[int]] = Alias("_normalized_shape")
     epsilon: Alias[float] = Alias("_epsilon")
 
+    @takes_second_names
     @also_in_order(2, ("weight_attr", "bias_attr", "name"))
     def __init__(
         self,
@@ -116,6 +118,7 @@ class GroupNorm(Layer):
     epsilon: Alias[float] = Alias("_epsilon")
     data_format: Alias[str] = Alias("_data_format")
 
+    @takes_second_names
     @also_in_order(3, ("weight_attr", "bias_attr", "data_format", "name"))
     def __init__(
         self,

@@ -63,7 +63,7 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
     dp2 sharding2 mp2
     """
     if isinstance(strategy, Plan):
-        strategy.mesh.check_devices(num_devices)
+        strategy.mesh.check_devices(num_devices, here=True)
         return Job(strategy)
     _check_refused(strategy)
     hybrid = strategy.hybrid_configs
@@ -125,7 +125,7 @@ def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:
     mesh = MeshShape(**{**degrees, "dp": 1 if is_free else degrees["dp"]}, order=order)
     if is_free:
         return mesh.grow("dp", num_devices)
-    mesh.check_devices(num_devices)
+    mesh.check_devices(num_devices, here=True)
     return mesh
 
 

@@ -1,4 +1,4 @@
-"""paddle.nn.init: initial values written into a Tensor that is there; each returns it."""
+"""Initial values written into a Tensor that is there; each function returns it."""
 
 from __future__ import annotations
 
