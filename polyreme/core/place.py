@@ -81,7 +81,7 @@ class Place:
                 f"(0..{len(devices) - 1}){more}"
             )
         have = ", ".join(get_available_device())
-        raise DeviceError(f"asked for {self}, but no {self.platform} is available; here: {have}")
+        raise DeviceError(f"asked for {self.platform}:{self.index}, but no {self.platform} is available; here: {have}")
 
     def __repr__(self) -> str:
         return f"Place({self.platform})" if self.platform == "cpu" else f"Place({self.platform}:{self.index})"
