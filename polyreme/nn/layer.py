@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self, overload
+from typing import Any, ClassVar, Literal, NamedTuple, Self, overload
 
 import numpy as np
 
@@ -52,6 +52,9 @@ class Layer(NamesKeywords, LayerHooks, SecondNames):
     >>> Half()(to_tensor([2.0])).tolist()
     [1.0]
     """
+
+    _is_recurrent: ClassVar[bool] = False
+    """Whether forward calls sublayers once a step of a sequence; a summary then has one line for all of them."""
 
     def __init__(self, name_scope: str | None = None, dtype: Any = None) -> None:
         self.__dict__["_parameters"] = OrderedDict()

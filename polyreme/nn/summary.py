@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,16 +108,15 @@ def _run(net: Layer, inputs: Any) -> _Record:
     record = _Record()
     open_rows: dict[int, list[_Row]] = {}
     handles = []
-    for layer in net.sublayers(include_self=True):
-        if not any(True for _ in layer.children()):
-            handles.append(
-                layer.register_forward_pre_hook(
-                    lambda it, given: open_rows.setdefault(id(it), []).append(record.enter(it, given))
-                )
+    for layer in {id(layer): layer for layer in _lines(net)}.values():
+        handles.append(
+            layer.register_forward_pre_hook(
+                lambda it, given: open_rows.setdefault(id(it), []).append(record.enter(it, given))
             )
-            handles.append(
-                layer.register_forward_post_hook(lambda it, _, made: record.leave(open_rows[id(it)].pop(), it, made))
-            )
+        )
+        handles.append(
+            layer.register_forward_post_hook(lambda it, _, made: record.leave(open_rows[id(it)].pop(), it, made))
+        )
     modes = [(layer, layer.training) for layer in net.sublayers(include_self=True)]
     try:
         net.eval()
@@ -129,6 +128,15 @@ def _run(net: Layer, inputs: Any) -> _Record:
         for handle in handles:
             handle.remove()
     return record
+
+
+def _lines(layer: Layer) -> Iterator[Layer]:
+    """The layers with a line of their own: those without sublayers, and those that call theirs step by step."""
+    children = [] if layer._is_recurrent else list(layer.children())
+    if not children:
+        yield layer
+    for child in children:
+        yield from _lines(child)
 
 
 def _tensors(value: Any) -> list[Tensor]:

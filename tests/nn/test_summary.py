@@ -36,6 +36,15 @@ def test_counts_and_lines(capsys):
     assert ["Non-trainable", "params:", "10"] in lines
 
 
+def test_a_recurrent_layer_is_one_line(capsys):
+    # two directions of 4 * 8 rows for 4 inputs and 8 states, and two biases
+    assert summary(nn.LSTM(4, 8, direction="bidirect"), (2, 5, 4))["total_params"] == 2 * (32 * 4 + 32 * 8 + 2 * 32)
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "-1 " in line or "-2 " in line]
+    assert rows == ["LSTM-1"]
+    summary(nn.RNN(nn.GRUCell(4, 8)), (2, 5, 4))
+    assert "RNN-1" in capsys.readouterr().out
+
+
 def test_leaves_modes_hooks_and_statistics_alone(capsys):
     net = nn.Sequential(nn.BatchNorm1D(2), nn.Dropout(0.5))
     net[1].eval()

@@ -132,6 +132,8 @@ class RNN(Layer):
     (paddle.Size([2, 5, 4]), paddle.Size([2, 4]))
     """
 
+    _is_recurrent = True
+
     def __init__(self, cell: RNNCellBase, is_reverse: bool = False, time_major: bool = False) -> None:
         super().__init__()
         if not callable(getattr(cell, "forward", None)):
@@ -158,6 +160,7 @@ class BiRNN(Layer):
 
     cell_fw: RNNCellBase
     cell_bw: RNNCellBase
+    _is_recurrent = True
 
     def __init__(self, cell_fw: RNNCellBase, cell_bw: RNNCellBase, time_major: bool = False) -> None:
         super().__init__()
@@ -185,6 +188,8 @@ class BiRNN(Layer):
 
 class _Stack(LayerList):
     """Layers of one kind of cell. Parameters have two names: weight_ih_l0 (.._l0_reverse), and 0.cell.weight_ih."""
+
+    _is_recurrent = True
 
     def _build(
         self,
