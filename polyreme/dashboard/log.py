@@ -185,7 +185,8 @@ def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
             continue
         if _is_number(value):
             yield name, float(value)
-        elif value in ("nan", "inf", "-inf"):  # as JsonlLog writes what JSON has no number for
+        elif value in ("nan", "inf", "-inf") or (isinstance(value, float) and not math.isfinite(value)):
+            # as JsonlLog writes what JSON has no number for, and as Python's json does
             yield name, math.nan
 
 

@@ -63,14 +63,14 @@ def test_a_log_is_followed_while_it_is_written_torn_and_broken(tmp_path):
         written.write({"kind": "validation", "step": 2, "loss": 3})
         written.write({"kind": "sample", "step": 2, "text": "In the"})
     with path.open("ab") as file:
-        file.write(b'not json\n\n[1]\n{"kind": "train"}\n{"kind": "train", "step": 3, "lo')
+        file.write(b'not json\n\n[1]\n{"kind": "train"}\n{"kind": "train", "step": 2.5, "loss": NaN}\n{"kind": "train", "step": 3, "lo')
         file.flush()
         assert log.poll()
-        assert (log.last_step, log.num_bad, log.num_events) == (2, 3, 1)
+        assert (log.last_step, log.num_bad, log.num_events) == (2.5, 3, 1)
         file.write(b'ss": 1.5}\n')
     assert log.poll()
     assert set(log.curves) == {"train/loss", "validation/loss"}
-    assert log.curves["train/loss"].sampled(10) == ([1, 2, 3], [2.0, None, 1.5])
+    assert log.curves["train/loss"].sampled(10) == ([1, 2, 2.5, 3], [2.0, None, None, 1.5])
     assert log.events == [{"kind": "sample", "step": 2, "text": "In the"}]
 
 

@@ -57,7 +57,8 @@ function showRuns() {
     const step = run.step === null ? "no steps yet" : `step ${run.step.toLocaleString("en")}${run.steps ? ` of ${run.steps.toLocaleString("en")}` : ""}`;
     const loss = run.latest["train/loss"];
     const facts = node("small", {}, node("span", { className: run.state, textContent: run.state }), `, ${step}`,
-      loss === undefined ? "" : `, loss ${number(loss)}`, run.num_bad ? `, ${run.num_bad} lines unreadable` : "");
+      ...(loss === undefined ? [] : [", ", node("span", { className: loss === null ? "gone" : "", textContent: `loss ${number(loss)}` })]),
+      run.num_bad ? `, ${run.num_bad} lines unreadable` : "");
     const open = node("button", { type: "button" }, run.name, facts);
     open.addEventListener("click", async () => {
       state.open = state.open === run.id ? null : run.id;
@@ -189,18 +190,20 @@ function point(chart, event) {
   showValues(chart, places);
 }
 
+const MOST_VALUES = 6; // under a chart
 const showLast = (chart) => showValues(chart, chart.series.map((each) => each.steps.length - 1));
 
 function showValues(chart, places) {
   const factor = FACTORS[chart.name] ?? 1;
-  chart.values.replaceChildren(...chart.series.slice(0, 6).map((each, i) => {
+  const more = chart.series.length - MOST_VALUES;
+  chart.values.replaceChildren(...chart.series.slice(0, MOST_VALUES).map((each, i) => {
     const value = each.values[places[i]];
     const kind = each.metric.startsWith("validation/") ? " validation" : "";
     const run = state.runs.find((found) => found.id === each.run);
     const label = chart.series.length > 1 ? `${state.chosen.size > 1 ? run?.name ?? "" : ""}${kind} ` : "";
     return node("span", { className: colour(each.run) }, label.trimStart(),
       node("b", { textContent: number(value === null ? null : value * factor) }), ` at ${each.steps[places[i]].toLocaleString("en")}`);
-  }));
+  }), more > 0 ? `and ${more} more` : "");
 }
 
 async function showCharts() {
@@ -264,9 +267,9 @@ async function showDetails() {
   add("Faults", faults.length ? table(["step", "what", "facts"], faults.map((fault) => [fault.step, fault.kind.replaceAll("_", " "), words(fault)]))
     : node("div", { className: "soft", textContent: "none" }));
   add("Samples", ...(run.samples.length ? [...run.samples].reverse().slice(0, 5).flatMap((sample) => [node("div", { className: "soft", textContent: `step ${sample.step.toLocaleString("en")}` }), node("pre", { textContent: sample.text })])
-    : [node("div", { className: "soft", textContent: "none yet" })]));
+    : [node("div", { className: "soft", textContent: run.state === "running" ? "none yet" : "none" })]));
   add("Checkpoints", run.checkpoints.length ? table(["step", "MiB", "written"], run.checkpoints.map((each) => [each.step.toLocaleString("en"), (each.bytes / 2 ** 20).toFixed(1), new Date(each.written * 1000).toLocaleString()]))
-    : node("div", { className: "soft", textContent: "none yet" }));
+    : node("div", { className: "soft", textContent: run.state === "running" ? "none yet" : "none" }));
   const pictures = run.pictures.map((name) => [name, `api/runs/${id}/picture?name=${encodeURIComponent(name)}&step=${run.step ?? 0}`]);
   if (run.config["plan.pp"] > 1) pictures.unshift(["pipeline schedule of the plan", `api/runs/${id}/schedule.svg`]);
   if (pictures.length) {
