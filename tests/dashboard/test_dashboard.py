@@ -63,7 +63,8 @@ def test_a_log_is_followed_while_it_is_written_torn_and_broken(tmp_path):
         written.write({"kind": "validation", "step": 2, "loss": 3})
         written.write({"kind": "sample", "step": 2, "text": "In the"})
     with path.open("ab") as file:
-        file.write(b'not json\n\n[1]\n{"kind": "train"}\n{"kind": "train", "step": 2.5, "loss": NaN}\n{"kind": "train", "step": 3, "lo')
+        file.write(b'not json\n\n[1]\n{"kind": "train"}\n{"kind": "train", "step": 2.5, "loss": NaN}\n')
+        file.write(b'{"kind": "train", "step": 3, "lo')
         file.flush()
         assert log.poll()
         assert (log.last_step, log.num_bad, log.num_events) == (2.5, 3, 1)
