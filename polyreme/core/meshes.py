@@ -59,7 +59,8 @@ def beside(array: Any, other: Any) -> Any:
 
 
 def on_one_device(array: jax.Array) -> jax.Array:
-    """A whole copy on the first of its devices alone."""
+    """A whole copy on the first of its devices in this process alone."""
     if len(array.sharding.device_set) == 1:
         return array
-    return jax.device_put(array, everywhere(array.sharding)).addressable_data(0)
+    whole = array if array.is_fully_replicated else jax.device_put(array, everywhere(array.sharding))
+    return whole.addressable_data(0)

@@ -289,12 +289,13 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
             f"{what}: this Tensor belongs to a captured function that has ended and has no value; return it from that "
             "function instead of keeping it in a variable outside"
         )
+    array = tensor._array.read() if isinstance(tensor._array, Elsewhere) else tensor._array
     try:
-        return np.asarray(tensor._array)
+        return np.asarray(array)
     except RuntimeError as error:
-        if tensor._array.is_fully_addressable:
+        if array.is_fully_addressable:
             raise_explained(error, f"what {what} waited for", waited=True)
-        return _over_processes(tensor._array, what, error)
+        return _over_processes(array, what, error)
 
 
 class _Gathering:

@@ -17,12 +17,13 @@ import jax
 import numpy as np
 
 from polyreme.core.transfer import from_host
-from polyreme.errors import CheckpointError
+from polyreme.errors import CheckpointError, ConfigError
 from polyreme.optimizer.on_disk import StateFiles, StoredEntries
 from polyreme.optimizer.update_by_kind import Common, KindUpdates
 
 MOST_LATE = 64
 """Steps that an expert may miss before all are brought up to date: what is kept of each step is a few KB."""
+_ELSEWHERE = np.iinfo(np.int64).max
 
 
 class TakenStep(NamedTuple):
@@ -73,9 +74,12 @@ class LateUpdates:
         """Take a parameter whose state lies in the files now."""
         self._parameters.append(p)
         self._slots[id(p)] = tuple(slots)
-        self._seen[id(p)] = np.full(p._array.shape[0], self._taken)
+        # of entries that lie in other processes alone, more than will ever be taken
+        self._seen[id(p)] = np.full(p._array.shape[0], _ELSEWHERE)
+        self._seen[id(p)][sorted(p._array.held)] = self._taken
         for stored in (p._array, *(self._stored(p, name) for name in slots)):
             stored.late = self
+            check_same_parts(p, stored)
 
     def step(self, live: Sequence[Any], step: TakenStep) -> Mapping[str, jax.Array]:
         """Take a step of parameters with gradients: entries with one are updated. -> the numbers kept for all."""
@@ -85,13 +89,15 @@ class LateUpdates:
             scalars = step.scalars
             for p in live:
                 gradient: StoredEntries = p._grad._array
-                has = range(p._array.shape[0]) if gradient.holds is None else sorted(gradient.holds)
+                local_entries: frozenset[int] = p._array.held
+                has = sorted(local_entries if gradient.holds is None else local_entries & gradient.holds)
                 # the numbers of all parameters after this one's, which are the same whichever entry moves
                 last = step._replace(scalars=scalars)
                 for entry in has:
                     scalars = self._bring(p, entry, last, from_host(gradient.read_entry(entry)))
                 if not has:
-                    scalars = last.apply(p, self._values(p, 0), self._zeros(p))[1]
+                    values = self._values(p, min(local_entries))
+                    scalars = last.apply(p, values, _zeros_like(values))[1]
             if self._taken - min(int(seen.min()) for seen in self._seen.values()) > MOST_LATE:
                 self.settle()
             self._forget()
@@ -117,7 +123,7 @@ class LateUpdates:
         missed = self._steps[len(self._steps) - (self._taken - int(seen[entry])) :] if seen[entry] < self._taken else []
         if last is not None:
             missed = missed[:-1]
-        updates = [(step, self._zeros(p)) for step in missed if id(p) in step.places]
+        updates: list[tuple[TakenStep, Any]] = [(step, None) for step in missed if id(p) in step.places]
         if last is not None and gradient is not None:
             updates.append((last, gradient))
         if updates:
@@ -128,7 +134,7 @@ class LateUpdates:
                 )
             values = self._values(p, entry)
             for step, of in updates:
-                values, scalars = step.apply(p, values, of)
+                values, scalars = step.apply(p, values, _zeros_like(values) if of is None else of)
             try:
                 p._array.write_entry(entry, values.param)
                 for name, array in values.slots.items():
@@ -136,16 +142,13 @@ class LateUpdates:
             except BaseException as error:
                 self._files.failure = error
                 raise
-        seen[entry] = self._taken
+        seen[entry] = max(int(seen[entry]), self._taken)
         return scalars
 
     def _values(self, p: Any, entry: int) -> _ExpertValues:
         names = self._slots[id(p)]
         slots = {name: from_host(self._stored(p, name).read_entry(entry)) for name in names}
         return _ExpertValues(from_host(p._array.read_entry(entry)), slots)
-
-    def _zeros(self, p: Any) -> jax.Array:
-        return from_host(np.zeros((1, *p._array.shape[1:]), p._array.dtype))
 
     def _stored(self, p: Any, name: str) -> StoredEntries:
         stored = self._files.tensor(p, name).stored
@@ -156,6 +159,22 @@ class LateUpdates:
         """Let go of the steps that all entries have seen."""
         oldest = min(int(seen.min()) for seen in self._seen.values())
         del self._steps[: len(self._steps) - (self._taken - oldest)]
+
+
+def check_same_parts(p: Any, stored: StoredEntries) -> None:
+    """Raises ConfigError where this process holds other parts of a parameter's experts than of another array of them,
+    their gradient or state: an expert is updated where it lies."""
+    own: StoredEntries = p._array
+    if own.held != stored.held or any(own.extent(entry) != stored.extent(entry) for entry in own.held):
+        raise ConfigError(
+            f"plan: offload of expert in several processes, which hold other parts of the experts of {p.name} than of "
+            "their gradients or optimizer state; set sharding_stage to 3, or put the devices along 'sharding' in one "
+            "process (the last axes of the mesh are within one)"
+        )
+
+
+def _zeros_like(values: _ExpertValues) -> jax.Array:
+    return from_host(np.zeros(values.param.shape, values.param.dtype))
 
 
 __all__ = ["MOST_LATE", "LateUpdates", "TakenStep"]

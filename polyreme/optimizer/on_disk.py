@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import shutil
 import weakref
@@ -21,6 +22,7 @@ from jax.sharding import SingleDeviceSharding
 
 from polyreme.core.state import Elsewhere, TensorState, Tracer
 from polyreme.core.transfer import aligned_zeros
+from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError
 from polyreme.io.bucket_files import BucketFile, BucketStream, DiskSpeed, FilePart, MemoryFile, free_bytes, measure
@@ -87,10 +89,13 @@ class StoredArray(Elsewhere):
             raise CheckpointError(
                 f"state on disk is {self.dtype}{list(self.shape)}, the value {array.dtype}{list(array.shape)}"
             )
-        if not isinstance(array, jax.Array) or array.sharding != self.sharding:
-            array = jax.device_put(array, self.sharding)
-        for start, values in boxes_of(array).items():
+        for start, values in boxes_of(self._as_it_lies(array)).items():
             self.file.write_part(self.places[start], np.asarray(values))
+
+    def _as_it_lies(self, array: Any) -> jax.Array:
+        """An array in the layout of this one."""
+        is_laid_out = isinstance(array, jax.Array) and array.sharding == self.sharding
+        return array if is_laid_out else put(array, self.sharding)
 
     def assemble(self, boxes: Mapping[Start, np.ndarray]) -> jax.Array:
         """The array of the values of its boxes, whose memory it may go on using."""
@@ -111,6 +116,7 @@ class StoredArray(Elsewhere):
 class StoredEntries(StoredArray):
     """A StoredArray whose entries of the first dim are parts of the file, one for each box of it, read by themselves.
 
+    held: the entries that this process has in its file, or a part of them: several processes share a parameter.
     holds: of a gradient, the entries that are not 0; None for all. late: brings entries up to date that missed updates
     (optimizer.late_updates); whoever asks for the whole gets all as they would be had they missed none.
     """
@@ -125,6 +131,7 @@ class StoredEntries(StoredArray):
         for (entry, *rest), at in self.places.items():
             nth = entry % self._box_shape[0]
             self._parts[entry].append(_EntryPart(at, (entry - nth, *rest), nth))
+        self.held = frozenset(entry for entry, parts in enumerate(self._parts) if parts)
 
     @property
     def saved(self) -> StoredArray:
@@ -146,27 +153,41 @@ class StoredEntries(StoredArray):
 
     def fill_entries(self, array: Any, entries: Iterable[int]) -> None:
         """Replace these entries by those of an array of the whole shape."""
-        if not isinstance(array, jax.Array) or array.sharding != self.sharding:
-            array = jax.device_put(array, self.sharding)
-        boxes = {start: np.asarray(box) for start, box in boxes_of(array).items()}
+        boxes = {start: np.asarray(box) for start, box in boxes_of(self._as_it_lies(array)).items()}
         for entry in entries:
             for part in self._parts[entry]:
                 self.file.write_part(part.place, boxes[part.box][part.nth : part.nth + 1])
 
+    def extent(self, entry: int) -> tuple[tuple[int, int], ...]:
+        """What this process holds of an entry, from where to where of each dim but the first: in one process all of it.
+
+        Raises ConfigError where that is no box without gaps, as no mesh in the order of its devices has it.
+        """
+        parts, sizes = self._parts[entry], self._box_shape[1:]
+        starts = [part.box[1:] for part in parts]
+        bounds = tuple((min(dim), max(dim) + size) for dim, size in zip(zip(*starts, strict=True), sizes, strict=True))
+        if math.prod(stop - start for start, stop in bounds) != len(parts) * math.prod(sizes):
+            raise ConfigError(
+                f"plan: offload of expert in processes whose parts of an expert {list(self.shape[1:])} have gaps; give "
+                "the mesh's devices in the order of their processes"
+            )
+        return bounds
+
     def read_entry(self, entry: int) -> np.ndarray:
-        """One entry, as it lies there: [1, ...]."""
+        """What is held of one entry, as it lies there: [1, ...]."""
         if len(self._parts[entry]) == 1:
             return self.file.read_part(self._parts[entry][0].place)
-        values = np.empty((1, *self.shape[1:]), self.dtype)
+        extent = self.extent(entry)
+        values = np.empty((1, *(stop - start for start, stop in extent)), self.dtype)
         for part in self._parts[entry]:
-            values[self._within(part)] = self.file.read_part(part.place)
+            values[self._within(part, extent)] = self.file.read_part(part.place)
         return values
 
     def write_entry(self, entry: int, values: Any) -> None:
-        """Replace one entry: [1, ...]."""
-        whole = np.asarray(values)
+        """Replace what is held of one entry: [1, ...]."""
+        whole, extent = np.asarray(values), self.extent(entry)
         for part in self._parts[entry]:
-            self.file.write_part(part.place, whole[self._within(part)])
+            self.file.write_part(part.place, whole[self._within(part, extent)])
 
     def room(self) -> dict[Start, np.ndarray]:
         """Zeros for each box, by its start, which take memory only where something is read into them."""
@@ -179,10 +200,10 @@ class StoredEntries(StoredArray):
             for part in self._parts[entry]:
                 self.file.read_part(part.place, values[part.box][part.nth].reshape(-1).view(np.uint8))
 
-    def _within(self, part: _EntryPart) -> tuple[slice, ...]:
-        """Where a part lies in its entry."""
-        inner = zip(part.box[1:], self._box_shape[1:], strict=True)
-        return (slice(None), *(slice(start, start + size) for start, size in inner))
+    def _within(self, part: _EntryPart, extent: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+        """Where a part lies in what is held of its entry."""
+        inner = zip(part.box[1:], self._box_shape[1:], extent, strict=True)
+        return (slice(None), *(slice(start - first, start - first + size) for start, size, (first, _) in inner))
 
     def _settle(self) -> None:
         if self.late is not None:

@@ -55,7 +55,7 @@ class Pipeline:
         self.layout = layout
         self.told = tuple(told)
         self.plan = layout.plan
-        self._agreed = _agreed(chunks, layout) if spans_processes(layout) and not mode.on else None
+        self._agreed = self._agreement(chunks)
         # called after each task of a batch that is trained: with the stage, the task and the run
         self.observer: Callable[[int, Task, Run], None] | None = None
         # of each microbatch of the last batch, the random key that follows
@@ -75,6 +75,10 @@ class Pipeline:
     def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
         """The stage of each chunk, in the order that data flows."""
         return self.plan.stage_of_chunk
+
+    def _agreement(self, chunks: Sequence[Any]) -> Agreed | None:
+        """What processes agree on that run tasks of other stages each; None where all run the same."""
+        return _agreed(chunks, self.layout) if spans_processes(self.layout) and not mode.on else None
 
     @property
     def last_stage(self) -> Layout:
@@ -169,7 +173,7 @@ class Pipeline:
     def in_every_process(self, out: Any) -> np.ndarray:
         """On the host, the value of a Tensor that evaluate gave without a loss; None where it is in another process."""
         if self._agreed is None:
-            return np.asarray(out._array)
+            return np.asarray(replicas.whole(out._array, self.last_stage.replicated()))
         # split over the batch of the last stage's devices, which may be in several processes
         ours = None if out is None else np.asarray(replicas.whole(out._array, self.last_stage.replicated()))
         return from_all(ours)[leader(self.last_stage)]

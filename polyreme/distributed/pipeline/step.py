@@ -142,7 +142,7 @@ class PipelineStep:
             )
         judged: dict[str, Tensor] = {}
         squares = updating.squares()
-        here = jax.device_put([s._array for s in squares], [self.pipeline.where_losses_are] * len(squares))
+        here = [put(s._array, self.pipeline.where_losses_are) for s in squares]
         norm, is_bad = _judge(loss._array, here, self._halted, self.policy.non_finite != "apply")
         factor = None
         if self.policy.spikes is not None and self.spike_statistic is not None:

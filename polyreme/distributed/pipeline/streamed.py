@@ -6,7 +6,8 @@ a chunk has run its gradients leave at once, written by a second thread.
 
 Experts that the plan offloads are brought one by one: a chunk that ends at a router says which its tokens chose, and
 those alone are read for the chunk of the experts, while further microbatches are routed; theirs alone are the gradients
-that are written. What stands in the place of others is zeros, which no token meets.
+that are written. What stands in the place of others is zeros, which no token meets. Of several processes each reads
+and writes what its devices hold of those, whichever process has the tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from polyreme.core import state
 from polyreme.core.host_array import HostArray
 from polyreme.core.layout import Layout
 from polyreme.core.state import Elsewhere, TensorState
+from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.pipeline_layer import PipelineChunk
 from polyreme.distributed.pipeline.run import Run, at_home, sum_arrays
@@ -32,6 +34,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh.schedule import Schedule, Task
 from polyreme.nn.alike import are_alike, tensors_of
+from polyreme.optimizer.late_updates import check_same_parts
 from polyreme.optimizer.on_disk import FileTier, Start, StateEntry, StateFiles, StoredArray, StoredEntries
 from polyreme.training.microbatches import Microbatch
 
@@ -73,6 +76,9 @@ class Gradients:
             entries.append((p, {"grad": StateEntry(f"{p.name}_grad", like, None, by_entry)}))
         if entries:
             self.files.add(entries)
+        for p, _ in entries:
+            if isinstance(p._array, StoredEntries):
+                check_same_parts(p, self.files.tensor(p, "grad").stored)
 
     def add(self, p: Any, gradient: jax.Array, chosen: frozenset[int] | None = None) -> Callable[[], None]:
         """Add to a parameter's gradient, which is 0 where there is none; -> what writes it, which a thread may call.
@@ -144,6 +150,9 @@ class StreamedPipeline(Pipeline):
 
     def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
         return (0,) * num_chunks
+
+    def _agreement(self, chunks: Sequence[Any]) -> None:
+        """None: every process runs every task on its devices of the one mesh."""
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """Each chunk's forwards, then from the last chunk to the first its backwards."""
@@ -264,7 +273,8 @@ class StreamedRun(Run):
         experts = self._experts[k]
         if experts is not None:
             routed = self._arrived[k, i].tensors()[0]
-            experts.bring(np.asarray(routed.choices._array))
+            choices = replicas.whole(routed.choices._array, self._pipeline.layout.replicated())
+            experts.bring(np.asarray(choices))
 
     def store(self) -> None:
         """Wait until every gradient is where it belongs; those of a chunk left when it had run."""
