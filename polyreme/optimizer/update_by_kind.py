@@ -2,7 +2,8 @@
 
 One program over all parameters takes as long to compile as there are parameters: 2.8 s of processor time for the 161 of
 a ResNet-50, which are of 28 kinds. But calling one for each takes 30 us a parameter and step; so after a number of
-steps the whole program is compiled beside them, and takes over. On CPU both give the same bits.
+steps the whole program is compiled beside them, and takes over, unless there are too many for that. On CPU both give
+the same bits.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from polyreme.optimizer.update import (
 _FEWEST_ALIKE = 8
 STEPS_BY_KIND = 64
 """Updates before the whole program is compiled: until then the calls have cost a few hundredths of what that takes."""
+MOST_IN_WHOLE = 1024
+"""Parameters above which it never is: compiling it took 150 s for 558 on a busy machine, to spare less than half of
+each one's call (benchmarks/results/fused_update_busy_2026-11-27.md), and a list of small blocks has thousands. Layers
+in nn.Stacked have few parameters, whatever their number."""
 
 
 def is_worthwhile(leaves: Sequence[Leaf], params: Sequence[jax.Array]) -> bool:
@@ -69,7 +74,8 @@ class Common(NamedTuple):
 class KindUpdates:
     """The update of each of some parameters, by a program for each kind of them, and what those take in common.
 
-    together: as for compile_update, if calls give squares; else empty, and a clip looks at the leaves alone.
+    leaves: of those parameters. together: as for compile_update, if calls give squares; else empty, and a clip looks at
+    the leaves alone.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class KindUpdates:
         name: str,
         together: Mapping[int, Sequence[int]],
     ) -> None:
-        self._leaves = leaves
+        self.leaves = leaves
         self._positions = [from_host(np.asarray([leaf.position])) for leaf in leaves]
         kinds = [kind_of(leaf) for leaf in leaves]
         updates = {kind: _compile_one(rule, prepare, kind, name) for kind in set(kinds)}
@@ -98,7 +104,7 @@ class KindUpdates:
         """What the updates of a step have in common. inputs: compile_update's; grads where squares are not given."""
         scalars = inputs["scalars"]
         if self._numbers is None:
-            self._numbers = _compile_numbers(self._numbers_rule, self._leaves, scalars)
+            self._numbers = _compile_numbers(self._numbers_rule, self.leaves, scalars)
         numbers = dict(zip(self._settings, self._numbers(scalars), strict=True))
         return Common(inputs["lr"], inputs["skip"], self._clip_norms(inputs), numbers)
 
@@ -106,7 +112,7 @@ class KindUpdates:
         self, at: int, common: Common, param: Any, low: Any, grad: Any, slots: Any, scalars: Any
     ) -> tuple[Any, Any, Any, Any]:
         """The update of the leaf at a place -> its new parameter, low copy and slots, and the scalars of all."""
-        leaf = self._leaves[at]
+        leaf = self.leaves[at]
         norm, numbers = common.norms.get(id(leaf.clip)), common.numbers[leaf.options.settings]
         return self._updates[at](
             common.lr, param, low, grad, slots, scalars, numbers, common.skip, norm, self._positions[at]
@@ -123,8 +129,8 @@ class KindUpdates:
             return {}
         squares = inputs["squares"]
         if not squares:
-            count = 1 + max(leaf.position for leaf in self._leaves)
-            squares = [self.squares(inputs["grads"], from_host(np.zeros((count,), self._leaves[0].wide)))]
+            count = 1 + max(leaf.position for leaf in self.leaves)
+            squares = [self.squares(inputs["grads"], from_host(np.zeros((count,), self.leaves[0].wide)))]
         return self._norms(squares)
 
 
@@ -135,6 +141,7 @@ class UpdateByKind:
         self._by_kind = updates
         self._whole = whole
         self._steps_left = STEPS_BY_KIND
+        self._takes_whole = len(updates.leaves) <= MOST_IN_WHOLE
         self._compiler: Thread | None = None
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -152,6 +159,8 @@ class UpdateByKind:
 
     def _is_whole_compiled(self, inputs: dict[str, Any]) -> bool:
         """Whether the whole program is there; begins to compile it after so many steps."""
+        if not self._takes_whole:
+            return False
         if self._compiler is not None:
             return not self._compiler.is_alive()
         self._steps_left -= 1

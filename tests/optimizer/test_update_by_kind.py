@@ -111,3 +111,11 @@ def test_leaves_to_the_whole_update_what_gains_nothing_or_differs():
     assert not is_worthwhile(INITIAL, ClipBySum())
     over_devices = jax.sharding.NamedSharding(jax.make_mesh((2,), ("dp",)), jax.sharding.PartitionSpec())
     assert not is_worthwhile(INITIAL, where=over_devices)
+
+
+def test_of_very_many_parameters_the_whole_is_never_compiled(monkeypatch):
+    monkeypatch.setattr(update_by_kind, "STEPS_BY_KIND", 1)
+    monkeypatch.setattr(update_by_kind, "MOST_IN_WHOLE", len(SHAPES) - 1)
+    _, optimizer = updates(CASES["momentum"][0], steps=GRADS[:3])
+    (update,) = optimizer._updates.values()
+    assert update._compiler is None
