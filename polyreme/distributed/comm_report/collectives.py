@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from polyreme.distributed.comm_report.groups import Groups, axes_of, axes_of_pairs, parse_groups, parse_pairs
@@ -126,8 +126,10 @@ def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]
     """
     module = Module(text)
     collectives = []
-    for computation, times, counted in _running(module, module.entry, 1, True):
-        work = _Work(module, computation)
+    running = list(_running(module, module.entry, 1, True))
+    begun = {channel for computation, _, _ in running for channel in _begun_in(module, computation)}
+    for computation, times, counted in running:
+        work = _Work(module, computation, begun)
         for instruction in computation:
             kind = _kind(module, instruction)
             if kind is not None and instruction.name not in work.steps:
@@ -135,6 +137,23 @@ def find_collectives(text: str, mesh: MeshShape, balance: float = BALANCE["gpu"]
                 if made.wire:
                     collectives.append(made)
     return collectives
+
+
+def _begun_in(module: Module, computation: Computation) -> Iterator[str]:
+    """Channels of the collectives that fusions of a computation begin and others take further, some of them in the body
+    of a loop that runs meanwhile."""
+    for instruction in computation:
+        if instruction.opcode == "fusion" and _begins(module, instruction):
+            yield from _channels(module, instruction)
+
+
+def _begins(module: Module, instruction: Instruction) -> bool:
+    return any("AsyncCollectiveStart" in i.rest for i in _inside(module, instruction) if i.opcode == "custom-call")
+
+
+def _channels(module: Module, instruction: Instruction) -> list[str]:
+    inside = (i for i in _inside(module, instruction) if i.opcode in KINDS)
+    return [found[1] for i in inside if (found := _CHANNEL.search(i.rest))]
 
 
 _OF_GRADIENTS = ("accumulate", "pull_saved", "sum_replicas")
@@ -302,8 +321,9 @@ def _producer(computation: Computation, operand: Instruction, default: Origin) -
 class _Work:
     """The arithmetic of a computation, and what depends on what in it."""
 
-    def __init__(self, module: Module, computation: Computation) -> None:
+    def __init__(self, module: Module, computation: Computation, begun: Container[str]) -> None:
         self.computation = computation
+        self._begun = begun  # channels of the collectives that fusions drive in turns
         self.order = {name: at for at, name in enumerate(computation.instructions)}
         self.done = {
             i.operands[0]: self.order[i.name] for i in computation if i.opcode.endswith("-done") and i.operands
@@ -322,15 +342,14 @@ class _Work:
         for instruction in self.computation:
             if instruction.opcode != "fusion":
                 continue
-            inside = list(_inside(module, instruction))
-            begins = any("AsyncCollectiveStart" in i.rest for i in inside if i.opcode == "custom-call")
-            channels = [found[1] for i in inside if i.opcode in KINDS and (found := _CHANNEL.search(i.rest))]
-            for channel in channels:
+            begins = _begins(module, instruction)
+            for channel in _channels(module, instruction):
                 if begins and channel not in starts:
                     starts[channel] = instruction.name
-                elif channel in starts:
+                elif channel in self._begun:
                     self.steps.add(instruction.name)
-                    self.done[starts[channel]] = self.order[instruction.name]
+                    if channel in starts:
+                        self.done[starts[channel]] = self.order[instruction.name]
 
     @functools.cached_property
     def before(self) -> list[int]:
