@@ -25,6 +25,10 @@ CASES = {
     "experts, ragged, 2 parts": ("moe_kjv", {**EXPERTS, "expert_dispatch": "ragged", "overlap": "{moe: 2}"}),
     "ZeRO 3": ("gpt_kjv", {"seq_len": 512, "global_batch": 16, "sharding": 8, "sharding_stage": 3}),
     "ZeRO 3, 4096 tokens": ("gpt_kjv", {"seq_len": 512, "global_batch": 64, "sharding": 8, "sharding_stage": 3}),
+    "ZeRO 3, 4096 tokens, rings": (
+        "gpt_kjv",
+        {"seq_len": 512, "global_batch": 64, "sharding": 8, "sharding_stage": 3, "overlap": "{sharding: ring}"},
+    ),
     # keys of 4096 positions on a device, which it takes longer to attend to than to send
     "ring attention": (
         "gpt_kjv",

@@ -287,6 +287,7 @@ from polyreme.ops.repetition import (
 )
 from polyreme.ops.ring_linear import (
     gathered_linears,
+    ring_gradient_linear,
     scattered_linear,
 )
 from polyreme.ops.scan import (
@@ -857,6 +858,7 @@ __all__ = [
     "reshape",
     "reshape_",
     "reverse",
+    "ring_gradient_linear",
     "roll",
     "rot90",
     "round",

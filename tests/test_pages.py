@@ -44,7 +44,7 @@ CLAIMS = {
     "generation": lambda _, printed: printed[0].endswith("length"),
     "hardware": lambda names, _: names["message"].startswith("device.register: npu: /etc/hostname is no PJRT plugin"),
     "long_sequence": lambda names, _: names["model"].tokens.weight.grad is not None,
-    "overlap": lambda _, printed: printed == ["moe in 2 parts", "mp by ring"],
+    "overlap": lambda _, printed: printed == ["moe in 2 parts", "mp by ring", "sharding by ring"],
     # the mean of squares of sums of eight numbers of variance 1 is near 8 untrained
     "pipeline": lambda names, printed: names["proof"].holds and float(printed[-1]) < 4,
     "profiler": lambda _, printed: all(

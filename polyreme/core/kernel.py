@@ -24,7 +24,8 @@ class Kernel:
     """fn: arrays -> an array, or a tuple or list of arrays. Gradients follow the convention dL/dx + i dL/dy.
 
     gathered: positions of arrays that fn lays out anew before use: parameters kept in pieces. The backward gathers them
-    for itself, which costs a gather and spares keeping the whole from the forward on (arXiv:1910.02054, section 7.2.2).
+    for itself, which costs a gather and spares keeping the whole from the forward on (arXiv:1910.02054, section 7.2.2);
+    whoever walks back says when, by hold_back.
     alone: XLA's options for calls outside of other programs; its fits takes the arrays.
     """
 
@@ -131,9 +132,6 @@ class Kernel:
 
     def _vjp(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
         def vjp(primals: tuple, cotangents: tuple) -> tuple:
-            if self.gathered:
-                # XLA may then neither take the forward's gather for the backward's, nor gather for all layers at once
-                primals = _held_back(self.gathered, primals, cotangents)
             diff = tuple(a for a, m in zip(primals, mask, strict=True) if m)
             outs, pullback, _ = jax.vjp(lambda *d: _inexact(self.fn(*_merge(primals, d, mask))), *diff, has_aux=True)
             return pull(pullback, outs, cotangents)
@@ -141,9 +139,9 @@ class Kernel:
         return vjp
 
 
-def _held_back(gathered: frozenset[int], arrays: tuple, until: tuple) -> tuple:
-    """The same arrays, those at the positions in gathered not there before `until` is."""
-    held, _ = jax.lax.optimization_barrier(({i: arrays[i] for i in gathered}, until))
+def hold_back(positions: frozenset[int], arrays: tuple, until: tuple) -> tuple:
+    """The same arrays, those at these positions not there before `until` is."""
+    held, _ = jax.lax.optimization_barrier(({i: arrays[i] for i in positions}, until))
     return tuple(held.get(i, a) for i, a in enumerate(arrays))
 
 

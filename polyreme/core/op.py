@@ -57,9 +57,10 @@ class Op:
     saves: keep residuals for backward rather than compute them again. method: also a Tensor method. inplace: there is
     a `name_` that writes the result back into the first tensor. rule: how its dims go together over a mesh, a
     function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. uncast: parameters
-    that autocast leaves in their dtype. integers: which Python integers stand for a tensor; see Integers. opaque:
-    whether fn, with these arguments, is made of calls that XLA cannot look into and of moves of data, which compile
-    sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
+    that autocast leaves in their dtype. in_pieces: parameters that fn takes as they are kept, and gathers itself.
+    integers: which Python integers stand for a tensor; see Integers. opaque: whether fn, with these arguments, is made
+    of calls that XLA cannot look into and of moves of data, which compile sooner unfused. kernels: by attributes in
+    full; calls: the same kernels by the form of eager calls.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Op:
         uncast: Sequence[str] = (),
         integers: Integers = "fit",
         opaque: Callable[..., bool] | None = None,
+        in_pieces: Sequence[str] = (),
     ) -> None:
         self.fn = fn
         self.opaque = opaque
@@ -90,6 +92,7 @@ class Op:
         self.inplace = inplace
         self.declared_rule = rule
         self.uncast = frozenset(uncast)
+        self.in_pieces = frozenset(in_pieces)
         self.kernels: dict[Any, Kernel] = {}
         self.calls: dict[Any, Kernel] = {}
         # read off the code object: inspect.signature of every op would take a tenth of the import
@@ -193,11 +196,12 @@ class Op:
         that is laid out so before it is used, or (value,) for an attribute.
         """
         left = _inputs_of(self.uncast, self.names, template)
+        slots = self._without_gathers(template)
 
         def fn(*arrays: jax.Array) -> Any:
             cast = iter(amp_policy.cast(policy, self.name, self.amp, _without(arrays, left)))
             given = iter([array if i in left else next(cast) for i, array in enumerate(arrays)])
-            filled = [_fill(slot, given) for slot in template]
+            filled = [_fill(slot, given) for slot in slots]
             self._check(filled)
             try:
                 return self.call(filled)
@@ -213,6 +217,13 @@ class Op:
         if self.opaque is not None and not gathered:
             alone = Alone(xla_flags.UNFUSED, self._is_opaque(template))
         return Kernel(fn, self.name, saves=self.saves, gathered=gathered, alone=alone)
+
+    def _without_gathers(self, template: tuple) -> tuple:
+        """The template for fn, which gathers parameters in_pieces itself."""
+        return tuple(
+            -1 if name in self.in_pieces and not isinstance(slot, (int, tuple)) else slot
+            for name, slot in zip(self.names, template, strict=True)
+        )
 
     def call(self, values: Sequence[Any]) -> Any:
         """fn of a value for each of its parameters."""
@@ -335,17 +346,18 @@ def op(
     uncast: Sequence[str] = (),
     integers: Integers = "fit",
     opaque: Callable[..., bool] | None = None,
+    in_pieces: Sequence[str] = (),
 ) -> Any:
     """Declare a function on arrays as an op; returns the public function, which takes Tensors.
 
     rule: how its dims go together over a mesh, where its function does not tell; see core/sharding_rule.py. uncast:
     parameters that autocast leaves in their dtype, beside products that it does in fewer bits. integers: which
-    Python integers it takes in the place of a tensor. opaque: see Op. Raises ValueError if the
+    Python integers it takes in the place of a tensor. opaque, in_pieces: see Op. Raises ValueError if the
     name is taken or there is no docstring.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers, opaque)
+        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers, opaque, in_pieces)
         _register(new.name, fn)
         current = mode.current
 

@@ -85,9 +85,9 @@ def place_on(layout: Layout, model: Layer) -> None:
 
 
 def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
-    """Where a parameter, its gradient and its optimizer state go on a layout's mesh, and how an op reads it ("use"; not
-    there when it is read as it is kept). State that the plan offloads is in host memory between updates. A running
-    statistic is whole on every device."""
+    """Where a parameter, its gradient and its optimizer state go on a layout's mesh, how an op reads it ("use"; not
+    there when it is read as it is kept), and how the op leaves its gradient ("sum"; not there if as it is read). State
+    that the plan offloads is in host memory between updates. A running statistic is whole on every device."""
     if p.is_statistic:
         return dict.fromkeys(("param", "grad", "state"), layout.replicated())
     layouts = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
@@ -95,6 +95,8 @@ def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
         layouts["state"] = layouts["state"].with_memory_kind(HOST)
     if layouts["use"] == layouts["param"]:
         del layouts["use"]  # nothing to gather
+    if layout.plan.sums_in_ring(p.dims, p.shape):
+        layouts["sum"] = layouts["grad"]
     return layouts
 
 
@@ -193,11 +195,6 @@ def _check_offload(plan: Plan, streams: bool) -> None:
             f"plan: offload {plan.offload.plain()} needs a step that brings the weights of one chunk of the model "
             "after another: polyreme pretrain, or PlannedStep; use one of those, or sharding stage 3 to hold fewer "
             "parameters on each device"
-        )
-    if jax.process_count() > 1:
-        raise PlacementError(
-            f"plan: offload {plan.offload.plain()} in {jax.process_count()} processes is not available; use one "
-            "process, or leave 'param' and 'expert' out"
         )
 
 

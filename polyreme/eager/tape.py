@@ -10,6 +10,7 @@ import heapq
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.checked import check_gradients, checked
 from polyreme.core.device_memory import part, raise_explained
-from polyreme.core.kernel import Kernel, Mask
+from polyreme.core.kernel import Kernel, Mask, hold_back
 from polyreme.core.state import TensorState
 from polyreme.core.turns import turns
 from polyreme.errors import GradError
@@ -419,6 +420,9 @@ def settle(starts: Iterable[Node]) -> None:
 
 
 _ADD = Kernel(lambda a, b: a + b, "accumulate")
+_GATHERS_AHEAD = 2
+"""Nodes before whose gradients a gather may begin: the compiler for TPU hides half of them behind one node, all but the
+first behind two (docs/overlap.md), for the memory of one more parameter each."""
 
 
 def _sum(a: TensorState | None, b: TensorState) -> TensorState:
@@ -445,6 +449,8 @@ class _Walk:
         self.leaves: dict[int, list] = {}
         self.found: dict[Any, TensorState] = {}
         self.bypassed: list[Node] = []
+        # the cotangents of the last nodes that gathered parameters
+        self._gathering: deque[tuple[Any, ...]] = deque(maxlen=_GATHERS_AHEAD)
 
     def give(self, edge: Edge, gradient: TensorState | None) -> None:
         if edge is None or gradient is None or edge_key(edge) in self.blocked:
@@ -478,6 +484,8 @@ class _Walk:
             if not self._leads_to_wanted(node):
                 return
         way = self._way(node) if shortcuts else node
+        if isinstance(way, KernelNode) and way.kernel.gathered:
+            self._hold_back(way, slots)
         gradients = _gradients(way, slots, self.create_graph)
         edges = way.edges
         if not self.retain_graph:
@@ -485,6 +493,19 @@ class _Walk:
             way.release()
         for edge, gradient in zip(edges, gradients, strict=True):
             self.give(edge, gradient)
+
+    def _hold_back(self, node: KernelNode, slots: dict[int, TensorState]) -> None:
+        """In a captured backward, gather the parameters of a node while those before it that gathered some compute.
+
+        XLA may neither take the forward's gather for the backward's, nor gather for all layers at once, nor wait with a
+        gather for the very cotangents that are to be multiplied by what it gives.
+        """
+        own = tuple(t._array for t in slots.values())
+        if not any(isinstance(array, state.Tracer) for array in own):
+            return
+        if node.pullback is None and node.primals.__class__ is tuple:
+            node.primals = hold_back(node.kernel.gathered, node.primals, next(iter(self._gathering), own))
+        self._gathering.append(own)
 
     def _way(self, node: Node) -> Node:
         """The node that gives the gradients: its shortcut's where that may be taken, else itself."""
@@ -699,8 +720,8 @@ def _laid_out(leaf: TensorState, array: Any) -> Any:
     layout = sharding_of("grad")
     if layout is None or (not isinstance(array, state.Tracer) and array.sharding == layout):
         return array
-    used = sharding_of("use") or sharding_of("param")
-    if isinstance(array, state.Tracer) and used is not None:
+    used = sharding_of("sum") or sharding_of("use") or sharding_of("param")
+    if isinstance(array, state.Tracer) and used is not None and used != layout:
         # summed where the parameter was used, then cut: told of the cut alone, the partitioner carries it into the op
         # and moves that op's other inputs instead (an embedding's: all-to-alls of activations)
         array = jax.lax.with_sharding_constraint(array, used)

@@ -32,6 +32,7 @@ from polyreme.kernels.ring_attention import (
     ulysses_attention,
     ulysses_column_attention,
 )
+from polyreme.kernels.ring_gradient import ring_gradient_linear
 from polyreme.kernels.ring_linear import gather_linears, scatter_linear
 from polyreme.kernels.usp_attention import usp_attention, usp_column_attention
 from polyreme.kernels.zigzag import into_zigzag, move_into_zigzag, move_out_of_zigzag, out_of_zigzag
@@ -74,6 +75,7 @@ __all__ = [
     "residual_rms_norm_plain",
     "ring_attention",
     "ring_column_attention",
+    "ring_gradient_linear",
     "rms_norm",
     "rms_norm_plain",
     "row_experts",

@@ -128,6 +128,12 @@ class Plan:
                 "overlap.mp='ring' in a plan whose mp splits no sequence between blocks, so that what goes over mp are "
                 "sums of the whole, not parts; set mp above 1 and sequence_parallel, or leave it out"
             )
+        has_pieces = any("sharding" in axes for axes in self.strategy.rule("grad").values())
+        if self.overlap.sharding == "ring" and (self.mesh.sharding == 1 or not has_pieces):
+            raise ConfigError(
+                "overlap.sharding='ring' in a plan whose sharding keeps no pieces of gradients; set sharding above 1 "
+                "and sharding_stage 2 or 3, or leave it out"
+            )
         self._check_levels()
         if self.recompute_share != 1 and self.streams:
             raise ConfigError(
@@ -312,6 +318,19 @@ class Plan:
         ('dp', 'ep')
         """
         return tuple(axis for axis in self.strategy.rule("act").get("expert", ()) if self.mesh.degree(axis) > 1)
+
+    def sums_in_ring(self, dims: Sequence[str | None], shape: Sequence[int]) -> bool:
+        """Whether the gradient of a parameter is summed piece by piece as it is computed (overlap.sharding): one of a
+        linear map between features, that sharding keeps in pieces.
+
+        >>> plan = Plan.from_degrees(sharding=2, sharding_stage=3, overlap={"sharding": "ring"})
+        >>> plan.sums_in_ring(("embed", "ffn"), (8, 32)), plan.sums_in_ring(("vocab", "embed"), (64, 8))
+        (True, False)
+        """
+        if self.overlap.sharding != "ring" or len(dims) != 2 or None in dims or "vocab" in dims:
+            return False
+        entries = self.strategy.grad_spec(tuple(dims), tuple(shape), self.mesh)
+        return any("sharding" in (entry if isinstance(entry, tuple) else (entry,)) for entry in entries)
 
     @property
     def segment(self) -> SegmentSettings:

@@ -1,4 +1,5 @@
-"""Linear maps whose exchange over mp goes round in parts, where the plan in force says so (overlap.mp)."""
+"""Linear maps of which something goes round in parts, where the plan in force says so: the exchange over mp
+(overlap.mp), or the sum of the weight's gradient over sharding (overlap.sharding)."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from polyreme import kernels
 from polyreme.core import layout
 from polyreme.core.dtype import promote_floating
 from polyreme.core.op import op
+from polyreme.kernels.ring_gradient import GradientRing
 from polyreme.kernels.ring_linear import RingSplit
 
-_MP = "mp"
+_MP, _SHARDING = "mp", "sharding"
 _INNER = ("heads", "kv_heads", "ffn")
 
 
@@ -35,6 +37,14 @@ def scattered_linear(x: Array, weight: Array, split: Any = None) -> Array:
     return kernels.linear(x, weight) if split is None else kernels.scatter_linear(x, weight, split)
 
 
+@op(amp="low", method=False, in_pieces=("weight",))
+def ring_gradient_linear(x: Array, weight: Array, ring: Any = None) -> Array:
+    """x @ weight: [b, s, in], [in, out] -> [b, s, out]. ring: the kernels.GradientRing of a weight whose gradient is
+    summed piece by piece; None for a plain product."""
+    x, weight = promote_floating(x, weight)
+    return kernels.linear(x, weight) if ring is None else kernels.ring_gradient_linear(x, weight, ring)
+
+
 def gathering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None:
     """How x of this shape, [batch, seq, embed], comes to a weight of these dims, [embed, features in parts]; None where
     it does not go round: no plan with overlap.mp, or sizes that do not divide and are whole everywhere."""
@@ -51,12 +61,39 @@ def _split(x: Sequence[int]) -> RingSplit | None:
     placed = layout.active.layout
     if placed is None or placed.plan.overlap.mp != "ring" or len(x) != 3:
         return None
-    axes = {
-        dim: tuple(a for a in placed.plan.strategy.rule("act").get(dim, ()) if placed.mesh.shape.get(a, 1) > 1)
-        for dim in ("batch", "seq", "block_seq")
-    }
+    axes = _live_axes(placed)
     is_nested = axes["seq"] == (*axes["block_seq"], _MP)
     if not is_nested or placed.ways("seq", x[1]) == 1:
         return None
     batch = axes["batch"] if placed.ways("batch", x[0]) > 1 else ()
     return RingSplit(placed.mesh, batch, axes["block_seq"], _MP)
+
+
+def summing(x: Sequence[int], weight: Any) -> GradientRing | None:
+    """How the gradient of a weight of rows of this shape, [batch, seq, in], is summed in a ring; None where the plan in
+    force does not say so of it, and for rows that do not divide over the devices."""
+    placed, place = layout.active.layout, getattr(weight, "layouts", {}).get("sum")
+    if placed is None or place is None or place.mesh != placed.mesh or len(x) != 3:
+        return None
+    axes = _live_axes(placed)
+    if _SHARDING not in axes["batch"] or placed.ways("batch", x[0]) == 1:
+        return None
+    seq = axes["block_seq"] if placed.ways("block_seq", x[1]) > 1 else ()
+    ins, outs = _axes_by_dim(weight.layouts.get("use", weight.layouts["param"]).spec)
+    dim = next(at for at, split in enumerate(_axes_by_dim(place.spec)) if _SHARDING in split)
+    return GradientRing(placed.mesh, axes["batch"], seq, (ins, outs), _SHARDING, dim)
+
+
+def _live_axes(placed: layout.Layout) -> dict[str, tuple[str, ...]]:
+    """The axes of several devices that split each of these dims of activations."""
+    rule = placed.plan.strategy.rule("act")
+    return {
+        dim: tuple(axis for axis in rule.get(dim, ()) if placed.mesh.shape.get(axis, 1) > 1)
+        for dim in ("batch", "seq", "block_seq")
+    }
+
+
+def _axes_by_dim(spec: Sequence[Any]) -> list[tuple[str, ...]]:
+    """The axes that split each of the two dims of a weight."""
+    entries = [*spec, None, None][:2]
+    return [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries]

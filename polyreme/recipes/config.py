@@ -380,6 +380,7 @@ class OverlapConfig(Section):
 
     moe: Count = 1
     mp: Literal["none", "ring"] = "none"
+    sharding: Literal["none", "ring"] = "none"
 
 
 class PlanConfig(Section):
@@ -389,7 +390,8 @@ class PlanConfig(Section):
     embedding and the last norm count too. stage_devices: [gpu, gpu, cpu], kinds of the stages' devices.
     ulysses_degree: of sep_attention: usp, the neighbours along sep that heads are dealt out to.
     overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile; mp: ring: parts of a
-    sequence that mp splits (sequence_parallel) go round while others are multiplied.
+    sequence that mp splits (sequence_parallel) go round while others are multiplied; sharding: ring: pieces of
+    gradients go round while others are computed.
     expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
     branch_axis: mp, whose devices then run the branches of a block and split nothing.
     offload: [state, act], or {state: disk, expert: disk} with offload_path, a folder that is as relative as output.
@@ -461,6 +463,11 @@ class PlanConfig(Section):
             raise ValueError(
                 f"overlap.mp=ring with mp={self.mp}, sequence_parallel={self.sequence_parallel}: sums over mp are of "
                 "whole sequences there, which go round in no parts; set both"
+            )
+        if self.overlap.sharding == "ring" and (self.sharding == 1 or self.sharding_stage < 2):
+            raise ValueError(
+                f"overlap.sharding=ring with sharding={self.sharding}, sharding_stage={self.sharding_stage}: gradients "
+                "are kept in no pieces there; set sharding of at least 2 and stage 2 or 3"
             )
         if (self.sharding > 1) != (self.sharding_stage > 0):
             raise ValueError(

@@ -47,6 +47,11 @@ CASES = {
         Plan.from_degrees(dp=2, mp=4, sequence_parallel=True, overlap={"mp": "ring"}),
         {"num_layers": 1, "num_kv_heads": 4},
     ),
+    "llama rings of gradients": (
+        "llama",
+        Plan.from_degrees(dp=2, sharding=2, mp=2, sharding_stage=3, overlap={"sharding": "ring"}),
+        {"num_layers": 1},
+    ),
     "deepseek a dense layer": (
         "deepseek_v3",
         Plan.from_degrees(sep=2, mp=2, ep=2),
@@ -345,6 +350,27 @@ ENTRY %main (p: f32[8], x: f32[4,5], y: f32[5,2]) -> f32[16] {
         (gather,) = find_collectives(text, MeshShape(sharding=2), balance)
         assert (gather.kind, gather.payload, gather.wire, gather.overlap) == ("all-gather", 64, 32, overlap)
         assert gather.is_async
+    # or beside what a loop computes
+    loop = """%body (s: (f32[8], f32[4,5], f32[5,2])) -> (f32[8], f32[4,5], f32[5,2]) {
+  %s = (f32[8], f32[4,5], f32[5,2]) parameter(0)
+  %i.3 = f32[8] get-tuple-element(%s), index=0
+  %a.3 = f32[4,5] get-tuple-element(%s), index=1
+  %b.3 = f32[5,2] get-tuple-element(%s), index=2
+  %f.3 = (f32[4,2], u32[]) fusion(%i.3, %a.3, %b.3), kind=kCustom, calls=%beside
+  ROOT %r.3 = (f32[8], f32[4,5], f32[5,2]) tuple(%i.3, %a.3, %b.3)
+}
+%until (s.1: (f32[8], f32[4,5], f32[5,2])) -> pred[] {
+  %s.1 = (f32[8], f32[4,5], f32[5,2]) parameter(0)
+  ROOT %c.3 = pred[] constant(true)
+}
+ENTRY"""
+    inside = text.replace("ENTRY", loop).replace(
+        "%f.1 = (f32[4,2], u32[]) fusion(%p, %x, %y), kind=kCustom, calls=%beside",
+        "%w = (f32[8], f32[4,5], f32[5,2]) tuple(%p, %x, %y)\n"
+        "  %f.1 = (f32[8], f32[4,5], f32[5,2]) while(%w), condition=%until, body=%body",
+    )
+    (gather,) = find_collectives(inside, MeshShape(sharding=2), 2.5)
+    assert (gather.payload, gather.times, gather.overlap) == (64, 1, "overlapped")
 
 
 def test_combined_parts_are_told_apart_by_what_computed_them():

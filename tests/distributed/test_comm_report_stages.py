@@ -9,6 +9,8 @@ import pytest
 
 from polyreme.core.layout import Layout
 from polyreme.distributed.comm_report import PipelineReport, Workload, stage_workloads, terms, workload_of
+from polyreme.distributed.comm_report.volume import COMPILERS
+from polyreme.distributed.comm_report.workload import ParameterShape
 from polyreme.distributed.pipeline.transfer import recorded, send
 from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError
@@ -161,3 +163,20 @@ def test_sends_are_told_to_listeners_only_while_they_listen():
     assert [(s.what, s.shape, s.nbytes) for s in inner] == [("gradients", (2, 2), 16)]
     assert [s.what for s in outer] == ["gradients", "activations"]
     assert outer[0].source == frozenset(stage.mesh.devices.flat)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_sums_of_gradients_are_as_wide_as_programs_make_them(stage):
+    """Of 16-bit parameters, as a TPU's programs have it: what microbatches were added up to has 32 bits, and of what
+    each microbatch sums (stage 3) the gradients of gains and tables; those of products have 16."""
+    shapes = {"norm.weight": ("gain", (8,)), "blocks.0.ffn.up.weight": ("product", (8, 32))}
+    parameters = tuple(
+        ParameterShape(name, ("embed", "ffn")[: len(shape)], shape, 2, 2, (use,))
+        for name, (use, shape) in shapes.items()
+    )
+    work = Workload(parameters, 16, 16, 8, 1, 8, itemsize=2, norms=0, stage=0)
+    plan = Plan.from_degrees(pp=2, sharding=2, sharding_stage=stage, num_microbatches=2)
+    found = [(t.kind, t.payload, t.times) for t in terms(plan, work, COMPILERS["tpu"]) if t.name == "gradients"]
+    widths = (4, 4) if stage == 2 else (4, 2)
+    runs = 1 if stage == 2 else 2
+    assert found == [("reduce-scatter", 8 * widths[0], runs), ("reduce-scatter", 8 * 32 * widths[1], runs)]

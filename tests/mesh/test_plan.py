@@ -266,12 +266,17 @@ def test_plans_with_different_stages_differ():
         ({"dp": 4, "expert_dispatch": "padded"}, "expert_dispatch='padded' in a plan that splits no experts; set ep"),
         ({"dp": 4, "overlap": {"moe": 2}}, "overlap.moe=2 in a plan that splits no experts"),
         ({"ep": 2, "overlap": {"moe": 0}}, "overlap.moe=0 in plan; give a whole number of parts"),
-        ({"ep": 2, "overlap": {"tp": 2}}, "unknown key 'tp' in overlap of a plan; the choices are moe, mp"),
+        ({"ep": 2, "overlap": {"tp": 2}}, "unknown key 'tp' in overlap of a plan; the choices are moe, mp, sharding"),
         (
             {"mp": 2, "overlap": {"mp": "ring"}},
             "mp splits no sequence between blocks, .* set mp above 1 and sequence_p",
         ),
         ({"mp": 2, "overlap": {"mp": 2}}, "overlap.mp=2 in plan; one of none, ring"),
+        (
+            {"sharding": 2, "sharding_stage": 1, "overlap": {"sharding": "ring"}},
+            "overlap.sharding='ring' in a plan whose sharding keeps no pieces of gradients; set sharding above 1 and",
+        ),
+        ({"sharding": 2, "overlap": {"sharding": "on"}}, "overlap.sharding='on' in plan; one of none, ring"),
         ({"ep": 2, "overlap": "moe"}, "overlap='moe' in plan; give a mapping such as {moe: 2}"),
         ({"ep": 2, "expert_dispatch": "scatter"}, "unknown expert_dispatch 'scatter'"),
         ({"ep": 4, "expert_all_to_all": "two_level"}, r"experts split over \('ep',\): .*give expert_axes two axes"),

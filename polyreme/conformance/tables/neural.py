@@ -97,6 +97,7 @@ CASES = [
     Case("linear", LINEAR, lambda x, w, b: x @ w + b, bad=((X, X), ShapeError, "do not fit")),
     Case("gathered_linears", lambda rng: (X, [*floats((4, 5), (4, 3))(rng)]), lambda x, weights: [x @ w for w in weights]),
     Case("scattered_linear", floats((2, 3, 4), (4, 5)), lambda x, w: x @ w),
+    Case("ring_gradient_linear", floats((2, 3, 4), (4, 5)), lambda x, w: x @ w),
     Case("linear", floats((4,), (4, 5), (1, 5)), lambda x, w, b: x @ w + b, tag="row"),
     Case("linear", floats((2, 4), (4, 5), (2, 5)), lambda x, w, b: x @ w + b, tag="rows"),
     Case("linear", lambda rng: (rng.integers(-3, 3, (3, 4)), *floats((4, 5))(rng)), lambda x, w: (x @ w).astype("float32"), tag="int", bad=((X, X.T, np.ones(2, "float32")), ShapeError, r"bias \[2\]")),

@@ -9,7 +9,10 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
                           all-gather of the updated P_i. arXiv:1910.02054, section 7.2.1
     ZeRO 3                all-gather of P_i for the forward, and again for the backward of each microbatch where it
                           reads P_i (weights and gains; not biases, tables or a head whose gradient is made in the
-                          forward), and reduce-scatter of G_i. arXiv:1910.02054, section 7.2.2
+                          forward), and reduce-scatter of G_i. arXiv:1910.02054, section 7.2.2. With
+                          overlap.sharding = ring, of ZeRO 2 too, instead of that reduce-scatter of a linear map's G_i
+                          collective-permutes of w / sharding for each element, sharding - 1 each microbatch, then the
+                          sum of the piece over dp and sep
     tensor parallel       all-reduce of act over mp: 2 l forward, 2 l backward, 1 forward after the vocabulary-split
                           embedding, 1 backward before it as output head; of 3 b s fp32 numbers for the cross-entropy
                           (largest logit, sum of exponentials, the label's logit). arXiv:1909.08053, section 3. Of
@@ -54,7 +57,7 @@ mp only), G_i its gradient's. act = b s h w: the residual stream on one device, 
 
 Under a pipeline each microbatch's backward is a program of its own, and so is each forward. Gradients stay unreduced
 over dp, sharding and sep until the last of them, which sums them, all uses of a parameter in a chunk together, on every
-backend.
+backend; what is summed then are master gradients, of 32 bits whatever the parameters' dtype.
 What each program does for itself is once a microbatch: the gathers of ZeRO 3 and, since there a device keeps a piece of
 a gradient alone, the sum over sharding; sums over mp; the sum over dp of the position table's gradient, whose rows sep
 splits. With sequence parallelism a backward gathers the
@@ -80,6 +83,8 @@ from polyreme.kernels.zigzag import moved_share
 from polyreme.mesh import MeshShape, Plan
 
 SCALAR_BYTES = 4
+_MADE_WIDE: tuple[Use, ...] = ("gain", "shift", "lookup", "head")
+"""Uses whose gradients are made, and summed, in at least 32 bits, whatever the parameter's dtype."""
 PHASES = ("forward", "backward")
 
 
@@ -170,10 +175,13 @@ class _Terms:
 
     def gradients(self) -> Iterator[Term]:
         for p in self.work.parameters:
-            width = p.grad_itemsize if self.compiler.reduces_low else max(4, p.grad_itemsize)
-            nbytes = self._bytes(p, "use") / p.itemsize * width
+            elements = self._bytes(p, "use") / p.itemsize
+            nbytes = elements * self._sum_width(p)
+            if "product" in p.uses and self.plan.sums_in_ring(p.dims, p.shape):
+                yield from self._ring_sum(p, elements)
+                continue
             if self.work.stage is not None:
-                yield from self._staged_sum(p, nbytes)
+                yield from self._staged_sum(p, elements)
                 continue
             if self.compiler.reassociates:
                 yield from self._best_sum(p, nbytes)
@@ -181,6 +189,21 @@ class _Terms:
             for use in p.uses:
                 for axes, share in self._sums(use):
                     yield self._term("gradients", "all-reduce", axes, nbytes * share, self.microbatches, "backward")
+
+    def _sum_width(self, p: ParameterShape, *, is_master: bool = False) -> int:
+        """Bytes of an element of a sum of a parameter's gradient. is_master: of what microbatches were added up to."""
+        is_wide = is_master or not self.compiler.reduces_low or any(use in _MADE_WIDE for use in p.uses)
+        return max(4, p.grad_itemsize) if is_wide else p.grad_itemsize
+
+    def _ring_sum(self, p: ParameterShape, elements: float) -> Iterator[Term]:
+        """Pieces that go round, of every microbatch; each device then has a sum over the ring of its own."""
+        ways = self.mesh.sharding
+        piece, times = elements / ways * self.work.itemsize, (ways - 1) * self.microbatches
+        yield self._term("rings of gradients", "collective-permute", ("sharding",), piece, times, "backward")
+        others = tuple(axis for axis in self.token_axes if axis != "sharding")
+        is_once = self.compiler.reassociates and self.work.stage is None
+        nbytes, runs = elements / ways * self._sum_width(p), 1 if is_once else self.microbatches
+        yield self._term("gradients", "all-reduce", others, nbytes, runs, "backward")
 
     def _best_sum(self, p: ParameterShape, nbytes: float) -> Iterator[Term]:
         """One sum over all devices, of which each that keeps a piece gets only that."""
@@ -191,15 +214,16 @@ class _Terms:
             nbytes /= self.mesh.sharding
         yield self._term("gradients", "all-reduce", tuple(axes), nbytes, 1, "backward")
 
-    def _staged_sum(self, p: ParameterShape, nbytes: float) -> Iterator[Term]:
-        """The sums that every microbatch's program makes, then those of the step's last."""
+    def _staged_sum(self, p: ParameterShape, elements: float) -> Iterator[Term]:
+        """The sums that every microbatch's program makes, then those of the step's last, of what all added up to."""
+        nbytes, once_nbytes = elements * self._sum_width(p), elements * self._sum_width(p, is_master=True)
         sums = [found for use in p.uses for found in self._sums(use)]
         once = {axis for axes, _ in sums for axis in axes if axis in self.token_axes}
         if self._is_split(p, "sharding", "param"):
             once.discard("sharding")
             kind = "reduce-scatter" if self.compiler.reduce_scatter else "all-reduce"
             yield self._term("gradients", kind, ("sharding",), nbytes, self.microbatches, "backward")
-            nbytes /= self.mesh.sharding
+            nbytes, once_nbytes = nbytes / self.mesh.sharding, once_nbytes / self.mesh.sharding
         if any("mp" in axes for axes, _ in sums):
             yield self._term("gradients", "all-reduce", ("mp",), nbytes, self.microbatches, "backward")
         if self.sep > 1 and p.uses == ("positions",):
@@ -210,9 +234,9 @@ class _Terms:
         chunks = 2 if {"lookup", "head"} <= set(p.uses) else 1
         if "sharding" in once and self.compiler.reduce_scatter and self._is_split(p, "sharding", "state"):
             once.remove("sharding")
-            yield self._term("gradients", "reduce-scatter", ("sharding",), nbytes, chunks, "backward")
-            nbytes /= self.mesh.sharding
-        yield self._term("gradients", "all-reduce", tuple(once), nbytes, chunks, "backward")
+            yield self._term("gradients", "reduce-scatter", ("sharding",), once_nbytes, chunks, "backward")
+            once_nbytes /= self.mesh.sharding
+        yield self._term("gradients", "all-reduce", tuple(once), once_nbytes, chunks, "backward")
 
     def _sums(self, use: Use) -> list[tuple[tuple[str, ...], float]]:
         """The partitioner's sums for a gradient: the axes of each, and the share of the gradient it is of.

@@ -61,6 +61,8 @@ class Linear(Layer):
             return _biased(ring_linear.scattered_linear(input, self.weight, split), self.bias)
         if (split := ring_linear.gathering(input.shape, dims)) is not None:
             return _biased(ring_linear.gathered_linears(input, [self.weight], split)[0], self.bias)
+        if (ring := ring_linear.summing(input.shape, self.weight)) is not None:
+            return _biased(ring_linear.ring_gradient_linear(input, self.weight, ring), self.bias)
         return F.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
