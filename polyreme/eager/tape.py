@@ -500,12 +500,12 @@ class _Walk:
         XLA may neither take the forward's gather for the backward's, nor gather for all layers at once, nor wait with a
         gather for the very cotangents that are to be multiplied by what it gives.
         """
-        own = tuple(t._array for t in slots.values())
-        if not any(isinstance(array, state.Tracer) for array in own):
+        cotangents = tuple(t._array for t in slots.values())
+        if not any(isinstance(array, state.Tracer) for array in cotangents):
             return
         if node.pullback is None and node.primals.__class__ is tuple:
-            node.primals = hold_back(node.kernel.gathered, node.primals, next(iter(self._gathering), own))
-        self._gathering.append(own)
+            node.primals = hold_back(node.kernel.gathered, node.primals, next(iter(self._gathering), cotangents))
+        self._gathering.append(cotangents)
 
     def _way(self, node: Node) -> Node:
         """The node that gives the gradients: its shortcut's where that may be taken, else itself."""

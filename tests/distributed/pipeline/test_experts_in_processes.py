@@ -1,6 +1,5 @@
 """Experts in files of two processes, each of which keeps those of its own devices: as one process trains them."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +68,7 @@ def test_two_processes_train_as_one(kinds, tmp_path):
     from polyreme.distributed.spawning import spawn  # noqa: PLC0415
 
     env = {"PADDLE_LOG_DIR": tmp_path, "POLYREME_INIT_TIMEOUT": 60, "POLYREME_WATCHDOG_TIMEOUT": 200}
-    running = spawn(job, (str(tmp_path), kinds), nprocs=SIZE, join=False, cpu_num=DEVICES, env=env | dict(os.environ))
+    running = spawn(job, (str(tmp_path), kinds), nprocs=SIZE, join=False, cpu_num=DEVICES, env=env)
     try:
         running.join(LIMIT)
     finally:
