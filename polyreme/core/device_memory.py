@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -64,11 +64,13 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
 
     failed: bytes that could not be allocated; an array of so many is the one that they were for, and is not there.
     """
-    objects = gc.get_objects()
     owner: dict[int, str] = {}
+    keepers = _keepers()
     for name in PARTS:
-        for array in _kept_by(objects, _finders.get(name, {})):
-            owner.setdefault(id(array), name)
+        for one, find in keepers[name]:
+            with contextlib.suppress(AttributeError):  # it is being made
+                for array in find(one):
+                    owner.setdefault(id(array), name)
     # by device and part; the arrays themselves are what jax knows to be alive
     sizes: dict[Any, dict[str, int]] = {}
     for array in jax.live_arrays():
@@ -83,13 +85,27 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
     return device, {name: nbytes for name, nbytes in sizes[device].items() if nbytes}
 
 
-def _kept_by(objects: Sequence[Any], finders: Mapping[type, Find]) -> Iterator[Any]:
-    for one in objects:
+def _keepers() -> dict[str, list[tuple[Any, Find]]]:
+    """Of each part, the objects of this process that keep arrays of it, with what finds these."""
+    keepers: dict[str, list[tuple[Any, Find]]] = {name: [] for name in PARTS}
+    finds_of: dict[int, list[tuple[str, Find]]] = {}
+    for one in gc.get_objects():
         # by type(): a proxy asked for its __class__ may raise, a weak one whose object is gone, say
-        find = next((finders[kind] for kind in type(one).__mro__ if kind in finders), None)
+        kind = type(one)
+        finds = finds_of.get(id(kind))
+        if finds is None:
+            finds = finds_of[id(kind)] = list(_finds(kind))
+        for name, find in finds:
+            keepers[name].append((one, find))
+    return keepers
+
+
+def _finds(kind: type) -> Iterator[tuple[str, Find]]:
+    for name in PARTS:
+        finders = _finders.get(name, {})
+        find = next((finders[base] for base in kind.__mro__ if base in finders), None)
         if find is not None:
-            with contextlib.suppress(AttributeError):  # it is being made
-                yield from find(one)
+            yield name, find
 
 
 def _bytes_of(array: jax.Array) -> Iterator[tuple[Any, int]]:

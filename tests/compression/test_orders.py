@@ -56,6 +56,7 @@ def test_gptq_and_awq_lose_less_than_rounding_to_the_nearest(bits):
         assert rounded(method, bits) < 0.9 * nearest, method
 
 
+@pytest.mark.slow
 def test_smaller_groups_lose_less():
     losses = [rounded("rtn", 3, group) for group in (-1, 32, 8)]
     assert losses == sorted(losses, reverse=True)

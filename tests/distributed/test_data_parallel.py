@@ -53,7 +53,7 @@ def train(model, rows=16, capture=False):
     return losses, {name: p.numpy() for name, p in model.state_dict().items()}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capture", "rows"), [(False, 16), (True, 16), (False, 12)], ids=["eager", "captured", "uneven"]
 )

@@ -138,8 +138,8 @@ def check(found, want, dtype, start=None):
         assert np.abs(value - start[name].numpy()).max() > STEPS * 1e-2 * 0.5
 
 
+@pytest.mark.slow
 # every level and every dtype is here, with and without master weights
-@pytest.mark.one_in(4)
 @pytest.mark.slow_cases("os-None", "os-float16", "os_g-bfloat16", "os_g-float16", "p_g_os-bfloat16")
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
@@ -157,11 +157,12 @@ def test_every_level_trains_as_one_device_does(alone, level, dtype):
         assert on_each([array]) == {array.nbytes // 8}
 
 
+@pytest.mark.slow
 def test_eager_training_is_the_same(alone):
     check(train(*group_sharded_parallel(*made(), "p_g_os", segment_size=0)[:2], captured=False), alone[None], None)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_beside_tensor_parallel_layers(alone, level):
     model, optimizer = made(split=True)
@@ -359,6 +360,7 @@ def test_a_pipeline_is_sharded_by_its_own_settings():
         group_sharded_parallel(*made(), "os")
 
 
+@pytest.mark.slow
 def test_the_mesh_of_fleet_is_taken(alone):
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {"dp_degree": 2, "sharding_degree": 2, "mp_degree": 2}

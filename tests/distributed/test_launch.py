@@ -372,6 +372,7 @@ def test_case_33_a_killed_rank_ends_the_others_and_a_restart_goes_on_to_the_same
     assert found == pytest.approx([-weight] * 4, abs=6 * 0.6 * 2**-23)
 
 
+@pytest.mark.slow
 def test_case_33_the_rank_that_holds_jax_s_coordinator(start):
     job = start(TRAINING, "6", flags=[*TWO, "--max_restart", "0"], FAULTS="rank0:train.step:kill@4")
     assert job.finish() == 137

@@ -74,6 +74,7 @@ SLOW = {("gpt", "dp8"), ("gpt", "mp2_dp4"), ("gpt", "zero1"), ("gpt", "zero3_mp_
 CASES = [*(("gpt", name) for name in PLANS), ("llama", "mp2_dp4"), ("llama", "zero3_dp_mp")]
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("gpt-zero2_mp", "gpt-zero3_dp_mp", "llama-zero3_dp_mp")
 @pytest.mark.parametrize(
     ("family", "name"), [pytest.param(*c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES]

@@ -180,6 +180,7 @@ def test_tensors_in_uneven_pieces_and_addends(tmp_path):
     assert [wanted["p"]._local_value(i).shape for i in range(3)] == [[3, 2], [3, 2], [1, 2]]
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint_on_another_mesh(tmp_path):
     def trainer(mesh, placements, stage):
         with unique_name.guard():

@@ -42,7 +42,7 @@ def whole():
     return loss_and_gradients()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.slow_cases("{'num_microbatches': 4}")
 @pytest.mark.parametrize(
     "plan", [{"num_microbatches": 4}, {"num_microbatches": 2, "dp": 2}, {"num_microbatches": 4, "pp": 2}], ids=str

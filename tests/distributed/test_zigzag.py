@@ -76,7 +76,7 @@ def collectives(compiled):
     return Counter(re.findall(kinds, compiled.as_text()))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.slow_cases("gpt", "mixtral")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_equals_one_device(name):

@@ -105,6 +105,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow_cases("lstsq", "matrix_exp")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradient_equals_finite_differences(name):
     function, *values = FUNCTIONS[name]

@@ -46,14 +46,19 @@ def here(model):
     end = tokenizer.token_to_id(END_OF_TEXT)
     special = {"bos_token": "<s>", "eos_token": END_OF_TEXT}
     text = TextTokenizer(tokenizer, [end], None, TEMPLATE, special)
-    engine = TextEngine(model, text.end, text.vocab_size, max_num_seqs=4, prefill_chunk=32)
-    return EngineScorer(engine, text, {"model": "m", "dtype": "float32", "plan": "one device"})
+    return EngineScorer(engine_of(model, text), text, {"model": "m", "dtype": "float32", "plan": "one device"})
+
+
+def engine_of(model, text):
+    return TextEngine(model, text.end, text.vocab_size, max_num_seqs=4, prefill_chunk=32)
 
 
 @pytest.fixture(scope="module")
 def served(here, model):
     grammars = TextGrammars(here.tokenizer, model.config.vocab_size)
-    whole = ServedModel(here.engine, here.tokenizer, here.engine.max_model_len, grammars, "float32", "one device")
+    # an engine of its own: a thread takes its steps, which may go on after the answer
+    engine = engine_of(model, here.tokenizer)
+    whole = ServedModel(engine, here.tokenizer, engine.max_model_len, grammars, "float32", "one device")
     with ServedThread(whole) as served:
         yield ServerScorer(served.url)
 
@@ -82,6 +87,7 @@ def test_windows_score_each_token_once(count, sizes):
         assert first - begin >= (length - stride if number else 1)
 
 
+@pytest.mark.slow
 def test_perplexity_is_that_of_the_logits(here, model, data):
     result = TASKS["ppl"](here, EvalOptions(max_length=60, stride=20), [data / "a.txt", data / "choices.jsonl"])
     ids = np.array(here.encode(TEXT))
@@ -139,6 +145,7 @@ def test_a_choice_is_weighed_by_its_log_probability(here, model, data):
     assert result.metrics["acc_norm"] == np.mean(right_normalized)
 
 
+@pytest.mark.slow
 def test_a_shipped_task_needs_no_data(here):
     result = TASKS["kjv_cloze"](here, EvalOptions(limit=3), [])
     assert (result.num_samples, list(result.depends_on["data"])) == (3, ["cloze.jsonl"])

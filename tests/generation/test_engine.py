@@ -93,6 +93,7 @@ def alone(model):
     return [write(engine, request)[0] for request in REQUESTS]
 
 
+@pytest.mark.slow
 def test_requests_get_what_a_generator_writes(model, alone):
     generator = TextGenerator(model, END)
     for (prompt, params), (ids, logs, tops, reason) in zip(REQUESTS, alone, strict=True):

@@ -45,6 +45,7 @@ def likeliest_after(model, prompt, count):
     return ids[len(prompt) :], logs
 
 
+@pytest.mark.slow_cases("mixtral", "llama_llama3")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", ["llama_llama3", "mistral", "gemma2", "gemma3", "phi3_long", "gpt_neox", "mixtral", "deepseek_v3", "gpt2"]
@@ -68,6 +69,7 @@ def test_a_cache_gives_the_hidden_states_of_the_whole_text(name):
     assert cache.nbytes == 2 * 16 * 4 * config.num_layers * sum(model.cache_dims[1:]) * model.cache_dims[0]
 
 
+@pytest.mark.slow
 def test_greedy_texts_of_a_batch_are_those_of_the_model(model, generator):
     settings = [SamplingParams(temperature=0, max_tokens=6, logprobs=3) for _ in PROMPTS]
     for prompt, completion in zip(PROMPTS, generator.generate(PROMPTS, settings), strict=True):

@@ -46,6 +46,7 @@ def test_texts_and_ids_are_written_after(llm):
     assert by_text.outputs[0].text == llm.tokenizer.decode(by_text.outputs[0].token_ids)
 
 
+@pytest.mark.slow
 def test_several_texts_of_a_prompt_have_seeds_of_their_own(llm):
     (several,) = llm.generate("to be", SamplingParams(n=3, seed=4, max_tokens=6))
     (last,) = llm.generate("to be", SamplingParams(seed=6, max_tokens=6))

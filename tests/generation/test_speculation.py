@@ -32,7 +32,7 @@ def model():
     return nano()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ngram", "model"])
 def test_a_generator_writes_the_same_bits_with_drafts(model, kind):
     plain = TextGenerator(model, [0])

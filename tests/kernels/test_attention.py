@@ -74,6 +74,7 @@ def compare_with_numpy(f, args, terms, **options):
 LENGTHS = [(1, 1), (1, 7), (64, 64), (130, 130), (37, 101), (101, 37), (600, 600)]
 
 
+@pytest.mark.slow_cases("True-600-600", "False-600-600")
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("s", "t"), LENGTHS)
 @pytest.mark.parametrize("causal", [True, False])

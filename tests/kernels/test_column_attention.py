@@ -152,7 +152,7 @@ def test_hidden_blocks_are_not_computed():
     assert all(np.isfinite(x).all() for x in (out, dq, dk, dv))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_equals_the_twin_in_other_dtypes_with_dropout(dtype):
     args, ct = qkv(140, 140, h=4, n=2, d=4, b=2, dtype=dtype, width=6), normal(9, 2, 140, 4, 6, dtype=dtype)

@@ -123,7 +123,7 @@ def test_masks_and_their_gradients(kernel, mask):
     compare(kernel, split(**MESH), qkv(), mask, causal=mask.dtype == jnp.bool_, terms=768)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.slow_cases("{'sep': 4}-ring")
 @BOTH
 @pytest.mark.parametrize("degrees", [MESH, {"sep": 4}], ids=str)
@@ -233,7 +233,7 @@ def in_two(**degrees):
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.slow_cases("gather-True-None", "usp-False-None", "gather-True-bool", "usp-False-scores")
+@pytest.mark.slow_cases("gather-True-None", "usp-False-None", "gather-True-bool", "usp-False-scores", "usp-True-scores")
 @pytest.mark.parametrize("mask", [None, "scores", "bool"])
 @pytest.mark.parametrize("zigzag", [False, True])
 @pytest.mark.parametrize(
@@ -379,6 +379,7 @@ def collectives(f, *args):
     return {k: text.count(f" {k}(") + text.count(f" {k}-start(") for k in kinds if f" {k}" in text}
 
 
+@pytest.mark.slow
 def test_collectives_are_the_ones_the_formula_names():
     over, args = split(sep=4), qkv(s=64, h=4, n=4)
     args = tuple(jax.device_put(x, jax.sharding.NamedSharding(over.mesh, over.spec)) for x in args)

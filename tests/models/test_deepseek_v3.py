@@ -23,6 +23,7 @@ def recorded(name):
     return parity.load_published(DeepseekV3(config), recording.weights), recording
 
 
+@pytest.mark.slow
 def test_is_the_function_of_deepseek_v3():
     model, recording = recorded("deepseek_v3")
     parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))

@@ -33,6 +33,7 @@ def _one_device_afterwards():
     clear_plan()
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("tied")
 @either_head
 def test_is_the_function_of_gpt2(tied):
@@ -47,6 +48,7 @@ def test_qkv_columns_are_put_in_order_of_heads():
     np.testing.assert_array_equal(got, [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11])
 
 
+@pytest.mark.slow
 def test_shortened_rows_predict_the_same():
     model, recording = recorded(True)
     want = recording.arrays["logits"][:, :5]  # causal: what follows does not count
@@ -55,7 +57,7 @@ def test_shortened_rows_predict_the_same():
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @either_head
 def test_captured_equals_eager(tied):
     model, recording = recorded(tied)

@@ -34,6 +34,7 @@ def _one_device_afterwards():
     clear_plan()
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("tied")
 @either_head
 def test_is_the_function_of_llama(tied):
@@ -42,6 +43,7 @@ def test_is_the_function_of_llama(tied):
     parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
+@pytest.mark.slow
 def test_shortened_rows_predict_the_same():
     model, recording = recorded(True)
     want = recording.arrays["logits"][:, :5]  # causal: what follows does not count
@@ -50,7 +52,7 @@ def test_shortened_rows_predict_the_same():
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @either_head
 def test_captured_equals_eager(tied):
     model, recording = recorded(tied)

@@ -21,6 +21,7 @@ def rows(seed=0):
     return to_tensor(np.random.default_rng(seed).integers(0, 128, (2, 16)))
 
 
+@pytest.mark.slow
 def test_is_the_function_of_mixtral():
     recording = parity.read("mixtral")
     model = parity.load_published(Mixtral(MixtralConfig(**recording.config)), recording.weights)

@@ -8,6 +8,7 @@ from polyreme.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from tests.models import parity
 
 
+@pytest.mark.slow
 def test_is_the_function_of_qwen3_moe():
     recording = parity.read("qwen3_moe")
     config = Qwen3MoeConfig(**recording.config)

@@ -41,7 +41,7 @@ def by_numpy(moe, x):
     return out + sp.expit(x @ weights["shared.token_gate.weight"]) * shared
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 7), (9,)])
 def test_equals_every_token_through_every_expert(shape):
     moe, x = layer(bias=True, shared_hidden=7, shared_gate=True), tokens(*shape)
@@ -132,6 +132,7 @@ def test_routing_is_float32_under_autocast():
     np.testing.assert_array_equal(routing.choices.numpy(), want.choices.numpy())
 
 
+@pytest.mark.slow
 def test_an_expert_without_tokens_gets_no_gradient_and_changes_nothing():
     moe, x = layer(), tokens(12)
     allowed = paddle.to_tensor(np.array([True, True, True, False, True]))

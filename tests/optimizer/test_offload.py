@@ -96,6 +96,7 @@ def check_same_bits(a, b):
         np.testing.assert_array_equal(np.asarray(array), np.asarray(b[name]), err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(
     "float32-one",
     "float32-one_by_a_plan",

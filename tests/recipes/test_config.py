@@ -255,7 +255,7 @@ def test_the_balance_loss_left_out_is_the_familys():
     [
         (
             {"model": {"family": "llama", "balance_loss": 0.1}},
-            "balance_loss=0.1: llama has none; .* mixtral or qwen3_moe",
+            "balance_loss=0.1: llama has none; .* mixtral or qwen2_moe or qwen3_moe",
         ),
         (
             {"model": {"family": "mixtral", "balance_scope": "global_batch", "balance_loss": 0.0}},

@@ -67,6 +67,7 @@ SHARDED = ("plan.dp=1", "train.accumulation=2")
 STAGED = ("plan.dp=1", "plan.sharding=1", "plan.sharding_stage=0", "plan.pp=2", "train.accumulation=4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "plan"),
     [

@@ -112,6 +112,7 @@ def test_wrong_folders(run, tmp_path):
         write(tmp_path / "empty")
 
 
+@pytest.mark.slow
 def test_likeliest_tokens_are_those_of_the_plain_forward():
     model = GPT(GPTConfig.nano(seq_len=4))
     model.eval()

@@ -129,6 +129,7 @@ def test_going_back_discards_what_came_after(copy, tmp_path, capsys):
         train(tmp_path / "run", "train.steps=10", resume="7")
 
 
+@pytest.mark.slow
 def test_a_kill_after_going_back_does_not_bring_the_later_steps_back(copy, tmp_path, monkeypatch):
     copy(10)
     kill_before(monkeypatch, 7)

@@ -107,7 +107,7 @@ def step_of(network):
     return step
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @every_network
 def test_captured_steps_equal_eager_ones(make):
     # in float64, because batch norm over few samples magnifies rounding; what is left of it stays far below float32's

@@ -238,7 +238,7 @@ def test_meshes_that_do_not_go_together():
         to_static(layer)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 3])
 def test_master_weights_are_split_like_the_moments(stage):
     paddle.seed(3)

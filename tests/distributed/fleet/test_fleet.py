@@ -94,6 +94,7 @@ PLANS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("dp2_sharding2_mp2", "sharding4_mp2_sequence")
 @pytest.mark.parametrize("name", PLANS)
 def test_a_strategy_trains_as_one_device_does(alone, name):
@@ -170,7 +171,7 @@ def same_parameters(model, other):
         np.testing.assert_allclose(p.numpy(), want[name.removeprefix("_layers.")], atol=2.0**-23 * 8 * 64, err_msg=name)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("average", [False, True])
 def test_merged_gradients_make_one_update(captured, average):

@@ -240,6 +240,7 @@ def test_several_losses_are_returned_and_one_is_trained():
     same(model._layers, named(net))
 
 
+@pytest.mark.slow
 def test_a_parameter_may_be_frozen_and_its_rate_changed_between_steps():
     init(pp=2)
     model = fleet.distributed_model(pipeline(2, blocks=2))

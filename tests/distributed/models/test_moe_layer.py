@@ -178,7 +178,7 @@ def test_experts_that_cannot_be_stacked_are_masked(kind):
     compare(train(layer), want)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.slow_cases("padded")  # tests/kernels/test_experts.py has all dispatchers
 @pytest.mark.parametrize("how", ["gather", "padded", "balanced"])
 def test_over_a_mesh_it_is_the_same(how):
@@ -278,6 +278,7 @@ def test_a_second_derivative_is_refused_by_name():
         paddle.grad([first.square().sum()], [x])
 
 
+@pytest.mark.slow
 def test_autocast_and_float64():
     gate = Fixed(SKEWED, VALUES)
     want = train(make(gate))[0]

@@ -185,6 +185,7 @@ def test_a_checkpoint_of_experts_over_devices_goes_anywhere(tmp_path):
         check_same_bits(again.values(), want)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_what_experts_missed_and_a_run_goes_on_from_it(tmp_path):
     run = Run(tmp_path / "run").steps(0, 4)
     with CheckpointStore(tmp_path / "kept") as store:
