@@ -271,6 +271,21 @@ def test_manifests_have_the_fields_of_their_api(kind, script):
     assert (told.script, told.job_id) == (script, "kjv")
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+def test_manifests_pass_the_schemas_of_kubernetes(kind, script):
+    """Every object but the JobSet itself, whose fields FIELDS has; where kubernetes-validate is installed."""
+    validate = pytest.importorskip("kubernetes_validate").validate
+    settings = f"image=i:1 kind={kind} gpus=8 cpus=16 memory=64Gi shm=16Gi claim=work:/work namespace=train"
+    job = submission(script, "--nnodes", "2:4", "--job_id", "kjv", "--job_options", settings)
+    for whole in manifests(job):
+        if whole["kind"] == "JobSet":
+            (replicated,) = whole["spec"]["replicatedJobs"]
+            whole = {**whole, "apiVersion": "batch/v1", "kind": "Job", "spec": replicated["template"]["spec"]}
+        for version in ("1.29", "1.33", "1.36"):
+            validate(whole, version, strict=True)
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [
