@@ -20,26 +20,18 @@ _MAPS = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "out", "gate_pro
          "down_proj": "down"}  # fmt: skip
 """Operations of the planner's graph by the names at the end of published linear maps."""
 
-LABELS = 3
-"""Arrays of float32 as large as a teacher's logits that its soft labels are at once: its logits, their logarithms of
-probabilities, and the student's."""
+LABELS = 5
+"""Arrays of float32 as large as a teacher's logits that a loss of soft labels makes beside the student's logits: the
+teacher's, their softened logarithms and probabilities, the student's logarithms, and those of the tokens' own cost."""
 
 
 def tuning_graph(config: FinetuneConfig) -> ModelGraph:
-    """The model that trains: of one whose first blocks are frozen those above; a loss of the stage's own reads all
-    logits at once, and one of rewards none. Over pipeline stages, whose chunks all run backwards, all blocks."""
+    """The model that trains: of one whose first blocks are frozen those above. Over pipeline stages, whose chunks all
+    run backwards, all blocks."""
     shape = shape_of(config.dimensions)
     if config.fine_tuning == "freeze" and config.plan.pp == 1:
         shape = replace(shape, layers=min(config.freeze_trainable_layers, shape.layers))
-    graph = shape.graph()
-    if config.record.loss is None:
-        return graph
-    *others, head = graph.blocks
-    if config.stage == "rm":
-        rest = [op for op in head.operations if op.kind != "loss" and "vocab" not in op.output.dims]
-    else:
-        rest = [replace(op, is_whole=op.kind == "loss") for op in head.operations]
-    return replace(graph, blocks=(*others, replace(head, operations=tuple(rest))))
+    return shape.graph()
 
 
 def rows_of(config: FinetuneConfig) -> int:
@@ -49,7 +41,10 @@ def rows_of(config: FinetuneConfig) -> int:
 
 
 def training_of_tuning(config: FinetuneConfig, training: Training) -> Training:
-    """How the step computes, given how pretraining of the same settings does."""
+    """How the step computes, given how pretraining of the same settings does: a loss of the stage's own has all logits
+    at once, in float32."""
+    if config.record.loss is not None:
+        training = replace(training, keeps=replace(training.keeps, logits=WIDE))
     if config.fine_tuning != "lora":
         return training
     maps = set(config.lora_target)
