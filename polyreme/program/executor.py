@@ -14,18 +14,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import amp_policy, backend, forks, state
 from polyreme.core import place as places
 from polyreme.core.checked import checked
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ProgramError
+from polyreme.errors import ConfigError, DTypeError, HostValueError, ProgramError, ShapeError
 from polyreme.jit.fusing import fusing
 from polyreme.program.buckets import BucketRun, Buckets
 from polyreme.program.current import defaults
 from polyreme.program.feed import arrays_of, fed, fetch_key, fetched, shapes_in, without_unused
+from polyreme.program.padded_rows import PaddedRun, RowPadding
 from polyreme.program.program import Program
+from polyreme.program.row_flow import MixedRows
 from polyreme.program.run import make_run
 from polyreme.program.scope import Scope, global_scope
 
@@ -50,15 +53,26 @@ class Executor:
     the sizes. That is for inference: a Program that changes values or draws random numbers is refused, and so are
     fetches that would depend on the padding.
 
+    pad_sequences: whether feeds of sequences (LoDTensors) are padded to a few numbers of rows, which nothing of the
+    results depends on but the rounding of sums over rows (padded_rows.py); a Program in which padding would be seen
+    runs as it is fed.
+
     >>> main, startup = Program(), Program()
     >>> Executor().run(startup)
     []
     """
 
-    def __init__(self, place: Any = None, buckets: Mapping[str, Mapping[int, Sequence[int]]] | None = None) -> None:
+    def __init__(
+        self,
+        place: Any = None,
+        buckets: Mapping[str, Mapping[int, Sequence[int]]] | None = None,
+        pad_sequences: bool = True,
+    ) -> None:
         self.place = None if place is None else places.as_place(place)
         self._buckets = None if buckets is None else Buckets(buckets)
         self._device: Any = None
+        self._pads = pad_sequences
+        self._as_fed: set[tuple[Any, ...]] = set()  # runs in which padding would be seen
         self._compiled: OrderedDict[tuple, Any] = OrderedDict()
         self._closed = False
 
@@ -66,6 +80,7 @@ class Executor:
         """Let go of what was compiled; running again is an error."""
         self._closed = True
         self._compiled.clear()
+        self._as_fed.clear()
 
     def run(
         self,
@@ -116,10 +131,13 @@ class Executor:
         if self._buckets is not None and feed:
             return self._run_in_bucket(self._buckets, program, feed, fetch_list, scope, return_numpy)
         arrays, asked = arrays_of(feed), fetch_key(fetch_list)
-        if arrays is None:
-            arrays = fed(program, feed)
         if asked is None:
             asked = tuple((name,) for name in fetched(program, fetch_list))
+        if arrays is None:
+            arrays = fed(program, feed)
+            outs = self._run_padded(program, arrays, asked, fetch_list, scope) if self._pads else None
+            if outs is not None:
+                return [np.asarray(out) for out in outs] if return_numpy else [jnp.asarray(out) for out in outs]
         shapes = (shapes_in(arrays), checked.on, fusing.on)
         run = self.compiled((program.identity, scope.identity, asked, shapes), arrays)
         if run is None:
@@ -135,6 +153,30 @@ class Executor:
             _log.warning("Executor.run: the Program has no operations; was it built under another program_guard?")
         names = fetched(program, fetch_list)
         return make_run(program, scope, fed(program, feed), names, self.on_place)
+
+    def _run_padded(
+        self, program: Program, arrays: dict[str, Any], asked: tuple[Any, ...], fetch_list: Any, scope: Scope
+    ) -> list[Any] | None:
+        """What is fetched, of sequences padded with rows; None without sequences, and where padding would be seen."""
+        sizes = RowPadding.of(program).sizes(arrays)
+        which = (program.identity, scope.identity, asked)
+        if not sizes or which in self._as_fed:
+            return None
+        given = tuple(
+            [(n, (sizes.get(n, a.shape[0]), *a.shape[1:]) if a.ndim else (), a.dtype) for n, a in arrays.items()]
+        )
+        about = ("padded", asked, given, checked.on, fusing.on)
+        run = self.compiled((program.identity, scope.identity, *about), arrays)
+        with self.on_place():
+            if run is None:
+                try:
+                    run = PaddedRun(program, scope, arrays, sizes, fetched(program, fetch_list))
+                except (MixedRows, HostValueError, ShapeError, DTypeError, ConfigError) as error:
+                    _log.info("Executor: the Program is compiled for each number of rows of its sequences: %s", error)
+                    self._as_fed.add(which)
+                    return None
+                self.keep((program.identity, scope.identity, *about), run)
+            return run(arrays) if run.fits(arrays) else None
 
     def _run_in_bucket(
         self, buckets: Buckets, program: Program, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool

@@ -90,10 +90,14 @@ class Frame:
         """Run every operation of the block."""
         for operation in self.block.ops:
             try:
-                operation.run(self)
+                self.perform(operation)
             except Exception as error:
                 _say_where(error, operation, self.block)
                 raise
+
+    def perform(self, operation: Operation) -> None:
+        """Run one operation."""
+        operation.run(self)
 
     def inside(self, block: Block, given: Sequence[Any]) -> list[Any]:
         """Results of a block within this one, run on these values."""

@@ -154,11 +154,14 @@ class Call(Operation):
         given = dict(zip(parameters_of(self.name), self.args, strict=False)) | self.kwargs
         return {name: value for name, value in given.items() if not refs(value)}
 
-    def run(self, frame: OperationFrame) -> None:
-        args, kwargs = values.resolve((self.args, self.kwargs), frame.get)
+    def results(self, get: Callable[[str], Tensor]) -> list[Tensor]:
+        """What the call gives on the values that get says."""
+        args, kwargs = values.resolve((self.args, self.kwargs), get)
         with autocast(self.policy), tape.GradEnabled(self.taped and tape.grad_mode.enabled):
-            result = call(self.name, args, kwargs)
-        for name, tensor in zip(self.outputs, values.tensors(result), strict=True):
+            return values.tensors(call(self.name, args, kwargs))
+
+    def run(self, frame: OperationFrame) -> None:
+        for name, tensor in zip(self.outputs, self.results(frame.get), strict=True):
             frame.define(name, tensor)
 
     def by_parameter(self) -> dict[str, Any] | None:

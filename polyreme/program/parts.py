@@ -13,7 +13,8 @@ from polyreme.errors import ProgramError
 from polyreme.program.feed import arrays_of, fed, shapes_in, without_unused
 from polyreme.program.program import Program
 
-_LONGEST = "@MAX"  # ends the name of a feed whose size says how long the longest sequence is: the same for all
+# end the names of feeds whose sizes say how long the longest sequence is, or may be: the same for all
+_LONGEST = ("@MAX", "@ROOM")
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 

@@ -26,15 +26,22 @@ _log = logging.getLogger("polyreme.program")
 
 
 class CompiledRun:
-    """A Program compiled for feeds of certain shapes, in a scope."""
+    """A Program compiled for feeds of certain shapes, in a scope. replayed: what runs it, replay unless given."""
 
-    def __init__(self, program: Program, scope: Scope, given: Mapping[str, Any], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        scope: Scope,
+        given: Mapping[str, Any],
+        names: Sequence[str],
+        replayed: Callable[..., list[Tensor]] | None = None,
+    ) -> None:
         self._scope = scope  # kept alive: its id is part of the key
         self._arguments = [Tensor(a) for a in given.values()]
         wanted = list(given)
 
         def step(*feeds: Tensor) -> list[Tensor]:
-            return replay(program, scope, dict(zip(wanted, feeds, strict=True)), names)
+            return (replayed or replay)(program, scope, dict(zip(wanted, feeds, strict=True)), names)
 
         step.__name__ = step.__qualname__ = "program"
         gather(state_of(program, scope))
@@ -104,10 +111,11 @@ def results(
     feeds: Mapping[str, Tensor],
     names: Sequence[str],
     reduced: Callable[[str, Tensor], Tensor] = as_it_is,
+    frame: Frame | None = None,
 ) -> list[Tensor]:
-    """As replay, with random numbers of the stream in force, and gradients reduced so."""
+    """As replay, with random numbers of the stream in force, and gradients reduced so; in this frame if given."""
     block = program.global_block()
-    frame = Frame(block, scope, reduced=reduced)
+    frame = Frame(block, scope, reduced=reduced) if frame is None else frame
     for name, tensor in feeds.items():
         tensor.stop_gradient = block.vars[name].stop_gradient
         frame.values[name] = tensor

@@ -22,8 +22,7 @@ def _ragged(what: str, input: Any, length: Any, *others: Any) -> tuple[Any, Vari
     """(rows, lengths, steps, the others' rows), of Variables with sequences, or padded ones and their lengths."""
     if length is None:
         x, lod = sequences(what, input)
-        steps = lods.longest(lod)
-        return x, inner(lod), lods.rows(x) if steps is None else steps, list(others)
+        return x, inner(lod), lods.room(x, lod), list(others)
     x, length = lods.variable(what, input), lods.variable(what, length)
     room = lods.rows(OPS["flatten"](x, 0, 1))
     unpadded = [None if v is None else OPS["sequence_unpad"](v, length, room) for v in (x, *others)]
@@ -82,7 +81,7 @@ def edit_distance(
         distances = OPS["edit_distance"](input, label, normalized, ignored_tokens, input_length, label_length)
         return divided(distances[0], ()), divided(distances[1], ())
     (x, of), (y, by) = (sequences("edit_distance", v) for v in (input, label))
-    steps = [lods.rows(v) if (n := lods.longest(lod)) is None else n for v, lod in ((x, of), (y, by))]
+    steps = [lods.room(v, lod) for v, lod in ((x, of), (y, by))]
     distances = OPS["sequence_edit_distance"](x, inner(of), y, inner(by), normalized, ignored_tokens, *steps)
     return divided(distances[0], ()), divided(distances[1], ())
 

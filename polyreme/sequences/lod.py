@@ -2,7 +2,8 @@
 
 A Variable's `lod` holds a Variable of offsets for each level. A sequence layer sets it; every other
 operation passes on that of its first input that has one to results with as many rows. The length of the longest
-sequence, which padded forms need as a size, is fed beside the offsets, as the size of an array: `<offsets>@MAX`.
+sequence, which padded forms need as a size, is fed beside the offsets, as the size of an array: `<offsets>@MAX`; and
+one that is at least as large, `<offsets>@ROOM`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from polyreme.program.control import alias
 from polyreme.program.current import defaults
 from polyreme.program.infer import InferredTensor
 from polyreme.program.operation import Call, function_of
+from polyreme.program.padded_rows import steps_for
 from polyreme.program.program import Program
 from polyreme.program.values import Ref
 from polyreme.sequences.lod_tensor import LoDTensor, create_lod_tensor
@@ -163,11 +165,21 @@ def rows(value: Variable) -> Any:
 
 def longest(lod: Lod) -> Any:
     """The length of the longest innermost sequence as a size, or None if it is fed by nobody."""
-    level = lod[-1]
+    return _fed_size(lod[-1], _longest_name(lod[-1]))
+
+
+def room(x: Variable, lod: Lod) -> Any:
+    """A size that no innermost sequence of x is longer than, for what more changes nothing of. Fed rounded up, so that
+    few Programs are compiled; the number of rows if nobody feeds it.
+    """
+    size = _fed_size(lod[-1], _room_name(lod[-1]))
+    return rows(x) if size is None else size
+
+
+def _fed_size(level: Variable, name: str) -> Any:
     if not _is_fed(level):
         return None
     block = level.block
-    name = _longest_name(level)
     found = block.vars.get(name)
     if not isinstance(found, Variable):
         found = block.create_var(name, [None], "bool")
@@ -179,10 +191,15 @@ def _longest_name(level: Variable) -> str:
     return f"{level.name}@MAX"
 
 
+def _room_name(level: Variable) -> str:
+    return f"{level.name}@ROOM"
+
+
 def fed_beside(value: Any) -> list[Variable]:
-    """What is fed with a Variable that is fed: the offsets of its levels, and where asked for the longest length."""
+    """What is fed with a Variable that is fed: the offsets of its levels, and where asked for the longest length and
+    the room."""
     levels = [level for level in getattr(value, "lod", ()) if level.is_data]
-    asked = [level.block.vars.get(_longest_name(level)) for level in levels]
+    asked = [level.block.vars.get(name(level)) for level in levels for name in (_longest_name, _room_name)]
     return [*levels, *(v for v in asked if isinstance(v, Variable))]
 
 
@@ -291,16 +308,19 @@ def offsets_given(what: str, given: Any) -> Variable:
 
 
 def with_longest(program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
-    """A feed with the length of the longest sequence of each LoDTensor whose Program asks for it."""
+    """A feed with the length of the longest sequence, and the room for it, of each LoDTensor whose Program asks."""
     full = dict(feed)
     block = program.global_block()
     for name, value in feed.items():
         target = block.vars.get(name)
         if not isinstance(target, Variable) or not target.lod or not isinstance(value, LoDTensor):
             continue
-        asked = _longest_name(target.lod[-1])
-        if asked in block.vars and value.lod():
-            full[asked] = np.zeros(max(value.recursive_sequence_lengths()[-1], default=0), bool)
+        if not value.lod():
+            continue
+        length = max(value.recursive_sequence_lengths()[-1], default=0)
+        for asked, size in ((_longest_name, length), (_room_name, steps_for(length))):
+            if asked(target.lod[-1]) in block.vars:
+                full[asked(target.lod[-1])] = np.zeros(size, bool)
     return full
 
 

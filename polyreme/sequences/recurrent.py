@@ -18,11 +18,6 @@ from polyreme.sequences import lod as lods
 from polyreme.sequences.lod import divided, inner, sequences
 
 
-def _steps(x: Variable, lod: lods.Lod) -> Any:
-    found = lods.longest(lod)
-    return lods.rows(x) if found is None else found
-
-
 def _check(what: str, x: Variable, size: int, parts: int, dtype: Any = None) -> int:
     """The width of the state for inputs of `parts` times as many numbers."""
     if size % parts or x.shape[-1] != size:
@@ -66,7 +61,7 @@ def dynamic_lstm(
     _, weight, bias = _lstm_parameters("lstm", (d, d), x.dtype, (param_attr, bias_attr), use_peepholes, name)
     found = OPS["sequence_lstm"](
         x, inner(lod), weight, bias, h_0, c_0, None, use_peepholes, is_reverse, gate_activation, cell_activation,
-        candidate_activation, maxlen=_steps(x, lod),
+        candidate_activation, maxlen=lods.room(x, lod),
     )  # fmt: skip
     return divided(found[0], lod), divided(found[1], lod)
 
@@ -115,7 +110,7 @@ def dynamic_lstmp(
     projection = parts.parameter(param_attr, [d, proj_size], x.dtype)
     found = OPS["sequence_lstm"](
         x, inner(lod), weight, bias, h_0, c_0, projection, use_peepholes, is_reverse, gate_activation, cell_activation,
-        candidate_activation, proj_activation, cell_clip or None, proj_clip or None, maxlen=_steps(x, lod),
+        candidate_activation, proj_activation, cell_clip or None, proj_clip or None, maxlen=lods.room(x, lod),
     )  # fmt: skip
     return divided(found[0], lod), divided(found[1], lod)
 
@@ -137,7 +132,7 @@ def dynamic_gru(
     weight, bias = _gru_parameters("gru", size, x.dtype, param_attr, bias_attr)
     found = OPS["sequence_gru"](
         x, inner(lod), weight, bias, h_0, is_reverse, gate_activation, candidate_activation, origin_mode,
-        maxlen=_steps(x, lod),
+        maxlen=lods.room(x, lod),
     )  # fmt: skip
     return divided(found, lod)
 

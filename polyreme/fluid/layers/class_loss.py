@@ -173,19 +173,13 @@ def warpctc(
         raise ConfigError("fluid.layers.warpctc: give both input_length and label_length, or neither")
     if input_length is None or label_length is None:
         (x, of), (y, by) = (lods.sequences("warpctc", v) for v in (input, label))
-        padded, input_length = OPS["sequence_pad"](x, lods.inner(of), 0.0, _steps(x, of))
+        padded, input_length = OPS["sequence_pad"](x, lods.inner(of), 0.0, lods.room(x, of))
         input = transpose(padded, [1, 0, 2])
-        ids, label_length = OPS["sequence_pad"](y, lods.inner(by), 0, _steps(y, by))
+        ids, label_length = OPS["sequence_pad"](y, lods.inner(by), 0, lods.room(y, by))
         label = reshape(ids, [0, -1])
     lengths = [reshape(v, [-1]) for v in (input_length, label_length)]
     loss = F.ctc_loss(input, label, *lengths, blank, "none", norm_by_times)
     return lods.divided(reshape(loss, [-1, 1]), ())
-
-
-def _steps(x: Any, lod: lods.Lod) -> Any:
-    """The length of the longest sequence, or where nobody feeds it the number of rows."""
-    found = lods.longest(lod)
-    return lods.rows(x) if found is None else found
 
 
 __all__ = [

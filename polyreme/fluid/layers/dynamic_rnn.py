@@ -106,15 +106,14 @@ class DynamicRNN:
             raise ConfigError(f"DynamicRNN.step_input: {x.name!r} has {len(lod)} levels of sequences; give one")
         if self._steps is None:
             self._rows, self._lod, self._lengths = x, lod, lods.inner(lod)
-            longest = lods.longest(lod)
-            self._maximum = lods.rows(x) if longest is None else longest
+            self._maximum = lods.room(x, lod)
         padded, _ = OPS["sequence_pad"](x, self._lengths, 0.0, self._maximum)
         padded = lods.divided(transpose(padded, [1, 0, *range(2, len(x.shape) + 1)]), ())
         if self._steps is None:
             size = padded._array.shape[0]
             self._maximum = SizeOf(size.symbol.name, size.dim) if isinstance(size, DynamicSize) else int(size)
             self._steps = ar.subtract(cumsum(full([size], 1, "int64"), 0), 1)
-            self._count = OPS["sum"](full([size], 1, "int64"), keepdim=True)
+            self._count = OPS["max"](ar.cast(self._lengths, "int64"), keepdim=True)
             self._now = full([1], 0, "int64")
         return padded
 

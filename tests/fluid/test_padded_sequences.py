@@ -1,0 +1,209 @@
+"""Programs whose sequences are padded with rows give what they give without, gradients included."""
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import polyreme as paddle
+from polyreme import fluid, static
+from polyreme.core import unique_name
+from polyreme.fluid import layers
+from polyreme.program.padded_rows import PaddedRun
+
+F32 = float(np.finfo("float32").eps)
+WIDTH, WORDS = 4, 11
+# both are padded to 32 rows
+LENGTHS = ([5, 0, 9, 3], [1, 12, 2, 8])
+
+# rows -> rows, of as many rows
+BY_ROW = {
+    "tanh": layers.tanh,
+    "wide": lambda x: layers.fc(x, WIDTH, act="sigmoid"),
+    "normed": layers.layer_norm,
+    "softmax": layers.softmax,
+    "log": lambda x: layers.log(layers.softmax(x) + 1e-3),
+    "root": lambda x: layers.sqrt(layers.abs(x)),
+    "reversed": layers.sequence_reverse,
+    "convolved": lambda x: layers.sequence_conv(x, WIDTH, 3),
+    "ahead": lambda x: layers.row_conv(x, 2),
+    "weighted": lambda x: x * layers.sequence_softmax(layers.fc(x, 1)),
+    "log of weights": lambda x: x + layers.log(layers.sequence_softmax(layers.fc(x, 1)) + 1e-6),
+    "lstm": lambda x: layers.dynamic_lstm(layers.fc(x, 4 * WIDTH), 4 * WIDTH)[0],
+    "gru": lambda x: layers.dynamic_gru(layers.fc(x, 3 * WIDTH), WIDTH, is_reverse=True),
+    "spread": lambda x: x + layers.sequence_expand_as(layers.sequence_pool(x, "last"), x),
+    "rectangle": lambda x: layers.sequence_unpad(*layers.sequence_pad(x, layers.fill_constant([1], "float32", 0.0))),
+    "dropped": lambda x: layers.dropout(x, 0.3),
+    "constant": lambda x: x + layers.fill_constant_batch_size_like(x, [-1, WIDTH], "float32", 0.5),
+    "joined": lambda x: layers.sequence_concat([x, layers.scale(x, 0.5)]),
+    "narrow": lambda x: layers.sequence_reshape(layers.fc(x, 2 * WIDTH), WIDTH),
+}
+# rows -> [1]
+SUMS = {
+    "mean": layers.mean,
+    "sum": lambda x: layers.reduce_sum(layers.scale(x, 0.1)),
+    "by column": lambda x: layers.reduce_mean(layers.square(layers.reduce_mean(x, dim=0))),
+    "largest": lambda x: layers.reduce_sum(layers.reduce_max(x, dim=0)),
+    "least": lambda x: layers.reduce_min(x),
+    "pooled": lambda x: layers.mean(layers.sequence_pool(x, "average")),
+    "maxima": lambda x: layers.mean(layers.sequence_pool(x, "max")),
+}
+
+
+def rows(lengths, seed):
+    words = np.random.default_rng(seed).integers(0, WORDS, (sum(lengths), 1))
+    return fluid.create_lod_tensor(words, [list(lengths)], fluid.CPUPlace())
+
+
+def run(build, feeds, pads):
+    """What is fetched in each run, and how many runs were compiled padded."""
+    main, startup = static.Program(), static.Program()
+    main.random_seed = startup.random_seed = 3
+    with unique_name.guard(), static.program_guard(main, startup), static.scope_guard(static.Scope()):
+        try:
+            fetches = build()
+            exe = fluid.Executor(fluid.CPUPlace(), pad_sequences=pads)
+            exe.run(startup)
+            found = [exe.run(main, feed=f, fetch_list=fetches, return_numpy=False) for f in feeds]
+            return found, [run for run in exe._compiled.values() if isinstance(run, PaddedRun)]
+        finally:
+            paddle.disable_static()
+
+
+def check(build, feeds, compiled, exact=0):
+    """Padded runs give what others give: the first `exact` fetches to the bit but for products, whose sums a machine
+    may take in another order for other numbers of rows, all others to the rounding of sums."""
+    got, padded = run(build, feeds, True)
+    want, none = run(build, feeds, False)
+    assert len(padded) == compiled
+    assert not none
+    for one, other in zip(got, want, strict=True):
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            x, y = np.asarray(a), np.asarray(b)
+            assert x.shape == y.shape
+            assert a.lod() == b.lod()
+            assert np.isfinite(x).all() or not np.isfinite(y).all()
+            terms = 8 if i < exact else 64
+            np.testing.assert_allclose(x, y, rtol=64 * terms * F32, atol=64 * terms * F32 * max(1, np.abs(y).max()))
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.lists(st.sampled_from(sorted(BY_ROW)), min_size=2, max_size=4), st.sampled_from(sorted(SUMS)))
+def test_padding_is_not_seen_in_what_random_programs_give(steps, total):
+    compare(steps, total)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(sorted(BY_ROW)), min_size=1, max_size=5), st.sampled_from(sorted(SUMS)))
+def test_padding_is_not_seen_in_what_many_random_programs_give(steps, total):
+    compare(steps, total)
+
+
+def compare(steps, total):
+    def build():
+        words = fluid.data("words", [None, 1], "int64", lod_level=1)
+        values = [layers.embedding(words, [WORDS, WIDTH], param_attr="table")]
+        for step in steps:
+            values.append(BY_ROW[step](values[-1]))
+        loss = SUMS[total](values[-1])
+        (gradient,) = fluid.gradients(loss, fluid.default_main_program().global_block().var("table"))
+        first = fluid.gradients(loss, values[0])[0]
+        return [*values, first, loss, gradient]
+
+    check(build, [{"words": rows(n, i)} for i, n in enumerate(LENGTHS)], 1, len(steps) + 1)
+
+
+def test_two_feeds_of_as_many_rows_are_padded_together_and_others_each():
+    def build():
+        x, y = (fluid.data(n, [None, 1], "int64", lod_level=1) for n in "xy")
+        table = fluid.ParamAttr(name="table")
+        a, b = (layers.embedding(v, [WORDS, WIDTH], param_attr=table) for v in (x, y))
+        added = a + b
+        return [added, layers.mean(added), layers.accuracy(layers.fc(a, WORDS, act="softmax"), y)]
+
+    def fed(x, y):
+        return {"x": rows(x, 0), "y": rows(y, 1)}
+
+    check(build, [fed(LENGTHS[0], LENGTHS[0]), fed(LENGTHS[1], LENGTHS[1])], 1)
+    # as many with padding, not without
+    with pytest.raises(paddle.errors.ShapeError):
+        run(build, [fed(LENGTHS[0], LENGTHS[0]), fed([5, 0, 9, 3], [5, 0, 9, 4])], True)
+
+
+def test_a_decoder_that_looks_at_its_source_is_padded():
+    def build():
+        source, target, following = (fluid.data(n, [None, 1], "int64", lod_level=1) for n in ("s", "t", "f"))
+        encoded, words = (layers.embedding(v, [WORDS, WIDTH]) for v in (source, target))
+        start = layers.sequence_pool(encoded, "first")
+        rnn = layers.DynamicRNN()
+        with rnn.block():
+            word = rnn.step_input(words)
+            seen = rnn.static_input(encoded)
+            before = rnn.memory(init=start)
+            weights = layers.sequence_softmax(layers.fc([layers.sequence_expand_as(before, seen), seen], 1))
+            context = layers.sequence_pool(seen * weights, "sum")
+            now = layers.fc([context, word, before], WIDTH, act="tanh")
+            rnn.update_memory(before, now)
+            rnn.output(layers.fc(now, WORDS, act="softmax"))
+        loss = layers.mean(layers.cross_entropy(rnn(), following))
+        fluid.optimizer.SGD(0.5).minimize(loss)
+        return [loss, rnn()]
+
+    feeds = [
+        {"s": rows(s, 0), "t": rows(t, 1), "f": rows(t, 2)}
+        for s, t in (([5, 3, 9], [7, 1, 10]), ([4, 8, 5], [9, 2, 11]))
+    ]
+    check(build, feeds, 1)
+
+
+def test_labels_of_a_random_field_are_padded():
+    def build():
+        words, tags = (fluid.data(n, [None, 1], "int64", lod_level=1) for n in ("words", "tags"))
+        scores = layers.fc(layers.embedding(words, [WORDS, WIDTH]), WORDS)
+        loss = layers.mean(layers.linear_chain_crf(scores, tags, param_attr=fluid.ParamAttr(name="moves")))
+        path = layers.crf_decoding(scores, fluid.ParamAttr(name="moves"))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+        return [loss, path]
+
+    check(build, [{"words": rows(LENGTHS[0], 0), "tags": rows(LENGTHS[0], 1)}], 1)
+
+
+def mixed_softmax(x):
+    return [layers.softmax(x, axis=0)]
+
+
+def shape_of(x):
+    return [layers.cast(layers.shape(x), "float32"), x]
+
+
+def normed_by_batch(x):
+    return [layers.batch_norm(x)]
+
+
+def cut(x):
+    return [layers.slice(x, axes=[0], starts=[0], ends=[2])]
+
+
+@pytest.mark.parametrize("mix", [mixed_softmax, shape_of, normed_by_batch, cut])
+def test_a_program_in_which_padding_would_be_seen_runs_as_it_is_fed(mix, caplog):
+    def build():
+        return mix(layers.embedding(fluid.data("words", [None, 1], "int64", lod_level=1), [WORDS, WIDTH]))
+
+    with caplog.at_level(logging.INFO, "polyreme.program"):
+        check(build, [{"words": rows(LENGTHS[0], 0)}], 0)
+    assert "compiled for each number of rows" in caplog.text
+
+
+def test_an_epoch_of_random_lengths_compiles_few_programs():
+    rng = np.random.default_rng(0)
+    batches = [[int(n) for n in rng.integers(1, 30, 8)] for _ in range(60)]
+    assert len({sum(b) for b in batches}) > 35
+
+    def build():
+        words = fluid.data("words", [None, 1], "int64", lod_level=1)
+        return [layers.mean(layers.sequence_pool(layers.embedding(words, [WORDS, WIDTH]), "sum"))]
+
+    assert len(run(build, [{"words": rows(b, 0)} for b in batches], True)[1]) <= 7
