@@ -323,6 +323,11 @@ class Recorder:
         finally:
             self._rebound.pop()
 
+    def in_front(self, variable: Variable) -> Symbol:
+        """What a Variable stood for in front of the block that is recorded."""
+        before = self._rebound[-1].get(id(variable)) if self._rebound else None
+        return variable._array if before is None else before[1]
+
     def _note_rebound(self, variable: Variable) -> None:
         if self._rebound and variable.block is not defaults.block:
             self._rebound[-1].setdefault(id(variable), (variable, variable._array))

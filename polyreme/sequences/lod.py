@@ -9,6 +9,7 @@ one that is at least as large, `<offsets>@ROOM`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,12 +25,12 @@ from polyreme.ops import OPS
 from polyreme.program import infer, values
 from polyreme.program.block import Block, Variable
 from polyreme.program.control import alias
-from polyreme.program.current import defaults
+from polyreme.program.current import defaults, inside
 from polyreme.program.infer import InferredTensor
-from polyreme.program.operation import Call, function_of
+from polyreme.program.operation import Call, Operation, depends, function_of
 from polyreme.program.padded_rows import steps_for
 from polyreme.program.program import Program
-from polyreme.program.values import Ref
+from polyreme.program.values import Ref, SizeOf
 from polyreme.sequences.lod_tensor import LoDTensor, create_lod_tensor
 
 Lod = tuple[Variable, ...]
@@ -39,13 +40,15 @@ class _SequenceNotes:
     """What sequence layers remember of a Program while it is recorded.
 
     version: up to which every result has its lod; any: whether there is one that is not (). By name of a Variable:
-    lengths, those of offsets; padded, of lengths that sequence_pad gave, the sequences and the rectangle.
+    lengths, those of offsets; padded, of lengths that sequence_pad gave, the sequences and the rectangle. rebound: by
+    block, Variables divided anew in it.
     """
 
     def __init__(self) -> None:
         self.version, self.any = -1, False
         self.lengths: dict[str, Variable] = {}
         self.padded: dict[str, tuple[Variable, Variable]] = {}
+        self.rebound: dict[int, list[_Rebound]] = {}
 
     @staticmethod
     def of(program: Program) -> _SequenceNotes:
@@ -267,11 +270,127 @@ def rebind(what: str, target: Variable, source: Any) -> None:
             f"{what}: {target.name!r} has {len(have)} levels of sequences outside of this block, and is given "
             f"{len(new)}; divide it as it was with lod_reset"
         )
-    # what else is divided by these levels goes on with the values that they have
-    own = [alias(level) for level in have]
+    own = [alias(level) for level in _own_levels(what, target, have, new)]
     divided(target, own)
     for level, other in zip(own, new, strict=True):
         state.write(level, other._array)
+
+
+@dataclass(frozen=True)
+class _Rebound:
+    """A Variable that a loop divides anew under the names of levels that it shares: partners have to be, likewise."""
+
+    target: Variable
+    new: tuple[str, ...]
+    partners: tuple[Variable, ...]
+
+
+def _own_levels(what: str, target: Variable, have: Lod, new: Lod) -> Lod:
+    """The levels that the recorded block knows target's sequences by.
+
+    What a loop gives a new value stands, from its second step on, for that value wherever its body reads the name. So
+    target gets copies of the levels that it shares, made in front of the loop, and the body's operations on it alone
+    read those. Where an operation is on target and on others together the names stay, for check_rebound to look at.
+    """
+    block, recorder = defaults.block, state.require_recorder(what)
+    names = {level._array.name for level in have}
+    lengths_of = {
+        output for op in block.ops if isinstance(op, Call) and op.name == "diff" and names & set(op.reads())
+        for output in op.outputs
+    }  # fmt: skip
+    on_levels = [set(op.reads()) for op in block.ops if (names | lengths_of) & set(op.reads())]
+    mine = depends(block.ops, {recorder.in_front(target).name})
+    partners = []
+    for v in defaults.main.list_vars():
+        if isinstance(v, Variable) and v.lod and v is not target and v.block is not block:
+            theirs = depends(block.ops, {recorder.in_front(v).name})
+            if any(read & mine and read & theirs for read in on_levels):
+                partners.append(v)
+    notes = _SequenceNotes.of(block.program).rebound
+    if partners:
+        notes.setdefault(block.idx, []).append(
+            _Rebound(target, tuple(level._array.name for level in new), tuple(partners))
+        )
+        return have
+    with inside(target.block):
+        own = tuple(divided(OPS["assign"](level), ()) for level in have)
+    _rename(block, {a._array.name: b.name for a, b in zip(have, own, strict=True)}, mine)
+    return own
+
+
+def _rename(block: Block, renamed: dict[str, str], mine: set[str]) -> None:
+    """Have a block's operations on these values read levels, and the lengths that follow from them, by other names."""
+    ops: list[Operation] = []
+    for op in block.ops:
+        ops.append(op)
+        if not isinstance(op, Call) or renamed.keys().isdisjoint(op.reads()):
+            continue
+        args, kwargs = values.replace((op.args, op.kwargs), Ref, lambda r: Ref(renamed.get(r.name, r.name)))
+        if op.name == "diff":
+            copy = replace(op, args=args, kwargs=kwargs, outputs=[])
+            for output in op.outputs:
+                like = block.vars[output]._array
+                made = block.create_var(None, like.shape, like.dtype, probed=like.sizes)
+                made._node = copy
+                copy.outputs.append(divided(made, ()).name)
+                renamed[output] = made.name
+            ops.append(copy)
+        elif not mine.isdisjoint(op.reads()):
+            ops[-1] = replace(op, args=args, kwargs=kwargs)
+    block.ops[:] = ops
+    block.program.changed()
+
+
+def check_rebound(what: str, block: Block) -> None:
+    """Raise ProgramError if a loop's body divides a Variable anew that it uses together with others of the same
+    sequences, and does not give those the same new ones.
+    """
+    every = _SequenceNotes.of(block.program).rebound.pop(block.idx, [])
+    new = {id(entry.target): entry.new for entry in every}
+    for entry in every:
+        for left in entry.partners:
+            levels = new.get(id(left), ())
+            if len(levels) == len(entry.new) and all(map(_Recipes(block).are_same, levels, entry.new)):
+                continue
+            raise ProgramError(
+                f"{what}: {entry.target.name!r} is divided anew in a loop that uses it together with {left.name!r}, "
+                "which shares its sequences and keeps them; give both the same, or divide one by offsets of its own "
+                "(lod_reset) in front of the loop"
+            )
+
+
+_ROWS_FIRST = {"sequence_expand", "sequence_concat"}
+"""Ops whose first argument is rows, on which the lengths that they give do not depend."""
+
+
+class _Recipes:
+    """How values of a block are computed."""
+
+    def __init__(self, block: Block) -> None:
+        self._makers = {name: (op, i) for op in block.ops for i, name in enumerate(op.outputs)}
+
+    def are_same(self, one: str, other: str) -> bool:
+        """Whether two values are computed in the same way of the same values."""
+        if one == other:
+            return True
+        (a, i), (b, j) = (self._makers.get(name, (None, 0)) for name in (one, other))
+        if not isinstance(a, Call) or not isinstance(b, Call) or (a.name, i) != (b.name, j):
+            return False
+        skipped = 1 if a.name in _ROWS_FIRST and i else 0
+        return self._are_alike((a.args[skipped:], a.kwargs), (b.args[skipped:], b.kwargs))
+
+    def _are_alike(self, one: Any, other: Any) -> bool:
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, Ref):
+            return self.are_same(one.name, other.name)
+        if isinstance(one, SizeOf):
+            return one.dim == other.dim and self.are_same(one.name, other.name)
+        if isinstance(one, (list, tuple)):
+            return len(one) == len(other) and all(map(self._are_alike, one, other))
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(self._are_alike(one[k], other[k]) for k in one)
+        return bool(np.array_equal(one, other))
 
 
 def inner(lod: Lod) -> Variable:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import polyreme as paddle
 from polyreme import fluid, static
 from polyreme.core import unique_name
+from polyreme.errors import ProgramError
 from polyreme.fluid import layers
 from polyreme.program.padded_rows import PaddedRun
 
@@ -207,3 +208,50 @@ def test_an_epoch_of_random_lengths_compiles_few_programs():
         return [layers.mean(layers.sequence_pool(layers.embedding(words, [WORDS, WIDTH]), "sum"))]
 
     assert len(run(build, [{"words": rows(b, 0)} for b in batches], True)[1]) <= 7
+
+
+def squares(x):
+    return layers.reduce_sum(layers.square(layers.sequence_pool(x, "sum")))
+
+
+def loop(body, divides_both=False):
+    """Run body three times; what it returns of x and y, which share their sequences, is summed."""
+    source = fluid.data("x", [None, 1], "float32", lod_level=1)
+    x, y = layers.scale(source, 1.0), layers.scale(source, 2.0)
+    i, n = (layers.fill_constant([1], "int64", v) for v in (0, 3))
+    sums = [layers.fill_constant([1], "float32", 0.0) for _ in range(2)]
+    go = layers.less_than(i, n)
+    with layers.While(go).block():
+        for total, value in zip(sums, body(x, y), strict=True):
+            layers.assign(total + value, total)
+        anew = layers.lod_reset(x, target_lod=[0, 1, 5])
+        layers.assign(anew, x)
+        if divides_both:
+            layers.assign(layers.lod_reset(y, anew), y)
+        layers.increment(i, 1, in_place=True)
+        layers.less_than(i, n, cond=go)
+    return [*sums, layers.sequence_pool(x, "sum"), layers.sequence_pool(y, "sum")]
+
+
+FIVE = fluid.create_lod_tensor(np.arange(1, 6, dtype="float32")[:, None], [[2, 3]], fluid.CPUPlace())
+
+
+def test_a_loop_that_divides_one_variable_anew_leaves_others_as_they_are():
+    (found,), _ = run(lambda: loop(lambda x, y: (squares(x), squares(y))), [{"x": FIVE}], True)
+    of_x, of_y, x, y = (np.asarray(v).reshape(-1).tolist() for v in found)
+    assert of_x == [(3**2 + 12**2) + 2 * (1**2 + 14**2)]
+    assert of_y == [3 * (6**2 + 24**2)]
+    assert (x, y) == ([1, 14], [6, 24])
+
+
+def test_a_loop_may_divide_both_anew_and_use_them_together():
+    (found,), _ = run(lambda: loop(lambda x, y: (squares(x + y), squares(y)), True), [{"x": FIVE}], True)
+    both, of_y, x, y = (np.asarray(v).reshape(-1).tolist() for v in found)
+    assert both == [9**2 + 36**2 + 2 * (3**2 + 42**2)]
+    assert of_y == [6**2 + 24**2 + 2 * (2**2 + 28**2)]
+    assert (x, y) == ([1, 14], [2, 28])
+
+
+def test_a_loop_that_uses_both_together_and_divides_one_is_refused():
+    with pytest.raises(ProgramError, match="keeps them; give both the same"):
+        run(lambda: loop(lambda x, y: (squares(x + y), squares(y))), [], True)

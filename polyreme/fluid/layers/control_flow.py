@@ -28,6 +28,7 @@ from polyreme.program.block import Block, Variable
 from polyreme.program.current import defaults, inside
 from polyreme.program.operation import Call, Operation
 from polyreme.program.values import Ref, SizeOf
+from polyreme.sequences import lod as lods
 
 cond: Callable[..., Any] = layer(functional.cond)
 case: Callable[..., Any] = layer(functional.case)
@@ -91,6 +92,7 @@ class While:
         recorder = state.require_recorder("While.block")
         with within_loop(defaults.block, self._maximum) as loop, control.recording(recorder) as ran:
             yield
+        lods.check_rebound("While", ran.block)
         if id(self._cond) not in ran.carried:
             raise ProgramError(
                 "While: the block gives its condition no new value, so the loop would not end; end it with such as "
