@@ -103,11 +103,11 @@ def anchors(height, width, sizes, ratios, stride, offset):
     return np.array(out, "float32").reshape(height, width, -1, 4)
 
 
-def dense(shape, image, densities, sizes, ratios):
+def dense(shape, image, densities, sizes, ratios, step=None, offset=0.5):
     out = []
     for row, column in np.ndindex(*shape):
-        step = [image[1] / shape[1], image[0] / shape[0]]
-        middle, average = [(column + 0.5) * step[0], (row + 0.5) * step[1]], int(sum(step) / 2)
+        step = step or [image[1] / shape[1], image[0] / shape[0]]
+        middle, average = [(column + offset) * step[0], (row + offset) * step[1]], int(sum(step) / 2)
         for density, size in zip(densities, sizes, strict=True):
             shift = average // density
             for ratio in ratios:
@@ -196,18 +196,24 @@ def sample(x, row, column):
     return (1 - a) * top + a * bottom
 
 
-def moved_bins(x, rois, trans, images, grid, samples, std):
-    out = np.zeros((len(rois), x.shape[1], *grid), "float32")
+def moved_bins(x, rois, trans, images, grid, samples, std, scale=1.0, part=None, group=(1, 1)):
+    """Bins moved by trans, the right and down moves of each class in turn; halves round away from zero."""
+    part, classes = part or grid, trans.shape[1] // 2
+    outputs = x.shape[1] // (group[0] * group[1])
+    out = np.zeros((len(rois), outputs, *grid), "float32")
     for n, c, i, j in np.ndindex(out.shape):
-        low = np.round(rois[n][:2]) - 0.5
-        size = np.maximum(np.round(rois[n][2:]) + 0.5 - low, 0.1)
-        move = trans[n, :, i, j][::-1] * std
+        whole = [math.floor(v + 0.5) for v in rois[n]]
+        low = np.array(whole[:2]) * scale - 0.5
+        size = np.maximum((np.array(whole[2:]) + 1) * scale - 0.5 - low, 0.1)
+        first = 2 * (c // (outputs // classes))
+        move = trans[n, first : first + 2, i * part[0] // grid[0], j * part[1] // grid[1]] * std
+        channel = (c * group[0] + i * group[0] // grid[0]) * group[1] + j * group[1] // grid[1]
         total = []
         for a, b in np.ndindex(samples, samples):
             column = low[0] + size[0] * ((j + b / samples) / grid[1] + move[0])
             row = low[1] + size[1] * ((i + a / samples) / grid[0] + move[1])
             if -0.5 <= row <= x.shape[2] - 0.5 and -0.5 <= column <= x.shape[3] - 0.5:
-                total.append(sample(x[images[n], c], row, column))
+                total.append(sample(x[images[n], channel], row, column))
         out[n, c, i, j] = np.mean(total) if total else 0
     return out
 
@@ -235,6 +241,7 @@ def upright(x, quad, height, width):
 QUADS = np.array([[0.5, 0.5, 3.5, 0.8, 3.8, 4.2, 0.2, 3.9], [1, 1, 4, 1, 4, 3, 1, 3]], "float32")
 UPRIGHT = [upright(IMAGE[i], q, 3, 4) for i, q in enumerate(QUADS)]
 TRANS = (R.rand(3, 2, 2, 3) - 0.5).astype("float32")
+PARTS = np.random.RandomState(5).rand(3, 4, 2, 3).astype("float32") - 0.5
 STEPS = R.randn(5, 3).astype("float32")
 LOG_STEPS = special.log_softmax(STEPS, -1)
 SEEN, WANTED = R.randint(0, 4, (2, 5)), R.randint(0, 3, (2, 5))
@@ -338,6 +345,10 @@ CASES = [
     Case("density_prior_box",
          lambda x, y: L.density_prior_box(x, y, [2, 1], [4.0, 8.0], [1.0, 2.0], flatten_to_2d=True)[0],
          (IMAGE[:, :, :2, :3], np.zeros((2, 3, 20, 27), "f")), dense((2, 3), (20, 27), [2, 1], [4, 8], [1, 2])),
+    Case("density_prior_box of given steps",
+         lambda x, y: L.density_prior_box(x, y, [3], [6.0], [0.5], steps=[7.0, 5.0], offset=0.25)[0].reshape([-1, 4]),
+         (IMAGE[:, :, :2, :3], np.zeros((2, 3, 20, 27), "f")),
+         dense((2, 3), (20, 27), [3], [6], [0.5], (7.0, 5.0), 0.25)),
     Case("polygon_box_transform", L.polygon_box_transform, (IMAGE,), transformed(IMAGE)),
     Case("box_clip", L.box_clip, (divided(np.concatenate([A, A + 3]), [3, 5]), np.array([[8, 10, 2], [5, 6, 1]], "f")),
          cut(list(zip(np.concatenate([A, A + 3]), [0] * 3 + [1] * 5, strict=True)), [(4, 5), (5, 6)])),
@@ -348,6 +359,9 @@ CASES = [
     Case("deformable_roi_pooling", lambda x, r, t: L.deformable_roi_pooling(
          x, r, t, pooled_height=2, pooled_width=3, sample_per_part=2, trans_std=0.3), (IMAGE, ROIS, TRANS),
          moved_bins(IMAGE, ROIS.numpy(), TRANS, PICTURE, (2, 3), 2, 0.3)),
+    Case("deformable_roi_pooling of groups", lambda x, r, t: L.deformable_roi_pooling(
+         x, r, t, False, 0.5, [2, 1], 4, 3, [2, 3], 3, 0.2, True), (IMAGE, ROIS, PARTS),
+         moved_bins(IMAGE, ROIS.numpy(), PARTS, PICTURE, (4, 3), 3, 0.2, 0.5, (2, 3), (2, 1))),
     # the map has 1e-5 in its denominator
     Case("roi_perspective_transform", lambda x, r: L.roi_perspective_transform(x, r, 3, 4),
          (IMAGE, divided(QUADS, [1, 1])), tuple(np.stack(v).astype(v[0].dtype if k < 2 else "f")

@@ -150,7 +150,7 @@ def deformable_roi_pooling(
     """Means of bilinear samples over bins that are moved by trans: -> [rows, channels, pooled_height, pooled_width].
 
     input [n, c, h, w], rois [rows, 4] with sequences, in whole pixels, both ends inside. trans [rows, 2 * classes, ph,
-    pw]: moves (down, right) of the part_size parts of a region, times trans_std and its height and width; no_trans
+    pw]: moves (right, down) of the part_size parts of a region, times trans_std and its height and width; no_trans
     leaves them out. sample_per_part: samples a bin and dim. With position_sensitive c holds an output channel for each
     of group_size's parts. Source: Dai et al., 2017, arXiv:1703.06211, sections 2.2 and 2.3. Raises ConfigError for
     sizes that do not fit.
@@ -183,8 +183,11 @@ def deformable_roi_pooling(
 
 def _samples(boxes: Any, axis: int, bins: int, scale: float, samples: int) -> tuple[Any, Any]:
     """(places of each bin's samples along x (0) or y (1) [rows, bins, samples], a region's length [rows, 1, 1])."""
-    start = mt.scale(mt.round(boxes[:, axis]), scale, -0.5)
-    end = mt.scale(mt.scale(mt.round(boxes[:, axis + 2]), 1.0, 1.0), scale, -0.5)
+    # halves go away from zero, as C's round has them
+    start, end = (
+        ar.multiply(mt.sign(v), mt.floor(mt.scale(mt.abs(v), 1.0, 0.5))) for v in (boxes[:, axis], boxes[:, axis + 2])
+    )
+    start, end = mt.scale(start, scale, -0.5), mt.scale(mt.scale(end, 1.0, 1.0), scale, -0.5)
     length = mt.maximum(ar.subtract(end, start), 0.1)
     step = np.arange(bins)[:, None] / bins + np.arange(samples) / (bins * samples)
     start, length = (reshape(v, [-1, 1, 1]) for v in (start, length))
@@ -198,7 +201,7 @@ def _deformed(x: Any, points: Sequence[Any], moves: Any, grid: Sequence[int], pa
     if moves is not None:
         rows, columns = (np.arange(n) * p // n for n, p in zip(grid, part, strict=True))
         mine = gather(gather(moves, rows, axis=2), columns, axis=3)
-        down, right = (reshape(mine[:, i], [0, *grid, 1, 1]) for i in (0, 1))
+        right, down = (reshape(mine[:, i], [0, *grid, 1, 1]) for i in (0, 1))
         y = ar.add(y, ar.multiply(down, reshape(high, [0, 1, 1, 1, 1])))
         x_ = ar.add(x_, ar.multiply(right, reshape(wide, [0, 1, 1, 1, 1])))
     h, w = x.shape[2:]
