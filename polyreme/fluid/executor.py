@@ -14,7 +14,7 @@ from polyreme.fluid.reader import feed_of
 from polyreme.program import executor
 from polyreme.program.current import defaults
 from polyreme.program.program import Program
-from polyreme.program.scope import Scope
+from polyreme.program.scope import Scope, global_scope, scope_guard
 from polyreme.sequences import lod
 from polyreme.static.compiled import CompiledProgram
 
@@ -98,4 +98,4 @@ def _list(fetch_list: Any) -> list[Any]:
     return [e for entry in fetch_list for e in (_list(entry) if isinstance(entry, (list, tuple)) else [entry])]
 
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "global_scope", "scope_guard"]

@@ -10,8 +10,9 @@ from polyreme.errors import ConfigError
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.mode import in_dygraph_mode
 from polyreme.nn.parameter import Parameter
-from polyreme.program.block import Variable
+from polyreme.program.block import Block, Variable
 from polyreme.program.current import default_main_program, default_startup_program, name_scope, program_guard
+from polyreme.program.operation import Operation as Operator
 from polyreme.program.program import Program
 from polyreme.static.places import cpu_places, cuda_places
 
@@ -35,6 +36,12 @@ def _parts(version: str) -> tuple[int, ...]:
     return (*map(int, version.split(".")), 0, 0)[:3]
 
 
+def _get_var(name: str, program: Program | None = None) -> Any:
+    """The Variable of this name in a Program's outermost block, the default main one's unless given; ProgramError if
+    there is none."""
+    return (default_main_program() if program is None else program).global_block().var(name)
+
+
 def memory_optimize(
     input_program: Program, skip_opt_set: Any = None, print_log: bool = False, level: int = 0,
     skip_grads: bool = True,
@@ -54,9 +61,9 @@ def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]
 
 
 __all__ = [
-    "Parameter", "Program", "Variable", "cpu_places", "cuda_pinned_places", "cuda_places", "default_main_program",
-    "default_startup_program", "in_dygraph_mode", "is_compiled_with_cuda", "memory_optimize", "name_scope",
-    "program_guard", "release_memory", "require_version",
+    "Block", "Operator", "Parameter", "Program", "Variable", "cpu_places", "cuda_pinned_places", "cuda_places",
+    "default_main_program", "default_startup_program", "in_dygraph_mode", "is_compiled_with_cuda", "memory_optimize",
+    "name_scope", "program_guard", "release_memory", "require_version",
 ]  # fmt: skip
 
 __getattr__ = refusing("fluid.framework", __name__)

@@ -17,7 +17,8 @@ class L2DecayRegularizer(ours.L2Decay):
         super().__init__(regularization_coeff)
 
 
+WeightDecayRegularizer = ours.WeightDecayRegularizer
 L1Decay = L1DecayRegularizer
 L2Decay = L2DecayRegularizer
 
-__all__ = ["L1Decay", "L1DecayRegularizer", "L2Decay", "L2DecayRegularizer"]
+__all__ = ["L1Decay", "L1DecayRegularizer", "L2Decay", "L2DecayRegularizer", "WeightDecayRegularizer"]

@@ -45,6 +45,25 @@ def multiclass_nms(
                 background_label)[0]  # fmt: skip
 
 
+@layer
+def matrix_nms(
+    bboxes: Any, scores: Any, score_threshold: float, post_threshold: float, nms_top_k: int, keep_top_k: int,
+    use_gaussian: bool = False, gaussian_sigma: float = 2.0, background_label: int = 0, normalized: bool = True,
+    return_index: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
+    """Rows (class, score, x1, y1, x2, y2) [k, 6], best first, a sequence for each image, and with return_index the
+    place of each among all images' boxes, int32 [k, 1]. Of 1.8; see vision.ops.matrix_nms.
+    """
+    args = (
+        bboxes, scores, float(score_threshold), float(post_threshold), int(nms_top_k), int(keep_top_k),
+        bool(use_gaussian), float(gaussian_sigma), int(background_label), bool(normalized), True, True,
+    )  # fmt: skip
+    results = [([-1, 6], bboxes.dtype, 0), ([bboxes.shape[0]], "int32", 0), ([-1, 1], "int32", 0)]
+    rows, number, index = lods.uninferred("matrix_nms", args, results)
+    chosen = lods.divided(rows, [lods.offsets(ar.cast(number, "int64"))])
+    return (chosen, index) if return_index else chosen
+
+
 def nms_with_places(
     bboxes: Any, scores: Any, score_threshold: float, nms_top_k: int, keep_top_k: int, nms_threshold: float,
     normalized: bool, nms_eta: float, background_label: int, locality: bool = False,
@@ -441,7 +460,7 @@ def _sizes_by_ratio(count: int, base_size: int, low: int | None, high: int | Non
 
 __all__ = [
     "bipartite_match", "collect_fpn_proposals", "detection_output", "distribute_fpn_proposals",
-    "generate_proposal_labels", "generate_proposals", "locality_aware_nms", "multi_box_head", "multiclass_nms",
-    "retinanet_detection_output", "retinanet_target_assign", "rpn_target_assign", "sigmoid_focal_loss", "ssd_loss",
-    "target_assign",
+    "generate_proposal_labels", "generate_proposals", "locality_aware_nms", "matrix_nms", "multi_box_head",
+    "multiclass_nms", "retinanet_detection_output", "retinanet_target_assign", "rpn_target_assign",
+    "sigmoid_focal_loss", "ssd_loss", "target_assign",
 ]  # fmt: skip

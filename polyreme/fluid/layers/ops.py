@@ -57,6 +57,12 @@ def softmax(input: Any, use_cudnn: bool = False, name: str | None = None, axis: 
 
 
 @layer
+def log_softmax(input: Any, axis: int | None = None, dtype: Any = None, name: str | None = None) -> Any:
+    """log(softmax(input)) over axis (-1 unless given), cast to dtype before if given. Of 1.8."""
+    return F.log_softmax(input, -1 if axis is None else axis, dtype)
+
+
+@layer
 def elu(x: Any, alpha: float = 1.0, name: str | None = None) -> Any:
     """x above 0, alpha * (e^x - 1) below."""
     return F.elu(x, alpha)
@@ -159,7 +165,8 @@ def cumsum(x: Any, axis: int | None = None, exclusive: bool | None = None, rever
 
 __all__ = [
     "abs", "acos", "asin", "atan", "brelu", "ceil", "clip", "cos", "cumsum", "elu", "erf", "exp", "floor", "gelu",
-    "hard_shrink", "hard_sigmoid", "hard_swish", "leaky_relu", "log", "logsigmoid", "maxout", "reciprocal", "relu",
-    "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "sin", "soft_relu", "softmax", "softplus", "softshrink",
-    "softsign", "sqrt", "square", "stanh", "swish", "tanh", "tanh_shrink", "thresholded_relu",
+    "hard_shrink", "hard_sigmoid", "hard_swish", "leaky_relu", "log", "log_softmax", "logsigmoid", "maxout",
+    "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "sin", "soft_relu", "softmax",
+    "softplus", "softshrink", "softsign", "sqrt", "square", "stanh", "swish", "tanh", "tanh_shrink",
+    "thresholded_relu",
 ]  # fmt: skip
