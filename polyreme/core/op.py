@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from polyreme.core import amp_policy, dims, mode, spelling, state, xla_flags
+from polyreme.core import dtype as dtypes
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.compiled import DRAWS, Alone
 from polyreme.core.kernel import Kernel
@@ -58,9 +59,10 @@ class Op:
     a `name_` that writes the result back into the first tensor. rule: how its dims go together over a mesh, a
     function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. uncast: parameters
     that autocast leaves in their dtype. in_pieces: parameters that fn takes as they are kept, and gathers itself.
-    integers: which Python integers stand for a tensor; see Integers. opaque: whether fn, with these arguments, is made
-    of calls that XLA cannot look into and of moves of data, which compile sooner unfused. kernels: by attributes in
-    full; calls: the same kernels by the form of eager calls.
+    integers: which Python integers stand for a tensor; see Integers. real: refuses complex tensors, as all does that
+    compares numbers. opaque: whether fn, with these arguments, is made of calls that XLA cannot look into and of moves
+    of data, which compile sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of
+    eager calls.
     """
 
     name: str
@@ -81,8 +83,10 @@ class Op:
         integers: Integers = "fit",
         opaque: Callable[..., bool] | None = None,
         in_pieces: Sequence[str] = (),
+        real: bool = False,
     ) -> None:
         self.fn = fn
+        self.real = real
         self.opaque = opaque
         self.integers: Integers = integers
         self.name = fn.__name__
@@ -252,6 +256,11 @@ class Op:
                     raise TypeError(f"{self.name}: {name} is None; it needs a Tensor")
                 continue
             shapes[name] = value.shape
+            if self.real and dtypes.is_complex(value.dtype):
+                raise DTypeError(
+                    f"{self.name}: {name} is {value.dtype.name}, and it takes real numbers, as complex ones have no "
+                    "order; give abs(x), real(x) or imag(x)"
+                )
             allowed = self.dtypes.get(name)
             if allowed is not None and value.dtype.name not in allowed:
                 raise DTypeError(
@@ -347,17 +356,18 @@ def op(
     integers: Integers = "fit",
     opaque: Callable[..., bool] | None = None,
     in_pieces: Sequence[str] = (),
+    real: bool = False,
 ) -> Any:
     """Declare a function on arrays as an op; returns the public function, which takes Tensors.
 
     rule: how its dims go together over a mesh, where its function does not tell; see core/sharding_rule.py. uncast:
     parameters that autocast leaves in their dtype, beside products that it does in fewer bits. integers: which
-    Python integers it takes in the place of a tensor. opaque, in_pieces: see Op. Raises ValueError if the
-    name is taken or there is no docstring.
+    Python integers it takes in the place of a tensor. real: refuse complex tensors. opaque, in_pieces: see Op. Raises
+    ValueError if the name is taken or there is no docstring.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers, opaque, in_pieces)
+        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers, opaque, in_pieces, real)
         _register(new.name, fn)
         current = mode.current
 

@@ -50,25 +50,25 @@ def channel_dim(data_format: str, ndim: int, what: str) -> int:
     return ndim - 1 if data_format.endswith("C") and data_format != "NC" else min(1, ndim - 1)
 
 
-@op(method=False, inplace=True, rule=elementwise)
+@op(method=False, inplace=True, rule=elementwise, real=True)
 def relu(x: Array) -> Array:
     """max(x, 0), elementwise; the gradient at 0 is 0."""
     return jax.nn.relu(x)
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def relu6(x: Array) -> Array:
     """min(max(x, 0), 6), elementwise; the gradient at 0 and 6 is 0."""
     return jax.nn.relu6(x)
 
 
-@op(method=False, inplace=True, rule=elementwise)
+@op(method=False, inplace=True, rule=elementwise, real=True)
 def elu(x: Array, alpha: float = 1.0) -> Array:
     """x where x > 0, else alpha * (e^x - 1). Source: arXiv:1511.07289."""
     return _wide_inside(lambda v: jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0))), x)
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def selu(x: Array, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772) -> Array:
     """scale * (x where x > 0, else alpha * (e^x - 1)). Source: arXiv:1706.02515.
 
@@ -79,7 +79,7 @@ def selu(x: Array, scale: float = 1.0507009873554805, alpha: float = 1.673263242
     return _wide_inside(lambda v: scale * jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0))), x)
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def celu(x: Array, alpha: float = 1.0) -> Array:
     """max(x, 0) + min(0, alpha * (e^(x / alpha) - 1)). Source: arXiv:1704.07483. Raises ConfigError for alpha = 0."""
     if alpha == 0:
@@ -115,13 +115,13 @@ def silu(x: Array) -> Array:
     return _wide_inside(jax.nn.silu, x)
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def mish(x: Array) -> Array:
     """x * tanh(softplus(x)). Source: arXiv:1908.08681."""
     return _wide_inside(lambda v: v * jnp.tanh(jax.nn.softplus(v)), x)
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def hardsigmoid(x: Array, slope: float = 0.1666667, offset: float = 0.5) -> Array:
     """slope * x + offset kept between 0 and 1; the gradient is 0 outside."""
     x = floating(x)
@@ -136,7 +136,7 @@ def hardswish(x: Array) -> Array:
     return jnp.where(x <= -3, jnp.zeros_like(x), jnp.where(x >= 3, x, x * (x + 3) / 6))
 
 
-@op(method=False, inplace=True, rule=elementwise)
+@op(method=False, inplace=True, rule=elementwise, real=True)
 def hardtanh(x: Array, min: float = -1.0, max: float = 1.0) -> Array:
     """x kept between min and max; the gradient is 0 outside. Raises ConfigError unless min < max."""
     if not min < max:  # NaN is below nothing
@@ -152,14 +152,14 @@ def _threshold(threshold: float, what: str) -> float:
     return threshold
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def hardshrink(x: Array, threshold: float = 0.5) -> Array:
     """x where |x| > threshold, else 0."""
     x = floating(x)
     return jnp.where(jnp.abs(x) <= threshold, jnp.zeros_like(x), x)
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def softshrink(x: Array, threshold: float = 0.5) -> Array:
     """x moved toward 0 by threshold, and 0 within it. Raises ConfigError for a negative threshold."""
     x = floating(x)
@@ -173,7 +173,7 @@ def tanhshrink(x: Array) -> Array:
     return _wide_inside(lambda v: v - jnp.tanh(v), x)
 
 
-@op(method=False, inplace=True, rule=elementwise)
+@op(method=False, inplace=True, rule=elementwise, real=True)
 def thresholded_relu(x: Array, threshold: float = 1.0, value: float = 0.0) -> Array:
     """x where x > threshold, else value."""
     x = floating(x)
@@ -194,7 +194,7 @@ def softsign(x: Array) -> Array:
     return jax.nn.soft_sign(floating(x))
 
 
-@op(method=False, inplace=True, rule=elementwise)
+@op(method=False, inplace=True, rule=elementwise, real=True)
 def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
     """x where x > 0, else negative_slope * x."""
     x = floating(x)
@@ -212,7 +212,7 @@ def _swiglu_rule(call: OpCall) -> ShardingRule | None:
     return elementwise(call) if len(call.shapes) == 2 else along_last(call)
 
 
-@op(method=False, rule=_prelu_rule)
+@op(method=False, rule=_prelu_rule, real=True)
 def prelu(x: Array, weight: Array, data_format: str = "NCHW") -> Array:
     """x where x > 0, else weight * x; weight is [], [1] or one slope a channel, [C]. Source: arXiv:1502.01852.
 
@@ -262,7 +262,7 @@ def log_sigmoid(x: Array) -> Array:
     return _wide_inside(jax.nn.log_sigmoid, x)
 
 
-@op(method=False, rule=along_axis())
+@op(method=False, rule=along_axis(), real=True)
 def maxout(x: Array, groups: int, axis: int = 1) -> Array:
     """Largest of each `groups` neighbours along axis, whose size it divides. Source: arXiv:1302.4389.
 

@@ -76,7 +76,7 @@ def _attention_rule(call: OpCall) -> ShardingRule:
     )
 
 
-@op(amp="low", method=False, saves=True, rule=_attention_rule)
+@op(amp="low", method=False, saves=True, rule=_attention_rule, real=True)
 def attention(
     query: Array,
     key: Array,
@@ -91,7 +91,7 @@ def attention(
     return _attend(query, key, value, attn_mask, is_causal, scale, 0.0, None, over, softcap)
 
 
-@op(amp="low", method=False, saves=True, rule=_attention_rule)
+@op(amp="low", method=False, saves=True, rule=_attention_rule, real=True)
 def attention_with_dropout(
     query: Array,
     key: Array,
@@ -151,7 +151,7 @@ def scaled_dot_product_attention(
     return attention(query, key, value, attn_mask, is_causal, scale, over, softcap)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def attention_probs(query: Array, key: Array, is_causal: bool = False, scale: float | None = None) -> Array:
     """softmax(scale * query key^T): [batch, s, heads, d], [batch, t, kv_heads, d] -> [batch, heads, s, t]."""
     q, k = promote_floating(query, key)

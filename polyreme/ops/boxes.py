@@ -36,7 +36,7 @@ def areas(boxes: np.ndarray, extra: float = 0.0) -> np.ndarray:
     return np.where((wide < 0) | (high < 0), 0, (wide + extra) * (high + extra))
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def prior_box(
     input: Array,
     image: Array,
@@ -101,7 +101,7 @@ def _prior_sizes(mins: tuple, maxes: tuple, ratios: list[float], squares_first: 
     return sizes
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def box_coder(
     prior_box: Array,
     prior_box_var: Array | None,

@@ -64,7 +64,7 @@ def _last_dim(input: Any, *args: Any, **kwargs: Any) -> int:
 
 
 @_checks("multi_margin_loss", _last_dim)
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def multi_margin_loss(
     input: Array, label: Array, p: int = 1, margin: float = 1.0, weight: Array | None = None, reduction: str = "mean"
 ) -> Array:
@@ -90,7 +90,7 @@ def multi_margin_loss(
 
 
 @_checks("multi_label_margin_loss", _last_dim, allowed=-1)
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def multi_label_margin_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
     """Sum over labels y and other classes j of max(0, 1 - x[y] + x[j]), over the number of classes: [N, C] -> [N].
 
@@ -109,7 +109,7 @@ def multi_label_margin_loss(input: Array, label: Array, reduction: str = "mean")
     return reduced(loss, reduction, what).astype(floating(input).dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def npair_loss(anchor: Array, positive: Array, labels: Array, l2_reg: float = 0.002) -> Array:
     """Softmax cross-entropy of anchor . positive over all pairs of a batch, with an L2 penalty -> [].
 
@@ -134,7 +134,7 @@ def _tree_classes(input: Any, num_classes: int, *args: Any, path_table: Any = No
 
 
 @_checks("hsigmoid_loss", _tree_classes)
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def hsigmoid_loss(
     input: Array,
     label: Array,
@@ -186,7 +186,7 @@ def _cluster_log_probs(x: Array, head: Array, tails: Sequence[Array], edges: Seq
     ]
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def adaptive_log_softmax(
     input: Array, head_weight: Array, tails: list[Array], cutoffs: Any, head_bias: Array | None = None
 ) -> Array:
@@ -253,7 +253,7 @@ def _alone(group: Any, what: str) -> None:
         )
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def angular_margin(logits: Array, label: Array, margin1: float, margin2: float, margin3: float, scale: float) -> Array:
     """scale * logits [N, C], the label's entry cos(t) first made cos(margin1 * t + margin2) - margin3."""
     x = _matrix(logits, "margin_cross_entropy")

@@ -154,7 +154,7 @@ def _linear_cross_entropy_rule(call: OpCall) -> ShardingRule | None:
     )
 
 
-@op(amp="fp32", method=False, rule=_cross_entropy_rule)
+@op(amp="fp32", method=False, rule=_cross_entropy_rule, real=True)
 def cross_entropy_of_classes(
     input: Array,
     label: Array,
@@ -230,7 +230,7 @@ def cross_entropy(
     )
 
 
-@op(amp="fp32", method=False, rule=_cross_entropy_rule)
+@op(amp="fp32", method=False, rule=_cross_entropy_rule, real=True)
 def softmax_and_cross_entropy(
     logits: Array, label: Array, soft_label: bool = False, ignore_index: int = -100, axis: int = -1
 ) -> tuple[Array, Array]:
@@ -268,7 +268,7 @@ def softmax_with_cross_entropy(
     return (loss, softmax) if return_softmax else loss
 
 
-@op(amp="fp32", method=False, rule=_cross_entropy_rule)
+@op(amp="fp32", method=False, rule=_cross_entropy_rule, real=True)
 def nll_of_classes(
     input: Array, label: Array, weight: Array | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Array:
@@ -307,7 +307,7 @@ def _gap(size: int, start: int | None, stop: int | None, step: int | None) -> tu
     return (taken[0], size - 1 - taken[-1], taken.step - 1) if taken else (0, size, 0)
 
 
-@op(amp="low", method=False, saves=True, rule=_linear_cross_entropy_rule, uncast=("bias", "class_weight"))
+@op(amp="low", method=False, saves=True, rule=_linear_cross_entropy_rule, uncast=("bias", "class_weight"), real=True)
 def linear_cross_entropy_of_classes(
     hidden: Array,
     weight: Array,

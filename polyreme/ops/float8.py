@@ -77,7 +77,7 @@ def fused_act_dequant(x: Array, x_scale: Array) -> Array:
     return scaled.reshape(x.shape[0], -1)[:, : x.shape[1]].astype(jnp.bfloat16)
 
 
-@op(method=False)
+@op(method=False, real=True)
 def fused_swiglu_weighted_bwd(o1: Array, do2_s: Array, unzipped_probs: Array) -> tuple[Array, Array, Array]:
     """The gradient of y = silu(first half of o1) * second half * unzipped_probs, given do2_s, that of y.
 
@@ -89,7 +89,7 @@ def fused_swiglu_weighted_bwd(o1: Array, do2_s: Array, unzipped_probs: Array) ->
     return do1, dprobs, y.astype(o1.dtype)
 
 
-@op(method=False)
+@op(method=False, real=True)
 def cross_entropy_with_softmax_bwd_w_downcast(label: Array, softmax: Array, loss_grad: Array) -> Array:
     """The gradient of cross entropy for its logits, in bfloat16: (softmax - one_hot(label)) * loss_grad.
 

@@ -81,7 +81,7 @@ def _loss_rule(call: OpCall) -> ShardingRule | None:
     return ShardingRule(inputs, ((),), reduce=reduces.get(call.attrs["reduction"]) if alike else None, padding=None)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def binary_cross_entropy(input: Array, label: Array, weight: Array | None = None, reduction: str = "mean") -> Array:
     """-(label * log(input) + (1 - label) * log(1 - input)) * weight; the logarithms are held at -100 and above.
 
@@ -102,7 +102,7 @@ def _floored_log(x: Array) -> Array:
     return jnp.where(held, -100, jnp.log(jnp.where(held, 1, x)))
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def binary_cross_entropy_with_logits(
     logit: Array,
     label: Array,
@@ -122,7 +122,7 @@ def binary_cross_entropy_with_logits(
     return reduced(loss, reduction, "binary_cross_entropy_with_logits").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def sigmoid_focal_loss(
     logit: Array,
     label: Array,
@@ -145,7 +145,7 @@ def sigmoid_focal_loss(
     return reduced(loss, reduction, "sigmoid_focal_loss").astype(dtype)
 
 
-@op(amp="fp32", method=False, rule=elementwise)
+@op(amp="fp32", method=False, rule=elementwise, real=True)
 def log_loss(input: Array, label: Array, epsilon: float = 0.0001) -> Array:
     """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), elementwise."""
     _same_shape(input, label, "log_loss")
@@ -169,7 +169,7 @@ def _check_dice(input: Any, label: Any, epsilon: Any = None, **_: Any) -> None:
 
 
 @preceded(_check_dice)
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def dice_loss(input: Array, label: Array, epsilon: float = 1e-05) -> Array:
     """Mean over the batch of 1 - 2 |input . label| / (|input| + |label| + epsilon), label made one-hot.
 
@@ -208,7 +208,7 @@ def l1_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
     return reduced(magnitude(x - y), reduction, "l1_loss").astype(jnp.finfo(own).dtype)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def smooth_l1_loss(
     input: Array, label: Array, reduction: str = "mean", delta: float = 1.0, is_huber: bool = True
 ) -> Array:
@@ -225,7 +225,7 @@ def smooth_l1_loss(
     return reduced(loss if is_huber else loss / delta, reduction, "smooth_l1_loss").astype(own)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def kl_div(input: Array, label: Array, reduction: str = "mean", log_target: bool = False) -> Array:
     """label * (log(label) - input), input being log-probabilities; log_target: label holds logarithms too.
 
@@ -238,7 +238,7 @@ def kl_div(input: Array, label: Array, reduction: str = "mean", log_target: bool
     return reduced(loss, reduction, "kl_div").astype(own)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def poisson_nll_loss(
     input: Array,
     label: Array,
@@ -263,7 +263,7 @@ def poisson_nll_loss(
     return reduced(loss, reduction, "poisson_nll_loss").astype(dtype)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def gaussian_nll(
     input: Array, label: Array, variance: Array, full: bool = False, epsilon: float = 1e-06, reduction: str = "mean"
 ) -> Array:
@@ -303,7 +303,7 @@ def gaussian_nll_loss(
     return gaussian_nll(input, label, variance, full, epsilon, reduction)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def margin_ranking_loss(
     input: Array, other: Array, label: Array, margin: float = 0.0, reduction: str = "mean"
 ) -> Array:
@@ -312,7 +312,7 @@ def margin_ranking_loss(
     return reduced(jax.nn.relu(-t * (x - y) + margin), reduction, "margin_ranking_loss").astype(own)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def hinge_embedding_loss(input: Array, label: Array, margin: float = 1.0, reduction: str = "mean") -> Array:
     """input where label is 1, max(0, margin - input) where it is -1, 0 elsewhere."""
     own, (x, t) = _together(input, label)
@@ -320,7 +320,7 @@ def hinge_embedding_loss(input: Array, label: Array, margin: float = 1.0, reduct
     return reduced(loss, reduction, "hinge_embedding_loss").astype(own)
 
 
-@op(amp="fp32", method=False, rule=_loss_rule)
+@op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def soft_margin_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
     """log(1 + e^(-label * input)), label 1 or -1. Raises ShapeError unless the two have one shape."""
     _same_shape(input, label, "soft_margin_loss")
@@ -328,7 +328,7 @@ def soft_margin_loss(input: Array, label: Array, reduction: str = "mean") -> Arr
     return reduced(jax.nn.softplus(-t * x), reduction, "soft_margin_loss").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def multi_label_soft_margin_loss(
     input: Array, label: Array, weight: Array | None = None, reduction: str = "mean"
 ) -> Array:
@@ -346,7 +346,7 @@ def cosine(x: Array, y: Array, dim: int, eps: float) -> Array:
     return jnp.sum(x * y, dim) / (norms[0] * norms[1])
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def cosine_embedding_loss(
     input1: Array, input2: Array, label: Array, margin: float = 0, reduction: str = "mean"
 ) -> Array:
@@ -369,7 +369,7 @@ def cosine_embedding_loss(
     return reduced(loss, reduction, "cosine_embedding_loss").astype(own)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def triplet_margin_loss(
     input: Array,
     positive: Array,

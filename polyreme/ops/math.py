@@ -245,7 +245,7 @@ def sign(x: Array) -> Array:
     return jnp.sign(x)
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, real=True)
 def signbit(x: Array) -> Array:
     """True where the sign is minus, -0.0 included -> bool."""
     return jnp.signbit(x) if dtypes.is_floating(x.dtype) else x < 0
@@ -294,7 +294,7 @@ def _check_clip(x: Any, min: Any = None, max: Any = None, *_: Any, **__: Any) ->
 
 
 @preceded(_check_clip)
-@op(inplace=True, rule=elementwise, integers="any")
+@op(inplace=True, rule=elementwise, integers="any", real=True)
 def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     """x kept between min and max, each a number, a Tensor or None (no bound), in x's dtype.
 
@@ -362,33 +362,33 @@ def _is(x: Array, value: float, what: str) -> Array:
     return x == value if dtypes.is_floating(x.dtype) else jnp.zeros(x.shape, bool)
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, real=True)
 def maximum(x: Array, y: Array) -> Array:
     """The larger of x and y, NaN if either is; at a tie each gets half the gradient."""
     return jnp.maximum(*promote(x, y))
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, real=True)
 def minimum(x: Array, y: Array) -> Array:
     """The smaller of x and y, NaN if either is; at a tie each gets half the gradient."""
     return jnp.minimum(*promote(x, y))
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, real=True)
 def fmax(x: Array, y: Array) -> Array:
     """The larger of x and y, the other one if one is NaN; at a tie the gradient goes to x."""
     x, y = promote(x, y)
     return jnp.where((x >= y) | jnp.isnan(y), x, y)
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, real=True)
 def fmin(x: Array, y: Array) -> Array:
     """The smaller of x and y, the other one if one is NaN; at a tie the gradient goes to x."""
     x, y = promote(x, y)
     return jnp.where((x <= y) | jnp.isnan(y), x, y)
 
 
-@op(rule=elementwise, integers="any")
+@op(rule=elementwise, integers="any", real=True)
 def atan2(x: Array, y: Array) -> Array:
     """Angle of the point (y, x) from the positive y axis, that is of x / y with both signs told apart, in radians."""
     return jnp.arctan2(*promote_floating(x, y))
@@ -413,7 +413,7 @@ def lerp(x: Array, y: Array, weight: Array) -> Array:
     return x + weight * (y - x)
 
 
-@op(amp="fp32", rule=elementwise, integers="any")
+@op(amp="fp32", rule=elementwise, integers="any", real=True)
 def logaddexp(x: Array, y: Array) -> Array:
     """log(e^x + e^y) without overflow."""
     return jnp.logaddexp(*promote_floating(x, y))
@@ -460,7 +460,7 @@ def frexp(x: Array) -> tuple[Array, Array]:
     return _times_power_of_two(x, -power), power.astype(x.dtype)
 
 
-@op(rule=elementwise)
+@op(rule=elementwise, real=True)
 def heaviside(x: Array, y: Array) -> Array:
     """0 where x < 0, y where x == 0, 1 where x > 0."""
     x, y = promote(x, y)

@@ -307,7 +307,7 @@ def feature_alpha_dropout(x: AnyTensor, p: float = 0.5, training: bool = True, n
 # ---- similarities and masks ----
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def cosine_similarity(x1: Array, x2: Array, axis: int = 1, eps: float = 1e-08) -> Array:
     """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along axis; x1 and x2 broadcast."""
     x1, x2 = promote_floating(x1, x2)
@@ -316,14 +316,14 @@ def cosine_similarity(x1: Array, x2: Array, axis: int = 1, eps: float = 1e-08) -
     return cosine(wide(x1), wide(x2), dim, eps).astype(x1.dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def pairwise_distance(x: Array, y: Array, p: float = 2.0, epsilon: float = 1e-06, keepdim: bool = False) -> Array:
     """||x - y + epsilon||_p over the last dim: [*b, M] -> [*b]; p may be inf."""
     x, y = promote_floating(x, y)
     return p_norm(wide(x) - wide(y) + epsilon, float(p), -1, keepdim).astype(x.dtype)
 
 
-@op(method=False)
+@op(method=False, real=True)
 def mask_of_lengths(x: Array, maxlen: int, dtype: DTypeLike = "int64") -> Array:
     """1 where the index is below the length, [*b] -> [*b, maxlen]."""
     return (jnp.arange(maxlen, dtype=dtypes.int64) < x[..., None]).astype(dtypes.as_dtype(dtype))

@@ -51,7 +51,7 @@ def _layer_norm_rule(call: OpCall) -> ShardingRule:
     return ShardingRule((names, *unnamed(call.shapes[1:])), (names,), piecewise=True)
 
 
-@op(amp="fp32", method=False, rule=_layer_norm_rule)
+@op(amp="fp32", method=False, rule=_layer_norm_rule, real=True)
 def layer_norm(
     x: Array,
     normalized_shape: ShapeLike,
@@ -70,7 +70,7 @@ def layer_norm(
     return kernels.layer_norm(flat, w, b, epsilon).reshape(x.shape)
 
 
-@op(amp="fp32", method=False, rule=_layer_norm_rule)
+@op(amp="fp32", method=False, rule=_layer_norm_rule, real=True)
 def rms_norm(input: Array, normalized_shape: ShapeLike, weight: Array | None = None, eps: float = 1e-05) -> Array:
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, whose sizes are normalized_shape.
 
@@ -116,7 +116,7 @@ def _move(running: Array, batch: Array, momentum: float) -> Array:
     return (momentum * wide(running) + (1 - momentum) * batch).astype(running.dtype)
 
 
-@op(amp="fp32", method=False, rule=by_batch)
+@op(amp="fp32", method=False, rule=by_batch, real=True)
 def batch_norm_train(
     x: Array,
     running_mean: Array,
@@ -143,7 +143,7 @@ def batch_norm_train(
     return y, _move(running_mean, mean, momentum), _move(running_var, var, momentum)
 
 
-@op(amp="fp32", method=False, rule=by_batch)
+@op(amp="fp32", method=False, rule=by_batch, real=True)
 def batch_norm_eval(
     x: Array,
     running_mean: Array,
@@ -212,7 +212,7 @@ def sync_batch_norm(
         )
 
 
-@op(amp="fp32", method=False, rule=by_batch)
+@op(amp="fp32", method=False, rule=by_batch, real=True)
 def instance_norm_train(
     x: Array,
     running_mean: Array | None = None,
@@ -272,7 +272,7 @@ def instance_norm(
     return results[0]
 
 
-@op(amp="fp32", method=False, rule=by_batch)
+@op(amp="fp32", method=False, rule=by_batch, real=True)
 def group_norm(
     x: Array,
     num_groups: int,
@@ -296,7 +296,7 @@ def group_norm(
     return _scale(unit, weight, bias, dim, "group_norm").astype(x.dtype)
 
 
-@op(amp="fp32", method=False, rule=by_batch)
+@op(amp="fp32", method=False, rule=by_batch, real=True)
 def local_response_norm(
     x: Array, size: int, alpha: float = 0.0001, beta: float = 0.75, k: float = 1.0, data_format: str = "NCHW"
 ) -> Array:

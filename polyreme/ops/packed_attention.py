@@ -372,7 +372,7 @@ def _attend_columns(
     return attend(q, k, v, columns, scale=scale, **options)
 
 
-@op(amp="low", method=False, saves=True, rule=_columns_rule)
+@op(amp="low", method=False, saves=True, rule=_columns_rule, real=True)
 def column_attention(
     query: Array,
     key: Array,
@@ -393,7 +393,7 @@ def column_attention(
     return _attend_columns((query, key, value), columns, scale, over, softcap=softcap)
 
 
-@op(amp="low", method=False, saves=True, rule=_columns_rule)
+@op(amp="low", method=False, saves=True, rule=_columns_rule, real=True)
 def column_attention_with_dropout(
     query: Array,
     key: Array,
@@ -501,7 +501,7 @@ def flashmask_attention(
 # ---- masks by compressed rows ----
 
 
-@op(amp="low", method=False)
+@op(amp="low", method=False, real=True)
 def sparse_attention(
     query: Array,
     key: Array,

@@ -23,7 +23,7 @@ from polyreme.ops.sharding import reduction
 _METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
-@op(rule=reduction())
+@op(rule=reduction(), real=True)
 def median(x: Array, axis: Axes | None = None, keepdim: bool = False, mode: str = "avg") -> Any:
     """Middle element over axis; of an even number, the mean of the middle two (mode "avg") or the lower (mode "min").
 
@@ -33,7 +33,7 @@ def median(x: Array, axis: Axes | None = None, keepdim: bool = False, mode: str 
     return _median(x, axis, keepdim, mode, "median", skip=False)
 
 
-@op
+@op(real=True)
 def nanmedian(x: Array, axis: Axes | None = None, keepdim: bool = False, mode: str = "avg") -> Any:
     """median of the elements that are not NaN; NaN where all are."""
     return _median(x, axis, keepdim, mode, "nanmedian", skip=True)
@@ -80,7 +80,7 @@ def _keep(x: Array, dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if d in dims else s for d, s in enumerate(x.shape))
 
 
-@op
+@op(real=True)
 def quantile(x: Array, q: Any, axis: Axes | None = None, keepdim: bool = False, interpolation: str = "linear") -> Array:
     """The value that a share q of the elements over axis does not exceed, NaN of none; q in [0, 1], one or several.
 
@@ -90,7 +90,7 @@ def quantile(x: Array, q: Any, axis: Axes | None = None, keepdim: bool = False, 
     return _quantile(x, q, axis, keepdim, interpolation, "quantile", jnp.quantile)
 
 
-@op
+@op(real=True)
 def nanquantile(
     x: Array, q: Any, axis: Axes | None = None, keepdim: bool = False, interpolation: str = "linear"
 ) -> Array:

@@ -288,7 +288,7 @@ def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: 
 
 
 @preceded(lambda x, **_: _within("poisson", x))
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, real=True)
 def poisson(x: Array, key: Key = DRAWN) -> Array:
     """Poisson counts with rates x, in x's shape and dtype."""
     return _drawn(jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype), x >= 0)

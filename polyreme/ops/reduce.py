@@ -106,25 +106,25 @@ def prod(x: Array, axis: Axes | None = None, keepdim: bool = False, dtype: DType
     return _asked(jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim), dtype)
 
 
-@op(rule=reduction("max", "low"))
+@op(rule=reduction("max", "low"), real=True)
 def max(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """Largest element over axis, NaN if there is one; equal elements share the gradient evenly."""
     return _extreme(jnp.max, x, axis, keepdim, "max")
 
 
-@op(rule=reduction("min", "high"))
+@op(rule=reduction("min", "high"), real=True)
 def min(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """Smallest element over axis, NaN if there is one; equal elements share the gradient evenly."""
     return _extreme(jnp.min, x, axis, keepdim, "min")
 
 
-@op(rule=reduction("max", "low"))
+@op(rule=reduction("max", "low"), real=True)
 def amax(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """max, under its other name."""
     return _extreme(jnp.max, x, axis, keepdim, "amax")
 
 
-@op(rule=reduction("min", "high"))
+@op(rule=reduction("min", "high"), real=True)
 def amin(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
     """min, under its other name."""
     return _extreme(jnp.min, x, axis, keepdim, "amin")

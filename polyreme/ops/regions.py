@@ -106,7 +106,7 @@ def _align_weights(start: Array, length: Array, bins: int, size: int, sampling_r
 
 
 @preceded(_fitting("roi_align"))
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def roi_align(
     x: Array,
     boxes: Array,
@@ -137,7 +137,7 @@ def roi_align(
 
 
 @preceded(_fitting("roi_pool"))
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Sizes, spatial_scale: float = 1.0) -> Array:
     """Maxima over a grid of bins in each box: [n, C, H, W], [boxes, 4] -> [boxes, C, *output_size].
 
@@ -193,7 +193,7 @@ def _places_of_largest(
 
 
 @preceded(_fitting("psroi_pool"))
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def psroi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Sizes, spatial_scale: float = 1.0) -> Array:
     """Means over a grid of bins, each of channels of its own: [n, C h w, H, W], [boxes, 4] -> [boxes, C, h, w].
 

@@ -219,7 +219,7 @@ def _transpose(taps: Taps, size: int) -> Taps:
     return readers, weights
 
 
-@op(method=False)
+@op(method=False, real=True)
 def affine_grid(theta: Array, out_shape: ShapeLike, align_corners: bool = True) -> Array:
     """Where each output entry of an affine map looks, in [-1, 1] coordinates with x first, for grid_sample.
 

@@ -172,7 +172,7 @@ def moe_combine(x: Array, combine_weights: Array, scatter_index: Array) -> Array
     return jnp.einsum("ksw,sk->sw", read(wide(x), (scatter_index,)), wide(combine_weights)).astype(x.dtype)
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def cal_aux_loss(
     gate_prob: Array,
     dispatch_mask: Array,

@@ -13,7 +13,7 @@ from polyreme.core.op import DRAWN, Key, op
 from polyreme.errors import ConfigError, ShapeError
 
 
-@op
+@op(real=True)
 def top_p_sampling(
     x: Array,
     ps: Array,

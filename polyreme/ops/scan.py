@@ -65,13 +65,13 @@ def logcumsumexp(x: Array, axis: int | None = None, dtype: DTypeLike | None = No
     return _shape(sums, x)
 
 
-@op(rule=along_axis())
+@op(rule=along_axis(), real=True)
 def cummax(x: Array, axis: int | None = None, dtype: DTypeLike = "int64") -> tuple[Array, Array]:
     """(largest element so far, its index in the dim); of equal elements the last, and a NaN stays the largest."""
     return _running(x, axis, dtype, "cummax", lax.cummax)
 
 
-@op(rule=along_axis())
+@op(rule=along_axis(), real=True)
 def cummin(x: Array, axis: int | None = None, dtype: DTypeLike = "int64") -> tuple[Array, Array]:
     """(smallest element so far, its index in the dim); of equal elements the last, and a NaN stays the smallest."""
     return _running(x, axis, dtype, "cummin", lax.cummin)

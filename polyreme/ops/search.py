@@ -33,7 +33,7 @@ def _arg(find: Any, x: Array, axis: int | None, keepdim: bool, dtype: Any, what:
     return find(x, axis=dim_of(axis, x.ndim, what), keepdims=keepdim).astype(to)
 
 
-@op(rule=reduction())
+@op(rule=reduction(), real=True)
 def argmax(x: Array, axis: int | None = None, keepdim: bool = False, dtype: DTypeLike = "int64") -> Array:
     """Index of the first largest element along axis, or in the flattened Tensor; NaN counts as largest.
 
@@ -42,7 +42,7 @@ def argmax(x: Array, axis: int | None = None, keepdim: bool = False, dtype: DTyp
     return _arg(jnp.argmax, x, axis, keepdim, dtype, "argmax")
 
 
-@op(rule=reduction())
+@op(rule=reduction(), real=True)
 def argmin(x: Array, axis: int | None = None, keepdim: bool = False, dtype: DTypeLike = "int64") -> Array:
     """Index of the first smallest element along axis, or in the flattened Tensor; NaN counts as smallest.
 
@@ -51,7 +51,7 @@ def argmin(x: Array, axis: int | None = None, keepdim: bool = False, dtype: DTyp
     return _arg(jnp.argmin, x, axis, keepdim, dtype, "argmin")
 
 
-@op(rule=along_axis(default=-1))
+@op(rule=along_axis(default=-1), real=True)
 def topk(x: Array, k: int, axis: int | None = None, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
     """(values, int64 indices) of the k largest (or smallest) elements along axis (the last by default).
 
@@ -77,7 +77,7 @@ def _reverse(x: Array) -> Array:
 # sorting
 
 
-@op(rule=along_axis())
+@op(rule=along_axis(), real=True)
 def sort(x: Array, axis: int = -1, descending: bool = False, stable: bool = False) -> Array:
     """The elements in order along axis; NaN counts as largest. Always stable."""
     if x.ndim == 0:
@@ -86,13 +86,13 @@ def sort(x: Array, axis: int = -1, descending: bool = False, stable: bool = Fals
     return jnp.take_along_axis(x, stable_order(jax.lax.stop_gradient(x), dim, descending=descending), dim)
 
 
-@op
+@op(real=True)
 def msort(input: Array) -> Array:
     """sort along dim 0."""
     return sort.op.fn(input, 0)
 
 
-@op(rule=along_axis())
+@op(rule=along_axis(), real=True)
 def argsort(x: Array, axis: int = -1, descending: bool = False, stable: bool = False) -> Array:
     """Indices that put the elements in order along axis, always stable; NaN counts as largest."""
     if x.ndim == 0:
@@ -107,7 +107,7 @@ def _pick(x: Array, at: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
     return (values, at) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(at, dim))
 
 
-@op(rule=along_axis(default=-1))
+@op(rule=along_axis(default=-1), real=True)
 def kthvalue(x: Array, k: int, axis: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
     """(value, int64 index) of the k-th smallest element along axis (the last by default), k counted from 1.
 
@@ -151,7 +151,7 @@ def _side(right: bool, side: str | None) -> str:
     return "right" if right else side or "left"
 
 
-@op
+@op(real=True)
 def searchsorted(
     sorted_sequence: Array,
     values: Array,
@@ -184,7 +184,7 @@ def searchsorted(
     return found.reshape(values.shape).astype(to)
 
 
-@op
+@op(real=True)
 def bucketize(x: Array, sorted_sequence: Array, out_int32: bool = False, right: bool = False) -> Array:
     """Which interval between the elements of an increasing sequence [n] each x falls in, 0 to n -> shape of x.
 

@@ -93,7 +93,7 @@ def _ctc_ready(
 
 
 @preceded(_ctc_ready)
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def ctc_loss(
     log_probs: Array,
     labels: Array,
@@ -159,7 +159,7 @@ def _rnnt_ready(
 
 
 @preceded(_rnnt_ready)
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def rnnt_loss(
     input: Array,
     label: Array,

@@ -58,7 +58,7 @@ def _check_range(what: str) -> Callable[..., None]:
 
 
 @preceded(_check_range("histogram"))
-@op
+@op(real=True)
 def histogram(
     input: Array,
     bins: int = 100,
@@ -174,7 +174,7 @@ histogramdd = republish(_histogramdd, _over_dims)
 
 
 @preceded(_check_range("histogram_bin_edges"))
-@op
+@op(real=True)
 def histogram_bin_edges(input: Array, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Array:
     """Edges of `bins` equal intervals from min to max -> [bins + 1], in the default dtype for integers.
 

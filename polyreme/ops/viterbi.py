@@ -14,7 +14,7 @@ from polyreme.errors import ShapeError
 from polyreme.ops.ids import check_within, visible
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def viterbi_path(
     potentials: Float[Array, "b t k"],
     transition_params: Float[Array, "k k"],

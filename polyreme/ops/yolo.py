@@ -46,7 +46,7 @@ def _boxes(head: Array, anchors: np.ndarray, inputs: np.ndarray, scale_x_y: floa
     return (move + cells) / np.array([width, height], said.dtype), size
 
 
-@op(amp="fp32", method=False)
+@op(amp="fp32", method=False, real=True)
 def yolo_box(
     x: Array,
     img_size: Array,
