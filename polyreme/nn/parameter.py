@@ -16,7 +16,9 @@ from polyreme.core import state, unique_name
 from polyreme.core.device_memory import part
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ArgumentTypeError, ConfigError, ShapeError
+from polyreme.nn.initializer.base import Filling, Initializer
+from polyreme.regularizer import WeightDecayRegularizer
 
 _order = itertools.count()
 
@@ -92,10 +94,11 @@ class Parameter(Tensor):
         dtype: Any = None,
         *,
         trainable: bool = True,
+        requires_grad: bool = True,
         name: str | None = None,
         dims: Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(data, dtype, stop_gradient=not trainable)
+        super().__init__(data, dtype, stop_gradient=not (trainable and requires_grad))
         if dims is not None and len(dims) != self.ndim:
             raise ShapeError(
                 f"Parameter of shape {list(self.shape)} has {self.ndim} dims, dims={tuple(dims)} names {len(dims)}"
@@ -112,6 +115,11 @@ class Parameter(Tensor):
         self.layouts: dict[str, Any] = {}
         # whether its entries, along the first dim, are parameters of Layers (nn.parameter_entry)
         self.has_entries = False
+
+    @classmethod
+    def from_tensor(cls, tensor: Any, **kwargs: Any) -> Parameter:
+        """A Parameter with a Tensor's value; keywords as for the class."""
+        return cls(tensor, **kwargs)
 
     @property
     def whole(self) -> Parameter:
@@ -186,9 +194,11 @@ class ParamAttr:
 
     @classmethod
     def of(cls, attr: Any) -> ParamAttr | None:
-        """The ParamAttr that a weight_attr or bias_attr stands for: None, True, a name, an initializer or a ParamAttr.
+        """The ParamAttr that a weight_attr or bias_attr stands for.
 
-        None for False: no parameter. Raises ConfigError for anything else.
+        None, True, a name, an initializer or function of (param, block), a regularizer or a ParamAttr.
+
+        None for False: no parameter. Raises ArgumentTypeError for anything else.
         """
         if attr is None or attr is True:
             return cls()
@@ -198,12 +208,16 @@ class ParamAttr:
             return attr
         if isinstance(attr, str):
             return cls(name=attr)
+        if isinstance(attr, WeightDecayRegularizer):
+            return cls(regularizer=attr)
         if callable(attr):
             return cls(initializer=attr)
-        raise ConfigError(f"a parameter attribute is None, False, a name, an initializer or a ParamAttr, got {attr!r}")
+        raise ArgumentTypeError(
+            f"a parameter attribute is None, False, a name, an initializer, a regularizer or a ParamAttr, got {attr!r}"
+        )
 
 
-ParamAttrLike: TypeAlias = ParamAttr | str | Callable[..., Any] | bool | None
+ParamAttrLike: TypeAlias = ParamAttr | WeightDecayRegularizer | str | Callable[..., Any] | bool | None
 """What ParamAttr.of reads: False for no parameter, None and True for the default, a name, an initializer."""
 
 
@@ -216,6 +230,8 @@ def make_parameter(
 ) -> Parameter:
     """A Parameter with initial values from attr's initializer, else from the default one."""
     initializer = attr.initializer if attr.initializer is not None else default_initializer
+    if not isinstance(initializer, Initializer):
+        initializer = Filling(initializer)
     sizes = [int(s) for s in shape]
     if (recorder := state.recorder()) is not None:
         symbol = Symbol(attr.name or unique_name.generate("param"), tuple(sizes), dtypes.as_dtype(dtype))

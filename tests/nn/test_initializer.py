@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import polyreme as paddle
 import polyreme.nn as nn
 import polyreme.optimizer as opt
 from polyreme.core import rng
@@ -227,3 +228,40 @@ def test_building_a_model_compiles_nothing_for_its_shapes():
     with counted_compilations() as compiled:
         build()
     assert not compiled
+
+
+class ByForward(nn.initializer.Initializer):
+    def forward(self, param, block=None):
+        param.set_value(paddle.full(param.shape, 7.0))
+
+
+class ByCall(nn.initializer.Initializer):
+    def __call__(self, param, block=None):
+        nn.initializer.Constant(7.0)(param, block)
+        return param
+
+
+@pytest.mark.parametrize("attr", [ByForward(), ByCall(), lambda param, block: param.fill_(7.0)])
+def test_an_initializer_may_fill_the_parameter_itself(attr):
+    assert nn.Linear(2, 1, weight_attr=paddle.ParamAttr(initializer=attr)).weight.tolist() == [[7.0], [7.0]]
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program(), startup := paddle.static.Program()):
+            weight = nn.Linear(2, 1, weight_attr=attr).weight
+        executor = paddle.static.Executor()
+        executor.run(startup)
+        assert np.array(paddle.static.global_scope().find_var(weight.name).get_tensor()).tolist() == [[7.0], [7.0]]
+    finally:
+        paddle.disable_static()
+
+
+def test_an_initializer_without_values_says_what_to_define():
+    with pytest.raises(NotImplementedError, match="Initializer defines none of values, forward and __call__"):
+        nn.Linear(2, 1, weight_attr=nn.initializer.Initializer())
+
+
+def test_a_regularizer_is_a_parameter_attribute():
+    penalty = paddle.regularizer.L2Decay(0.1)
+    assert nn.Linear(2, 1, weight_attr=penalty).weight.regularizer is penalty
+    with pytest.raises(TypeError, match="a parameter attribute is None, False"):
+        nn.Linear(2, 1, weight_attr=3)
