@@ -171,6 +171,14 @@ class NotReadyError(ConfigError, AttributeError):
     cure = "Call what the message names first."
 
 
+class ArgumentTypeError(ConfigError, TypeError):
+    """An argument of another type than the setting takes. Exit code 2."""
+
+    code = "PR304"
+    cause = "An argument is of another type than the setting takes, such as a text for a number. Exit code 2."
+    cure = "Give what the message asks for."
+
+
 class DataError(Explained, RuntimeError):
     """Input data that is missing, corrupt or hung. Exit code 3."""
 
@@ -250,7 +258,7 @@ class AbsentError(Explained, NotImplementedError):
     cure = "Use what the message names in its place; docs/api_coverage.md lists what there is."
 
 
-class NumericsError(Explained, ArithmeticError):
+class NumericsError(Explained, ArithmeticError, RuntimeError):
     """NaN, infinity or an out-of-range index met while training. Exit code 5."""
 
     code = "PR601"

@@ -57,8 +57,13 @@ SECOND_NAMES: dict[str, tuple[str, ...]] = {
     "m": ("num_columns",),
     "end": ("stop",),
     "steps": ("num",),
-    "lambd": ("lam",),
     "recurse": ("include_sublayers",),
+    "lambd": ("lam", "threshold"),
+    "return_indices": ("return_mask",),
+    "dimension": ("axis",),
+    "from": ("min",),
+    "to": ("max",),
+    "modules": ("sublayers",),
 }
 """Second name of a parameter -> what ops may call it."""
 

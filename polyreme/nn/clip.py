@@ -73,6 +73,9 @@ class ClipGradByValue(GradientClip):
         if self.min > self.max:
             raise ConfigError(f"ClipGradByValue: min {self.min} is above max {self.max}")
 
+    def __str__(self) -> str:
+        return f"Clip Gradient By Value, min = {self.min:f}, max={self.max:f}"
+
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
         return [jnp.clip(g, self.min, self.max) for g in grads]
 
@@ -86,6 +89,9 @@ class ClipGradByNorm(GradientClip):
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = _positive(clip_norm)
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By Norm, clip_norm={self.clip_norm:f}"
 
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
         return [_scale(g, self.clip_norm, jnp.sqrt(squared_norm([g]))) for g in grads]
@@ -106,6 +112,9 @@ class ClipGradByGlobalNorm(GradientClip):
         self.clip_norm = _positive(clip_norm)
         self.group_name = group_name
         self.auto_skip_clip = auto_skip_clip
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By GlobalNorm, global_norm={self.clip_norm:f}"
 
     def arrays(self, grads: Sequence[jax.Array]) -> list[jax.Array]:
         return self.scaled(grads, jnp.sqrt(squared_norm(grads)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.core.state import TensorState
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import ArgumentTypeError, ConfigError, NotReadyError, did_you_mean
 from polyreme.nn.clip import GradientClip
 
 
@@ -26,10 +26,10 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     Raises ConfigError for anything else.
     """
     if parameters is None:
-        raise ConfigError(f"{owner} needs parameters=, a list such as model.parameters()")
+        raise NotReadyError(f"{owner} needs parameters=, a list such as model.parameters()")
     if isinstance(parameters, (TensorState, str, dict)) or not isinstance(parameters, Iterable):
         instead = "; write parameters=model.parameters()" if hasattr(parameters, "parameters") else ""
-        raise ConfigError(
+        raise ArgumentTypeError(
             f"{owner}: parameters= is a list of Parameters or of dicts with 'params', got one "
             f"{type(parameters).__name__}{instead}"
         )
@@ -40,7 +40,7 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
         groups = [_group(owner, entry) for entry in listed]
     for p in (p for g in groups for p in g.params):
         if not isinstance(p, TensorState):
-            raise ConfigError(f"{owner}: parameters= must hold Parameters, got {type(p).__name__}")
+            raise ArgumentTypeError(f"{owner}: parameters= must hold Parameters, got {type(p).__name__}")
         if getattr(p, "whole", p) is not p:
             raise ConfigError(
                 f"{owner}: {p.name!r} in parameters= is an entry of one parameter of shape {list(p.whole.shape)} for "
@@ -69,7 +69,7 @@ def check_common(owner: str, name: str, value: Any) -> None:
     elif name == "weight_decay" and value is not None and not hasattr(value, "gradient"):
         nonnegative(owner, "weight_decay (if not a regularizer)", value)
     elif name == "grad_clip" and value is not None and not isinstance(value, GradientClip):
-        raise ConfigError(f"{owner}: grad_clip is a ClipGradBy... or None, got {value!r}")
+        raise ArgumentTypeError(f"{owner}: grad_clip is a ClipGradBy... or None, got {value!r}")
 
 
 def check_known(owner: str, group: ParameterGroup, known: Iterable[str]) -> None:
@@ -101,9 +101,11 @@ def _shown(value: Any) -> str:
 
 
 def nonnegative(owner: str, name: str, value: Any) -> float:
-    """value as a float; ConfigError unless it is a finite number of at least 0."""
+    """value as a float; ConfigError unless it is finite and at least 0, ArgumentTypeError if it is no number."""
     value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(f"{owner}: {name} is a number of at least 0, got {_shown(value)}")
+    if not 0 <= value < math.inf:
         raise ConfigError(f"{owner}: {name} is a number of at least 0, got {_shown(value)}")
     return float(value)
 
@@ -111,7 +113,9 @@ def nonnegative(owner: str, name: str, value: Any) -> float:
 def fraction(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is a number in [0, 1)."""
     value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(f"{owner}: {name} is a number in [0, 1), got {_shown(value)}")
+    if not 0 <= value < 1:
         raise ConfigError(f"{owner}: {name} is a number in [0, 1), got {_shown(value)}")
     return float(value)
 
@@ -119,5 +123,5 @@ def fraction(owner: str, name: str, value: Any) -> float:
 def flag(owner: str, name: str, value: Any) -> bool:
     """value as it is; ConfigError unless it is True or False."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{owner}: {name} is True or False, got {value!r}")
+        raise ArgumentTypeError(f"{owner}: {name} is True or False, got {value!r}")
     return value

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import state
-from polyreme.errors import CaptureError, CheckpointError, ConfigError, NumericsError
+from polyreme.errors import ArgumentTypeError, CaptureError, CheckpointError, ConfigError, NumericsError
 from polyreme.keyword_names import NamesKeywords
 from polyreme.module_names import suggest_names
 
@@ -723,7 +723,9 @@ class ReduceOnPlateau(LRScheduler):
     def _one_number(self, metrics: Any) -> float:
         value = _scalar(metrics)
         if not isinstance(value, Real):
-            raise ConfigError(f"ReduceOnPlateau.step got {metrics!r}; give one number, array or Tensor of one element")
+            raise ArgumentTypeError(
+                f"ReduceOnPlateau.step got {metrics!r}; give one number, array or Tensor of one element"
+            )
         return float(value)
 
 
@@ -755,7 +757,7 @@ def _number(
     high: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """The value itself if it is a finite number in range; else ConfigError with the range."""
+    """The value itself if it is finite and in range; else ConfigError, or ArgumentTypeError for what is no number."""
     value = _scalar(value)
     bounds = {"at least": low, "above": above, "at most": high, "below": below}
     wanted = " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
@@ -766,26 +768,35 @@ def _number(
         or (high is not None and value > high)
         or (below is not None and value >= below)
     ):
-        raise ConfigError(f"{type(owner).__name__}: {name}={value!r}; give a number {wanted}".rstrip())
+        kind = ConfigError if _is_number(value) else ArgumentTypeError
+        raise kind(f"{type(owner).__name__}: {name}={value!r}; give a number {wanted}".rstrip())
     return value
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_number(value) and math.isfinite(value)
 
 
 def _whole(owner: LRScheduler, name: str, value: Any) -> int:
     value = _scalar(value)
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{type(owner).__name__}: {name}={value!r}; give a whole number of at least 1")
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < 1:
+        kind = ConfigError if is_whole else ArgumentTypeError
+        raise kind(f"{type(owner).__name__}: {name}={value!r}; give a whole number of at least 1")
     return int(value)
 
 
 def _ascending(owner: LRScheduler, name: str, values: Any, *, equal: bool = False) -> list[float]:
     """values as floats, each above the one before it, or not below it where equal ones may stand."""
-    if not isinstance(values, (list, tuple)) or any(a > b or (a == b and not equal) for a, b in pairwise(values)):
+    is_list = isinstance(values, (list, tuple))
+    if not is_list or any(a > b or (a == b and not equal) for a, b in pairwise(values)):
         order = "numbers, none below the one before it" if equal else "increasing numbers"
-        raise ConfigError(f"{type(owner).__name__}: {name}={values!r}; give a list of {order}")
+        kind = ConfigError if is_list else ArgumentTypeError
+        raise kind(f"{type(owner).__name__}: {name}={values!r}; give a list of {order}")
     return [_number(owner, name, value) for value in values]
 
 
@@ -797,7 +808,7 @@ def _choice(owner: LRScheduler, name: str, value: Any, choices: tuple[str, ...])
 
 def _function(owner: LRScheduler, name: str, value: Any) -> Callable[[Any], float]:
     if not callable(value):
-        raise ConfigError(f"{type(owner).__name__}: {name}={value!r}; give a function of the epoch")
+        raise ArgumentTypeError(f"{type(owner).__name__}: {name}={value!r}; give a function of the epoch")
     function: Callable[[Any], Any] = value
     return function
 

@@ -28,7 +28,7 @@ from polyreme.core.state import TensorState
 from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeError, GradError
+from polyreme.errors import ArgumentTypeError, CaptureError, CheckpointError, ConfigError, DTypeError, GradError
 from polyreme.keyword_names import NamesKeywords
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByValue
 from polyreme.optimizer.groups import ParameterGroup, check_common, check_known, check_unique, nonnegative, split_groups
@@ -263,7 +263,7 @@ class Optimizer(NamesKeywords, OwnUpdate):
     def set_lr_scheduler(self, scheduler: LRScheduler) -> None:
         """Take the rate from this scheduler from now on."""
         if not isinstance(scheduler, LRScheduler):
-            raise ConfigError(f"set_lr_scheduler takes an LRScheduler, got {type(scheduler).__name__}")
+            raise ArgumentTypeError(f"set_lr_scheduler takes an LRScheduler, got {type(scheduler).__name__}")
         if self._scheduler is not None and hasattr(self, "_observer"):
             self._scheduler.unsubscribe(self._observer)
         self._scheduler = scheduler

@@ -290,6 +290,10 @@ class OptimizerState:
             result["LR_Scheduler"] = self._scheduler.state_dict()
         return result
 
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """set_state_dict by its other name."""
+        self.set_state_dict(state_dict)
+
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict; a parameter that has no entries in it starts again.
 

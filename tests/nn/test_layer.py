@@ -281,8 +281,8 @@ def test_super_init_must_come_first():
 
 
 REFUSED = [
-    (lambda: nn.Linear(0, 3), r"Linear\(0, 3\): both sizes must be integers of at least 1"),
-    (lambda: nn.Linear(2.5, 3), r"Linear\(2.5, 3\): both sizes must be integers of at least 1"),
+    (lambda: nn.Linear(-1, 3), r"Linear\(-1, 3\): both sizes must be at least 0"),
+    (lambda: nn.Linear(2.5, 3), r"Linear\(2.5, 3\): both sizes must be integers"),
     (lambda: nn.Embedding(3, 0), r"both sizes must be at least 1"),
     (lambda: nn.Embedding(3, 2, padding_idx=3), "padding_idx 3 is outside the table of 3 rows"),
     (lambda: nn.Embedding(3, 2, weight_attr=False), "leaves no table"),
@@ -557,3 +557,31 @@ def test_sublayers_are_replaced_by_dotted_name():
     with pytest.raises(ConfigError, match="give the name of a sublayer"):
         net.set_sublayer("", nn.ReLU())
     assert list(net._modules) == ["0"]
+
+
+def test_layers_take_second_names_of_their_settings():
+    assert nn.GroupNorm(1, 2, eps=0.5)._epsilon == nn.LayerNorm(2, eps=0.5)._epsilon == 0.5
+    assert nn.Hardshrink(lambd=0.25).settings == nn.Softshrink(lambd=0.25).settings == {"threshold": 0.25}
+    assert nn.PairwiseDistance(eps=0.5).settings["epsilon"] == 0.5
+    assert nn.AdaptiveMaxPool2D(1, return_indices=True).settings["return_mask"]
+    assert len(nn.LayerList(modules=[nn.ReLU()])) == len(nn.LayerDict(modules={"a": nn.ReLU()})) == 1
+    layers = nn.Sequential(nn.ReLU()).append(module=nn.Tanh()).insert(0, module=nn.GELU())
+    assert [type(each).__name__ for each in layers] == ["GELU", "ReLU", "Tanh"]
+
+
+def test_layers_refuse_settings_when_they_are_made():
+    for loss in (nn.MSELoss, nn.CrossEntropyLoss, nn.BCELoss):
+        with pytest.raises(ConfigError, match="reduction='average'; choose one of 'mean', 'sum', 'none'"):
+            loss(reduction="average")
+    assert nn.KLDivLoss(reduction="batchmean")
+    with pytest.raises(ConfigError, match="Conv2D: data_format='NHCW'; choose NCHW or NHWC"):
+        nn.Conv2D(3, 4, 3, data_format="NHCW")
+    with pytest.raises(TypeError, match="both sizes must be integers"):
+        nn.Linear("3", 4)
+    assert nn.Linear(0, 2)(to_tensor(np.ones((3, 0), "float32"))).shape == [3, 2]
+
+
+def test_a_parameter_of_a_tensor():
+    weight = Parameter.from_tensor(to_tensor([1.0, 1.0]), requires_grad=False)
+    assert weight.stop_gradient
+    assert weight.tolist() == [1.0, 1.0]

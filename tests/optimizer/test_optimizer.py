@@ -541,3 +541,34 @@ def test_layers_in_a_plain_list_are_not_trained_in_silence():
     optimizer = opt.SGD(0.1, parameters=Blocks().parameters())
     with pytest.warns(UserWarning, match=r"SGD.step: parameters= was empty.*LayerList"):
         optimizer.step()
+
+
+def test_zero_grad_and_load_state_dict_are_second_names():
+    layer = Linear(2, 1)
+    optimizer = opt.Adam(0.1, parameters=layer.parameters())
+    for none in (False, True):
+        layer(to_tensor([[1.0, 2.0]])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=none)
+        assert (layer.weight.grad is None) == none
+    other = opt.Adam(0.1, parameters=layer.parameters())
+    other.load_state_dict(optimizer.state_dict())
+    assert [v.tolist() for v in other.state_dict().values()] == [v.tolist() for v in optimizer.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: opt.SGD("fast", p),
+        lambda p: opt.SGD(0.1, p[0]),
+        lambda p: opt.SGD(0.1, p, grad_clip=0.5),
+        lambda p: opt.lr.StepDecay("fast", 2),
+        lambda p: opt.lr.StepDecay(0.1, 2.5),
+        lambda p: opt.lr.LambdaDecay(0.1, 3),
+        lambda p: opt.lr.MultiStepDecay(0.1, 3),
+    ],
+)
+def test_arguments_of_another_type_raise_type_errors_too(make):
+    with pytest.raises(ConfigError) as raised:
+        make(Linear(2, 1).parameters())
+    assert isinstance(raised.value, TypeError)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme.core.alias import Alias
+from polyreme.core.spelling import takes_second_names
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
@@ -166,6 +167,7 @@ class Hardshrink(_Activation):
     _function = staticmethod(F.hardshrink)
     lambd: Alias[float] = Alias("_threshold")
 
+    @takes_second_names
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name, threshold=threshold)
 
@@ -176,6 +178,7 @@ class Softshrink(_Activation):
     _function = staticmethod(F.softshrink)
     lambd: Alias[float] = Alias("_threshold")
 
+    @takes_second_names
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name, threshold=threshold)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
+from polyreme.core.spelling import takes_second_names
 from polyreme.errors import ConfigError
 from polyreme.nn.layer import Layer
 
@@ -54,23 +55,23 @@ class Sequential(Layer):
     def __iter__(self) -> Iterator[Layer]:
         return iter(self._sub_layers.values())
 
-    def append(self, layer: Layer) -> Self:
+    def append(self, module: Layer) -> Self:
         """Add a layer at the end; returns self."""
-        self.add_sublayer(_next_name(self._sub_layers), layer)
+        self.add_sublayer(_next_name(self._sub_layers), module)
         return self
 
-    def insert(self, index: int, layer: Layer) -> Self:
+    def insert(self, index: int, module: Layer) -> Self:
         """Put a layer before the one at index; all are named 0, 1, ... then. Returns self."""
-        self._replace(_inserted(self, index, layer))
+        self._replace(_inserted(self, index, module))
         return self
 
     def _replace(self, layers: list[Layer]) -> None:
         self._sub_layers.clear()
         self.extend(layers)
 
-    def extend(self, layers: Iterable[Layer]) -> Self:
+    def extend(self, sequential: Iterable[Layer]) -> Self:
         """Add layers at the end; returns self."""
-        for layer in layers:
+        for layer in sequential:
             self.append(layer)
         return self
 
@@ -78,6 +79,7 @@ class Sequential(Layer):
 class LayerList(Layer):
     """A list of layers, named 0, 1, ... in the state dict."""
 
+    @takes_second_names
     def __init__(self, sublayers: Iterable[Layer] | None = None) -> None:
         super().__init__()
         self.extend(sublayers or ())
@@ -146,6 +148,7 @@ def _inserted(layers: Any, index: int, layer: Layer) -> list[Layer]:
 class LayerDict(Layer):
     """Layers under names, in insertion order. Takes a mapping or (name, layer) pairs."""
 
+    @takes_second_names
     def __init__(self, sublayers: Any = None) -> None:
         super().__init__()
         if sublayers is not None:

@@ -17,6 +17,7 @@ from polyreme.nn.argument_order import also_in_order
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttrLike, Parameter
+from polyreme.ops.windows import is_channels_last
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
@@ -67,6 +68,7 @@ class _ConvNd(Layer):
         for label, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             if channels % groups:
                 raise ConfigError(f"{what}: {label} {channels} is not a multiple of groups {groups}")
+        is_channels_last(data_format, self.spatial, what)
         self._in_channels, self._out_channels, self._groups = in_channels, out_channels, groups
         self._kernel_size = sizes_of(kernel_size, self.spatial, f"{what}: kernel_size")
         self._stride = sizes_of(stride, self.spatial, f"{what}: stride")

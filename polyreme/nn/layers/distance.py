@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyreme.core.alias import Alias
+from polyreme.core.spelling import takes_second_names
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
@@ -25,5 +26,6 @@ class PairwiseDistance(FunctionalLayer):
     eps: Alias[float] = Alias("epsilon")
     norm: Alias[float] = Alias("p")
 
+    @takes_second_names
     def __init__(self, p: float = 2.0, epsilon: float = 1e-6, keepdim: bool = False, name: str | None = None) -> None:
         super().__init__(name, p=p, epsilon=epsilon, keepdim=keepdim)

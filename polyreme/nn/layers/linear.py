@@ -11,7 +11,7 @@ import numpy as np
 
 from polyreme.core import layout
 from polyreme.core.alias import Alias
-from polyreme.errors import ConfigError
+from polyreme.errors import ArgumentTypeError, ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.argument_order import also_in_order, is_no_bool
 from polyreme.nn.initializer import Assign, Initializer, XavierUniform, chosen_initializer
@@ -47,8 +47,11 @@ class Linear(Layer):
     ) -> None:
         super().__init__()
         self.name, self._weight_attr, self._bias_attr = name, weight_attr, bias_attr
-        if not all(isinstance(n, Integral) and n >= 1 for n in (in_features, out_features)):
-            raise ConfigError(f"Linear({in_features!r}, {out_features!r}): both sizes must be integers of at least 1")
+        what = f"Linear({in_features!r}, {out_features!r})"
+        if not all(isinstance(n, Integral) for n in (in_features, out_features)):
+            raise ArgumentTypeError(f"{what}: both sizes must be integers")
+        if in_features < 0 or out_features < 0:
+            raise ConfigError(f"{what}: both sizes must be at least 0")
         self._in_features, self._out_features = in_features, out_features
         self.weight = self.create_parameter([in_features, out_features], weight_attr, dims=dims)
         self.bias = self.create_parameter([out_features], bias_attr, is_bias=True, dims=dims[1:])

@@ -6,13 +6,25 @@ Each is one function of polyreme.nn.functional with its settings; formulas and e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
 
-class CrossEntropyLoss(FunctionalLayer):
+class _Loss(FunctionalLayer):
+    reductions: ClassVar[tuple[str | None, ...]] = ("mean", "sum", "none")
+
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        reduction = settings.get("reduction", "mean")
+        if reduction not in self.reductions:
+            wanted = ", ".join(map(repr, self.reductions))
+            raise ConfigError(f"{type(self).__name__}: reduction={reduction!r}; choose one of {wanted}")
+        super().__init__(name, **settings)
+
+
+class CrossEntropyLoss(_Loss):
     """-log softmax(input)[label] along axis; label holds classes, or probabilities with soft_label."""
 
     _function = staticmethod(F.cross_entropy)
@@ -40,7 +52,7 @@ class CrossEntropyLoss(FunctionalLayer):
         )
 
 
-class NLLLoss(FunctionalLayer):
+class NLLLoss(_Loss):
     """-input[label], input holding log-probabilities along dim 1."""
 
     _function = staticmethod(F.nll_loss)
@@ -56,7 +68,7 @@ class NLLLoss(FunctionalLayer):
         super().__init__(name, weight=weight, ignore_index=ignore_index, reduction=reduction)
 
 
-class MSELoss(FunctionalLayer):
+class MSELoss(_Loss):
     """(input - label)^2."""
 
     _function = staticmethod(F.mse_loss)
@@ -68,7 +80,7 @@ class MSELoss(FunctionalLayer):
         super().__init__(None, reduction=reduction)
 
 
-class L1Loss(FunctionalLayer):
+class L1Loss(_Loss):
     """|input - label|."""
 
     _function = staticmethod(F.l1_loss)
@@ -81,7 +93,7 @@ class L1Loss(FunctionalLayer):
         super().__init__(name, reduction=reduction)
 
 
-class SmoothL1Loss(FunctionalLayer):
+class SmoothL1Loss(_Loss):
     """Squared within delta of the label, linear beyond. Source: arXiv:1504.08083."""
 
     _function = staticmethod(F.smooth_l1_loss)
@@ -96,7 +108,7 @@ class SmoothL1Loss(FunctionalLayer):
         super().__init__(name, reduction=reduction, delta=delta, is_huber=is_huber)
 
 
-class BCELoss(FunctionalLayer):
+class BCELoss(_Loss):
     """Cross-entropy of probabilities and labels in [0, 1]."""
 
     _function = staticmethod(F.binary_cross_entropy)
@@ -110,7 +122,7 @@ class BCELoss(FunctionalLayer):
         super().__init__(name, weight=weight, reduction=reduction)
 
 
-class BCEWithLogitsLoss(FunctionalLayer):
+class BCEWithLogitsLoss(_Loss):
     """Cross-entropy of sigmoid(logit) and labels in [0, 1]."""
 
     _function = staticmethod(F.binary_cross_entropy_with_logits)
@@ -125,9 +137,10 @@ class BCEWithLogitsLoss(FunctionalLayer):
         super().__init__(name, weight=weight, reduction=reduction, pos_weight=pos_weight)
 
 
-class KLDivLoss(FunctionalLayer):
+class KLDivLoss(_Loss):
     """label * (log label - input), input holding log-probabilities; label too with log_target."""
 
+    reductions = (*_Loss.reductions, "batchmean")
     _function = staticmethod(F.kl_div)
 
     def __init__(
@@ -138,7 +151,7 @@ class KLDivLoss(FunctionalLayer):
         super().__init__(None, reduction=reduction, log_target=log_target)
 
 
-class CTCLoss(FunctionalLayer):
+class CTCLoss(_Loss):
     """-log p(labels) under connectionist temporal classification, summed over all alignments."""
 
     _function = staticmethod(F.ctc_loss)
@@ -153,7 +166,7 @@ class CTCLoss(FunctionalLayer):
         return F.ctc_loss(log_probs, labels, input_lengths, label_lengths, **settings)
 
 
-class RNNTLoss(FunctionalLayer):
+class RNNTLoss(_Loss):
     """-log p(label) under an RNN transducer, summed over all alignments."""
 
     _function = staticmethod(F.rnnt_loss)
@@ -164,7 +177,7 @@ class RNNTLoss(FunctionalLayer):
         super().__init__(name, blank=blank, fastemit_lambda=fastemit_lambda, reduction=reduction)
 
 
-class MarginRankingLoss(FunctionalLayer):
+class MarginRankingLoss(_Loss):
     """max(0, -label * (input - other) + margin), label 1 or -1."""
 
     _function = staticmethod(F.margin_ranking_loss)
@@ -178,7 +191,7 @@ class MarginRankingLoss(FunctionalLayer):
         super().__init__(name, margin=margin, reduction=reduction)
 
 
-class HingeEmbeddingLoss(FunctionalLayer):
+class HingeEmbeddingLoss(_Loss):
     """input where label is 1, max(0, margin - input) where it is -1."""
 
     _function = staticmethod(F.hinge_embedding_loss)
@@ -192,7 +205,7 @@ class HingeEmbeddingLoss(FunctionalLayer):
         super().__init__(name, margin=margin, reduction=reduction)
 
 
-class CosineEmbeddingLoss(FunctionalLayer):
+class CosineEmbeddingLoss(_Loss):
     """1 - cos(input1, input2) where label is 1, max(0, cos - margin) where it is -1."""
 
     _function = staticmethod(F.cosine_embedding_loss)
@@ -206,7 +219,7 @@ class CosineEmbeddingLoss(FunctionalLayer):
         super().__init__(name, margin=margin, reduction=reduction)
 
 
-class SoftMarginLoss(FunctionalLayer):
+class SoftMarginLoss(_Loss):
     """log(1 + exp(-label * input)), label 1 or -1."""
 
     _function = staticmethod(F.soft_margin_loss)
@@ -219,7 +232,7 @@ class SoftMarginLoss(FunctionalLayer):
         super().__init__(name, reduction=reduction)
 
 
-class MultiLabelSoftMarginLoss(FunctionalLayer):
+class MultiLabelSoftMarginLoss(_Loss):
     """Mean over classes of the cross-entropy of sigmoid(input) and 0/1 labels."""
 
     _function = staticmethod(F.multi_label_soft_margin_loss)
@@ -233,7 +246,7 @@ class MultiLabelSoftMarginLoss(FunctionalLayer):
         super().__init__(name, weight=weight, reduction=reduction)
 
 
-class TripletMarginLoss(FunctionalLayer):
+class TripletMarginLoss(_Loss):
     """max(0, d(input, positive) - d(input, negative) + margin), d the p-norm of the difference."""
 
     _function = staticmethod(F.triplet_margin_loss)
@@ -250,7 +263,7 @@ class TripletMarginLoss(FunctionalLayer):
         super().__init__(name, margin=margin, p=p, epsilon=epsilon, swap=swap, reduction=reduction)
 
 
-class TripletMarginWithDistanceLoss(FunctionalLayer):
+class TripletMarginWithDistanceLoss(_Loss):
     """TripletMarginLoss with a distance of one's own."""
 
     _function = staticmethod(F.triplet_margin_with_distance_loss)
@@ -266,7 +279,7 @@ class TripletMarginWithDistanceLoss(FunctionalLayer):
         super().__init__(name, distance_function=distance_function, margin=margin, swap=swap, reduction=reduction)
 
 
-class PoissonNLLLoss(FunctionalLayer):
+class PoissonNLLLoss(_Loss):
     """exp(input) - label * input: Poisson negative log-likelihood, of rates themselves without log_input."""
 
     _function = staticmethod(F.poisson_nll_loss)
@@ -283,7 +296,7 @@ class PoissonNLLLoss(FunctionalLayer):
         super().__init__(name, log_input=log_input, full=full, epsilon=epsilon, reduction=reduction)
 
 
-class GaussianNLLLoss(FunctionalLayer):
+class GaussianNLLLoss(_Loss):
     """Negative log-likelihood of label under Gaussian(input, variance)."""
 
     _function = staticmethod(F.gaussian_nll_loss)
@@ -298,7 +311,7 @@ class GaussianNLLLoss(FunctionalLayer):
         super().__init__(name, full=full, epsilon=epsilon, reduction=reduction)
 
 
-class MultiMarginLoss(FunctionalLayer):
+class MultiMarginLoss(_Loss):
     """Mean over other classes j of weight[label] * max(0, margin - input[label] + input[j])^p."""
 
     _function = staticmethod(F.multi_margin_loss)
@@ -314,7 +327,7 @@ class MultiMarginLoss(FunctionalLayer):
         super().__init__(name, p=p, margin=margin, weight=weight, reduction=reduction)
 
 
-class MultiLabelMarginLoss(FunctionalLayer):
+class MultiLabelMarginLoss(_Loss):
     """Sum over labels y and other classes j of max(0, 1 - input[y] + input[j]), over the number of classes."""
 
     _function = staticmethod(F.multi_label_margin_loss)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from polyreme.core.alias import Alias
 from polyreme.core.annotations import Sizes
+from polyreme.core.spelling import takes_second_names
 from polyreme.nn import functional as F
 from polyreme.nn.layers.functional_layer import FunctionalLayer
 
@@ -214,6 +215,7 @@ class AdaptiveMaxPool1D(FunctionalLayer):
     _function = staticmethod(F.adaptive_max_pool1d)
     return_indices: Alias[bool] = Alias("return_mask")
 
+    @takes_second_names
     def __init__(
         self,
         output_size: Any,
@@ -230,6 +232,7 @@ class AdaptiveMaxPool2D(FunctionalLayer):
     _attribute_prefix = "_"
     return_indices: Alias[bool] = Alias("_return_mask")
 
+    @takes_second_names
     def __init__(
         self,
         output_size: Any,
@@ -246,6 +249,7 @@ class AdaptiveMaxPool3D(FunctionalLayer):
     _attribute_prefix = "_"
     return_indices: Alias[bool] = Alias("_return_mask")
 
+    @takes_second_names
     def __init__(
         self,
         output_size: Any,
