@@ -28,7 +28,15 @@ from polyreme.core.amp_policy import AmpClass
 from polyreme.core.compiled import DRAWS, Alone
 from polyreme.core.kernel import Kernel
 from polyreme.core.sharding_rule import DimsRule, RuleFor
-from polyreme.errors import ConfigError, DTypeError, HostValueError, NumericsError, ProgramError, ShapeError
+from polyreme.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    DTypeError,
+    HostValueError,
+    NumericsError,
+    ProgramError,
+    ShapeError,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 Key = NewType("Key", jax.Array)
@@ -47,6 +55,11 @@ _READS = (
 _OURS = (ShapeError, DTypeError, ConfigError, NotImplementedError, NumericsError)
 # of arguments that an op's function did not expect, unless it says more than Python does
 _UNEXPECTED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
+# what Python and jax say of an attribute of another type
+_OF_TYPES = re.compile(
+    r"unsupported operand|not supported between instances|must be real number|cannot be interpreted|must be str|"
+    r"Only integer scalar|object is not|has no len|can't multiply|could not convert string|not a valid JAX"
+)
 _OF_PYTHON = re.compile(r"(tuple|list|string) index out of range|pop from|out of bounds for axis|by zero$|modulo")
 
 
@@ -249,11 +262,13 @@ class Op:
     def _check(self, filled: list[Any]) -> None:
         shapes = {}
         for name, kind, value in zip(self.names, self.kinds, filled, strict=True):
+            if kind is ATTR and not _is_one(self.annotations.get(name), value):
+                raise ArgumentTypeError(f"{self.name}: {name}={value!r}; give {_numbers(self.annotations[name])}")
             if kind is not TENSOR:
                 continue
             if value is None:
                 if name in self.required:
-                    raise TypeError(f"{self.name}: {name} is None; it needs a Tensor")
+                    raise ArgumentTypeError(f"{self.name}: {name} is None; it needs a Tensor")
                 continue
             shapes[name] = value.shape
             if self.real and dtypes.is_complex(value.dtype):
@@ -286,6 +301,8 @@ class Op:
                 "of `if`, or make that input an attribute: a Python value"
             )
         kind = DTypeError if "does not accept dtype" in text or "not supported for input types" in text else ShapeError
+        if _OF_TYPES.search(text):
+            kind = ArgumentTypeError
         return kind(f"{self.name}({', '.join(shown)}): {_unbroadcast(text) or text}")
 
 
@@ -482,8 +499,29 @@ def _single(value: Any) -> Any:
 
 def _takes_one(annotation: Any) -> bool:
     """Whether an attribute of this annotation is a number, a bool or None, never several."""
-    choices = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    return all(choice in (bool, int, float, complex, type(None)) for choice in choices)
+    return all(choice in (bool, int, float, complex, type(None)) for choice in _choices(annotation))
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    return typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+
+
+def _is_one(annotation: Any, value: Any) -> bool:
+    """False for a text, a list, or a number of another kind, where the annotation is of numbers alone."""
+    if not _takes_one(annotation) or not isinstance(value, (str, tuple, int, float, complex)):
+        return True
+    choices = _choices(annotation)
+    if isinstance(value, complex):
+        return complex in choices
+    if isinstance(value, float):
+        return float in choices or complex in choices or (int in choices and value.is_integer())
+    return isinstance(value, int) and (choices != (bool,) or value in (0, 1))
+
+
+def _numbers(annotation: Any) -> str:
+    """What an annotation of numbers says, in words."""
+    words = {bool: "True or False", int: "an integer", float: "a number", complex: "a number", type(None): "None"}
+    return " or ".join(dict.fromkeys(words[choice] for choice in _choices(annotation)))
 
 
 def _is_union(annotation: Any) -> bool:

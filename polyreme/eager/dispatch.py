@@ -26,7 +26,7 @@ from polyreme.core.symbol import DYNAMIC
 from polyreme.core.turns import turns
 from polyreme.eager import tape
 from polyreme.eager.memory import Size
-from polyreme.errors import CaptureError, DeviceError, DTypeError, GradError, ShapeError
+from polyreme.errors import ArgumentTypeError, CaptureError, DeviceError, DTypeError, GradError, ShapeError
 
 _watch, _turns = state.watch, turns
 _grad_mode, _saved_hooks, _factory = tape.grad_mode, tape.saved_hooks, tape.factory
@@ -342,10 +342,11 @@ def constant(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
         array = np.asarray(value)
         if array.dtype.kind in "OUSM":
-            raise TypeError(f"cannot make a Tensor of {type(value).__name__} with dtype {array.dtype}; give numbers")
+            what = f"{type(value).__name__} with dtype {array.dtype}"
+            raise ArgumentTypeError(f"cannot make a Tensor of {what}; give numbers")
         return jnp.asarray(array)
     advice = "to_dense() makes one" if hasattr(value, "to_dense") else "give a Tensor, a number or an ndarray"
-    raise TypeError(f"cannot make a Tensor of {type(value).__name__}; {advice}")
+    raise ArgumentTypeError(f"cannot make a Tensor of {type(value).__name__}; {advice}")
 
 
 def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -> T:

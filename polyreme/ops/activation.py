@@ -88,7 +88,7 @@ def celu(x: Array, alpha: float = 1.0) -> Array:
 
 
 @op(method=False, rule=elementwise)
-def gelu(x: Array, approximate: bool = False) -> Array:
+def gelu(x: Array, approximate: bool | str = False) -> Array:
     """x * Phi(x), Phi the normal distribution function. Source: arXiv:1606.08415.
 
     approximate (True, or "tanh"): x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).

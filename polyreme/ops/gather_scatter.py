@@ -282,9 +282,8 @@ def masked_select(x: AnyTensor, mask: AnyTensor, name: str | None = None, out: A
 
 @op(inplace=True, rule=elementwise)
 def masked_fill(x: Array, mask: Array, value: Array) -> Array:
-    """x with value (a number, or a Tensor that broadcasts) where mask is True; x and mask broadcast."""
-    need_mask("masked_fill", mask)
-    return jnp.where(mask, dtypes.convert(value, x.dtype), x)
+    """x with value (a number, or a Tensor that broadcasts) where mask is True, or not 0; x and mask broadcast."""
+    return jnp.where(mask != 0, dtypes.convert(value, x.dtype), x)
 
 
 def _check_masked_scatter(x: Any, mask: Any, value: Any, **_: Any) -> None:

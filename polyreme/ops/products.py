@@ -88,9 +88,12 @@ def dot(x: Array, y: Array) -> Array:
 
 @op(amp="low", method=False)
 def vecdot(x: Array, y: Array, axis: int = -1) -> Array:
-    """Sum of conj(x) * y over one dim; the others broadcast."""
+    """Sum of conj(x) * y over one dim, int64 of integers; the others broadcast."""
     x, y = promote(x, y)
-    return jnp.vecdot(x, y, axis=axis, preferred_element_type=_wide(x.dtype)).astype(x.dtype)
+    own = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.int64
+    if own != x.dtype:
+        x, y = x.astype(own), y.astype(own)
+    return jnp.vecdot(x, y, axis=axis, preferred_element_type=_wide(own)).astype(own)
 
 
 @op(amp="low")

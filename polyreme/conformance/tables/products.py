@@ -25,6 +25,7 @@ CASES = [
     Case("dot", floats((4,), (4,)), np.dot, bad=(ones((3,), (4,)), ShapeError, "dot: dim 'k' is 3 in x")),
     Case("dot", floats((2, 4), (2, 4)), lambda x, y: (x * y).sum(-1), tag="batch", bad=(ones((2, 2, 2), (2, 2, 2)), ShapeError, r"\[batch, k\], got shape")),
     Case("vecdot", floats((3, 4), (4,)), np.vecdot, bad=(ones((3,), (4,)), ShapeError, "vecdot")),
+    Case("vecdot", given(np.int32([2**30, 2**30]), np.int32([1, 3])), lambda x, y: np.vecdot(x.astype("int64"), y), no_grad="integers", tag="int32"),
     Case("vecdot", given(np.complex64([1 + 2j, 3]), np.complex64([1j, 1 - 1j])), np.vecdot, tag="complex"),
     Case("inner", floats((3, 4), (2, 5, 4)), np.inner, bad=(ones((3,), (4,)), ShapeError, "inner: dim 'k' is 3 in x")),
     Case("inner", floats((), (3, 2)), np.inner, tag="0d"),

@@ -1,0 +1,37 @@
+"""Attributes of another type than an op declares are refused, by a class that is a ValueError and a TypeError."""
+
+import pytest
+
+import polyreme as paddle
+from polyreme.errors import ArgumentTypeError
+from polyreme.nn import functional as F
+
+X = [[1.0, 2.0], [3.0, 4.0]]
+REFUSED = [
+    (lambda x: F.elu(x, alpha="1"), "elu: alpha='1'; give a number"),
+    (lambda x: F.elu(x, alpha=[1.0]), r"elu: alpha=\(1.0,\); give a number"),
+    (lambda x: paddle.sum(x, keepdim="no"), "sum: keepdim='no'; give True or False"),
+    (lambda x: F.max_pool1d(x[None], 2, ceil_mode=2), "ceil_mode=2; give True or False"),
+    (lambda x: paddle.tril(x, 0.5), "tril: diagonal=0.5; give an integer"),
+    (
+        lambda x: F.cross_entropy(x, paddle.to_tensor([0, 1]), ignore_index="none"),
+        "ignore_index='none'; give an integer",
+    ),
+    (lambda x: paddle.shard_index(paddle.to_tensor([[1]]), 20.5, 2, 0), "index_num=20.5; give an integer"),
+    (lambda x: paddle.pow(x, None), "pow: y is None; it needs a Tensor"),
+    (lambda x: paddle.exp("x"), "cannot make a Tensor of str"),
+    (lambda x: paddle.roll(x, "x"), "roll"),
+]
+
+
+@pytest.mark.parametrize(("call", "match"), REFUSED)
+def test_another_type_is_refused(call, match):
+    with pytest.raises(ArgumentTypeError, match=match) as raised:
+        call(paddle.to_tensor(X))
+    assert isinstance(raised.value, (ValueError, TypeError))
+
+
+def test_numbers_that_are_equal_to_one_of_the_type_are_taken():
+    x = paddle.to_tensor(X)
+    assert paddle.sum(x, 0, keepdim=1).shape == [1, 2]
+    assert F.elu(x, alpha=1).tolist() == X
