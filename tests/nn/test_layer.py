@@ -288,7 +288,7 @@ REFUSED = [
     (lambda: nn.Embedding(3, 2, weight_attr=False), "leaves no table"),
     (lambda: nn.GroupNorm(3, 4), "4 channels do not split into 3 equal groups"),
     (lambda: nn.GroupNorm(2, 4, affine="x"), "affine is True or False"),
-    (lambda: nn.LayerNorm(4, 1e-5, None), "elementwise_affine and bias are True or False"),
+    (lambda: nn.LayerNorm(4, elementwise_affine=None), "elementwise_affine and bias are True or False"),
     (lambda: nn.InstanceNorm2D(3, weight_attr=False), "leave out both scale and bias"),
     (lambda: nn.BatchNorm(3, act="nope"), "act 'nope' is not a function"),
     (lambda: nn.BatchNorm(3, do_model_average_for_mean_and_var=False), "do_model_average_for_mean_and_var=False"),
