@@ -94,6 +94,7 @@ PATHS: dict[str, str] = {
     # parallel training
     **_below("distributed", "collective entry_attr parallel_with_gloo", "distributed"),
     "distributed.fleet.launch": "distributed.launch",
+    "distributed.fsdp.fully_shard": "distributed.fsdp",
     **_below(
         "distributed.communication",
         "all_gather all_reduce all_to_all batch_isend_irecv broadcast gather recv reduce reduce_scatter scatter send "

@@ -15,7 +15,7 @@ from polyreme.distributed import fleet
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.incubate import autograd
 from polyreme.nn import functional as F
-from polyreme.paddle_scripts.internals import signals
+from polyreme.paddle_scripts.internals import framework, signals
 
 t = paddle.to_tensor
 X = np.arange(6, dtype="float32").reshape(2, 3)
@@ -290,6 +290,13 @@ def test_what_a_scope_holds_is_saved(static_mode, tmp_path):
     static.Executor().run(static.default_startup_program())
     paddle.save(static.global_scope().find_var("w").get_tensor(), str(tmp_path / "w.pdtensor"))
     assert paddle.load(str(tmp_path / "w.pdtensor")).tolist() == [[2.0]] * 3
+
+
+def test_fp16_guard_leaves_the_precision_of_models_as_it_is():
+    x = paddle.full([2, 2], 1e5)
+    with framework.fp16_guard():
+        y = x @ x
+    assert (y.dtype, y.tolist()) == (paddle.float32, [[2e10, 2e10]] * 2)
 
 
 @pytest.mark.parametrize(
