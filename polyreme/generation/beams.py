@@ -96,7 +96,7 @@ class BeamSearch:
             raise ConfigError(
                 f"beam search: num_beams={params.num_beams} of {self.generator.num_known} tokens; give fewer beams"
             )
-        with no_grad():
+        with self.generator.in_turn, no_grad():
             return self._search(prompt, params)
 
     def _search(self, prompt: Sequence[int], params: BeamSearchParams) -> list[BeamText]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -231,6 +232,7 @@ class TextEngine:
         self._one_each = to_tensor(np.ones(max_num_seqs, np.int32))
         self._join = to_static(_joined)
         self._slots: list[_Sequence | None] = [None] * max_num_seqs
+        self._in_step = threading.Lock()
         self._waiting: deque[_Sequence] = deque()
         self._sequences: dict[str, _Sequence] = {}
         self._arrivals = 0
@@ -330,7 +332,17 @@ class TextEngine:
 
     def step(self) -> list[StepOutput]:
         """Let requests in, take in a part of one prompt, and make a token of each that runs, or several where drafts
-        are met -> what is new."""
+        are met -> what is new. Raises ConfigError while another thread takes a step."""
+        if not self._in_step.acquire(blocking=False):
+            raise ConfigError(
+                "TextEngine.step: another thread is taking a step of this engine; let one thread take them all"
+            )
+        try:
+            return self._step()
+        finally:
+            self._in_step.release()
+
+    def _step(self) -> list[StepOutput]:
         self._admit()
         work = self._scheduled()
         began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class TextGenerator:
     its tokenizer's. speculation: tokens of a prompt that is alone are drafted and verified several at a time, which
     gives the same bits; several prompts at once are written token by token, as one product serves them all.
     kv_cache_dtype: of keys and values, as of KVCache: int8 for codes with a scale for each head and token.
+    in_turn: the lock of its caches: threads write one after the other.
     """
 
     model: Any
@@ -40,6 +42,7 @@ class TextGenerator:
     num_drafted: int
     num_accepted: int
     num_known: int
+    in_turn: threading.RLock
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class TextGenerator:
         vocab = model.config.vocab_size
         self.num_known = vocab if num_known is None else min(num_known, vocab)
         self._programs: dict[Any, RowPrograms] = {}
+        self.in_turn = threading.RLock()
         model.eval()
 
     def generate(
@@ -75,7 +79,7 @@ class TextGenerator:
         longest, room = self.rooms(prompts, [s.max_tokens for s in settings])
         for number, (prompt, own) in enumerate(zip(prompts, settings, strict=True)):
             own.check_tokens(prompt, self.model.config.vocab_size, f"generate: request {number}")
-        with no_grad():
+        with self.in_turn, no_grad():
             return self._run(prompts, settings, longest, room, on_token, list(grammars) or [None] * len(prompts))
 
     def rooms(self, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int]) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class Seq2SeqGenerator:
         vocab = model.config.vocab_size
         self.num_known = vocab if num_known is None else min(num_known, vocab)
         self._programs: dict[tuple[int, int, int], _Programs] = {}
+        self._in_turn = threading.RLock()  # threads write one after the other, as they share caches
         model.eval()
 
     def generate(
@@ -67,9 +69,9 @@ class Seq2SeqGenerator:
             own.check_tokens(prompt, self.model.config.vocab_size, f"generate: request {number}")
         read, written = max(map(len, prompts)), max(own.max_tokens for own in settings)
         key = (len(prompts), room_for(read, _MOST), room_for(written, _MOST))
-        if key not in self._programs:
-            self._programs[key] = _Programs(self, *key)
-        with no_grad():
+        with self._in_turn, no_grad():
+            if key not in self._programs:
+                self._programs[key] = _Programs(self, *key)
             return self._write(
                 self._programs[key], prompts, settings, on_token, list(grammars) or [None] * len(prompts)
             )

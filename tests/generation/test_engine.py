@@ -1,5 +1,7 @@
 """Continuous batching: the same bits in any company, no block lost, requests that come, go and are refused."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
@@ -400,6 +402,14 @@ def test_prompts_that_cannot_be_written_after_are_refused(model, prompt, changes
     with pytest.raises(ConfigError, match="request 'a': prompt_logprobs=-1; give at least 0"):
         engine.add("a", [1], SamplingParams(), prompt_logprobs=-1)
     assert not engine.has_unfinished
+
+
+def test_a_step_beside_another_is_refused(engine, monkeypatch):
+    monkeypatch.setattr(engine, "_admit", lambda: ThreadPoolExecutor(1).submit(engine.step).result())
+    with pytest.raises(ConfigError, match="another thread is taking a step of this engine"):
+        engine.step()
+    monkeypatch.undo()
+    assert engine.step() == []
 
 
 def test_an_id_is_of_one_request(engine):

@@ -1,5 +1,7 @@
 """Generation over a cache: what the model itself would write, alone and in a batch; settings; refusals."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -105,6 +107,14 @@ def test_a_request_draws_the_same_alone_and_beside_others(generator):
     assert len(beside[1].token_ids) == 4
     (other,) = generator.generate([PROMPTS[0]], SamplingParams(temperature=0.9, seed=8, max_tokens=8))
     assert other.token_ids != alone.token_ids
+
+
+def test_threads_write_one_after_the_other(generator):
+    settings = SamplingParams(temperature=0, max_tokens=8)
+    alone = [generator.generate([prompt], settings)[0].token_ids for prompt in PROMPTS]
+    with ThreadPoolExecutor(4) as pool:
+        texts = pool.map(lambda prompt: generator.generate([prompt], settings)[0].token_ids, PROMPTS * 4)
+        assert list(texts) == alone * 4
 
 
 def test_where_texts_end(model):
