@@ -149,6 +149,7 @@ def _beside_adapters(casts: tuple[float, float], x: float, y: float, arithmetic:
 def _filled(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, tile: int) -> float:
     """FLOP of a product whose weight's dims are filled up to whole tiles, over those of its own.
 
+    >>> from polyreme.mesh import Plan
     >>> from polyreme.planner.sharding import cuts_of
     >>> weight = Value("w", ("embed", "ffn"), (2880, 2880))
     >>> op = OperationCost("product", "up", (), Value("y", ("batch", "ffn"), (1, 2880)), weights=("w",))

@@ -42,7 +42,9 @@ BALANCE = {"gpu": 2200.0, "tpu": 1000.0, "cpu": 20.0}
 
 _WRAPPED = re.compile(r"^[\w\-]+\((.*)\)$")
 # path elements that jax writes for its own constructs
-_CONTROL = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "remat", "shard_map", "custom_jvp_call"})
+_CONTROL = frozenset(
+    {"while", "body", "cond", "closed_call", "checkpoint", "remat", "remat2", "shard_map", "custom_jvp_call"}
+)
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _CONTROL_START = ("branch_", "custom_vjp", "rematted_computation")
 
@@ -164,6 +166,8 @@ def origin_of(op_name: str) -> Origin:
 
     >>> origin_of("jit(f)/GPT/blocks.0/ffn/up/jit(linear_grad)/transpose(jvp())/dot_general").layer
     'GPT.blocks.0.ffn.up'
+    >>> origin_of("jit(f)/transpose(jvp(Chunk.1))/block/remat2/rematted_computation/ffn/jit(gelu)/tanh").layer
+    'Chunk.1.block.ffn'
     """
     # a combined one names several: take the first
     text = re.sub(r"/\((.*?)(:.*)?\)$", r"/\1", op_name.partition(";")[0])

@@ -174,7 +174,7 @@ def _draw_placement(profile: StepProfile, path: Path) -> None:
     below.set_yticks(range(len(shown)), [name or "(no layer)" for name in shown], fontsize=7)
     below.set_xticks(range(len(devices)), [device.rpartition(":")[2] for device in devices], fontsize=7)
     below.set_xlabel("device", fontsize=8)
-    more = f", the {len(shown)} that take most of {len(layers)}" if len(shown) < len(layers) else ""
+    more = f"\nthe {len(shown)} that take most of {len(layers)}" if len(shown) < len(layers) else ""
     below.set_title(f"Computing of each layer on each device, ms{more}", loc="left", fontsize=10, weight="bold")
     figure.colorbar(image, ax=below, shrink=0.6).ax.tick_params(labelsize=7)
     save(figure, path)

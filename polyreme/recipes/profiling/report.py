@@ -42,7 +42,9 @@ def changes(recording: Recording) -> list[Remedy]:
         Remedy(
             "no device works and the host does not wait for data",
             profile.parts["host"],
-            "give a step more work: a larger train.global_batch, fewer train.accumulation",
+            # over stages more microbatches fill the pipeline, so that fewer are no remedy
+            "give a step more work: a larger train.global_batch"
+            + ("" if plan.mesh.pp > 1 else ", fewer train.accumulation"),
         ),
         Remedy(
             "waiting in collectives for the last device to come",
