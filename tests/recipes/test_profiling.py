@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import jax
+import numpy as np
 import pytest
 
+from polyreme import nn
 from polyreme.distributed.comm_report import find_collectives
 from polyreme.errors import ConfigError
 from polyreme.profiler import load_profiler_result
@@ -123,6 +126,15 @@ def test_pipeline_stages(tmp_path):
     assert ends[0] < ends[1]
     # of two stages the mean of four tasks a kind may be planned longer than it was measured, not by much
     assert ends[1] < 1.5 * ends[2]
+
+
+def test_frozen_parameters_lie_on_the_devices_too():
+    layer = nn.Linear(4, 8)
+    mesh = SimpleNamespace(devices=np.array(jax.devices()[:1]))
+    trainer = SimpleNamespace(
+        layout=SimpleNamespace(mesh=mesh), model=layer, arrays=lambda: {"model/bias": layer.bias._array}
+    )
+    assert profiling._memory(trainer, [])["cpu:0"] == {"parameters": 4 * (4 * 8 + 8), "optimizer": 0, "workspace": 0}
 
 
 def test_a_trace_that_is_too_large_loses_the_shortest_runtime_events(tmp_path):

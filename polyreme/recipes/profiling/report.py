@@ -44,7 +44,7 @@ def changes(recording: Recording) -> list[Remedy]:
             profile.parts["host"],
             # over stages more microbatches fill the pipeline, so that fewer are no remedy
             "give a step more work: a larger train.global_batch"
-            + ("" if plan.mesh.pp > 1 else ", fewer train.accumulation"),
+            + (", fewer train.accumulation" if plan.mesh.pp == 1 < plan.num_microbatches else ""),
         ),
         Remedy(
             "waiting in collectives for the last device to come",

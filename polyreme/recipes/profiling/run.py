@@ -201,7 +201,9 @@ def _memory(trainer: Trainer, works: Sequence[tuple[tuple[str, ...], Any]]) -> d
         device_name(d): {"parameters": 0, "optimizer": 0, "workspace": 0} for d in trainer.layout.mesh.devices.flat
     }
     counted: set[int] = set()
-    for name, array in trainer.arrays().items():
+    # a checkpoint leaves out what is frozen
+    frozen = {f"model/{name}": tensor._array for name, tensor in trainer.model.state_dict().items()}
+    for name, array in (frozen | trainer.arrays()).items():
         if not isinstance(array, jax.Array) or id(array) in counted:
             continue
         counted.add(id(array))
