@@ -79,6 +79,19 @@ CASES = [
         overlap={"mp": "ring"},
     ),
     case("deepseek_v3", BFLOAT16[0], slow=True, mp=4, ep=2, sequence_parallel=True, overlap={"mp": "ring"}),
+    case(
+        "gpt",
+        BFLOAT16[1],
+        slow=True,
+        pp=2,
+        sharding=2,
+        mp=2,
+        sharding_stage=2,
+        schedule="ZBH1",
+        num_microbatches=2,
+        overlap={"sharding": "ring"},
+    ),
+    case("mixtral", slow=True, sharding=4, ep=2, sharding_stage=3, recompute="full", overlap={"sharding": "ring"}),
     *[
         case(family, slow=True, pp=2, sharding=2, mp=2, sharding_stage=stage, schedule=schedule, num_microbatches=4)
         for family, stage in (("gpt", 1), ("llama", 2), ("gpt", 3))
