@@ -339,46 +339,9 @@ def _decode(gguf: Any, path: Path, entry: _Entry) -> np.ndarray:
     blocks = np.fromfile(path, np.uint8, count // block * block_bytes, offset=entry.begin)
     if count % block or blocks.size != count // block * block_bytes:
         raise CheckpointError(f"{path}: a damaged GGUF file (it has not all of {entry.name!r})")
-    if encoding.name in _FORMS:
-        return _decode_blocks(blocks.reshape(-1, block_bytes), _FORMS[encoding.name]).reshape(entry.shape)
     # the library decodes 16 rows at a time, whatever is in a row
     rows = math.gcd(count // block, _ROWS)
     return gguf.quants.dequantize(blocks.reshape(rows, -1), encoding).reshape(entry.shape)
-
-
-class _Form(NamedTuple):
-    """How a block of 32 numbers lies: a scale in float16, in some a least number too, then codes of so many bits, from
-    which an offset is taken; of 4 bits those of the second half are the upper ones."""
-
-    bits: int
-    offset: int = 0
-    has_least: bool = False
-
-
-_FORMS = {"Q4_0": _Form(4, offset=8), "Q4_1": _Form(4, has_least=True), "Q8_0": _Form(8)}
-"""Those that are decoded here, to the library's bits in half its time: it goes through memory for each operation."""
-_BLOCKS = 2048
-"""Blocks that are decoded together, whose codes and numbers a processor's cache holds."""
-
-
-def _decode_blocks(blocks: np.ndarray, form: _Form) -> np.ndarray:
-    """Blocks [count, bytes] as numbers, float32 [count, 32]."""
-    out = np.empty((len(blocks), 32), _DECODED)
-    width = 4 if form.has_least else 2
-    for first in range(0, len(blocks), _BLOCKS):
-        part, numbers = blocks[first : first + _BLOCKS], out[first : first + _BLOCKS]
-        head = np.ascontiguousarray(part[:, :width]).view("<f2").astype(np.float32)
-        codes = part[:, width:]
-        if form.bits == 4:
-            numbers[:, :16], numbers[:, 16:] = codes & 15, codes >> 4
-        else:
-            numbers[...] = codes.view(np.int8)
-        if form.offset:
-            numbers -= np.float32(form.offset)
-        numbers *= head[:, :1]
-        if form.has_least:
-            numbers += head[:, 1:]
-    return out
 
 
 def _by_halves(array: np.ndarray, heads: int) -> np.ndarray:

@@ -15,7 +15,6 @@ from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.mesh import Plan
 from polyreme.models import AutoConfig, AutoModelForCausalLM
 from polyreme.models.cache import KVCache, PagedCache
-from polyreme.models.gguf_file import open_gguf
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.pretrained import open_published
 from polyreme.models.published import read_config
@@ -465,28 +464,6 @@ def test_a_gguf_file_gives_the_same_logits(gguf, tmp_path):
     model.save_pretrained(tmp_path / "folder")
     for name, array in load_file(tmp_path / "folder" / "model.safetensors").items():
         np.testing.assert_array_equal(array, load_file(FOLDERS / "llama" / "model.safetensors")[name], err_msg=name)
-
-
-@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "Q8_0"])
-def test_blocks_are_decoded_to_the_bits_of_the_library(gguf, encoding, tmp_path):
-    """Of more blocks than are decoded together, any codes and scales of both signs."""
-    kind, rng = gguf.GGMLQuantizationType[encoding], np.random.default_rng(0)
-    _, nbytes = gguf.GGML_QUANT_SIZES[kind]
-    blocks = rng.integers(0, 256, (3000, nbytes), np.uint8)
-    heads = 2 if encoding == "Q4_1" else 1
-    blocks[:, : 2 * heads] = rng.standard_normal((3000, heads)).astype("float16").view(np.uint8)
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_tensor("token_embd.weight", blocks.reshape(1500, -1), raw_dtype=kind)
-    for key in ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count"):
-        getattr(writer, f"add_{key}")(64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    _, weights = open_gguf(tmp_path / "model.gguf")
-    got = weights["model.embed_tokens.weight"].read((slice(None), slice(None)))
-    want = gguf.quants.dequantize(blocks.reshape(1500, -1), kind)
-    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
 def test_damaged_gguf_files_are_refused(gguf, tmp_path):
