@@ -64,6 +64,10 @@ SECOND_NAMES: dict[str, tuple[str, ...]] = {
     "from": ("min",),
     "to": ("max",),
     "modules": ("sublayers",),
+    "kernel_size": ("kernel_sizes",),
+    "stride": ("strides",),
+    "padding": ("paddings",),
+    "dilation": ("dilations",),
 }
 """Second name of a parameter -> what ops may call it."""
 

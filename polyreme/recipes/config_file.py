@@ -231,15 +231,18 @@ def _parse_override(text: str, kind: type[RunConfig]) -> tuple[str, Any]:
 
 def _explain(error: ValidationError, values: _Values, path: str, kind: type[RunConfig], section: str = "") -> str:
     problems = error.errors()
-    first = problems[0]
-    key = _key_of((section, *first["loc"]) if section else first["loc"], kind)
+    keys = [_key_of((section, *problem["loc"]) if section else problem["loc"], kind) for problem in problems]
+    first, key = problems[0], keys[0]
     where = f"{values.origin.get(key, path)}: {key}" if key else path
-    rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    others = list(dict.fromkeys(other for other in keys[1:] if other not in ("", key)))
+    rest = f" (wrong as well: {', '.join(others[:5])})" if others else ""
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown key{_hint(key, kind)}{rest}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{where}: {message}{rest}"
+    if first["type"] == "missing":
+        return f"{where}: it has no value and needs one{rest}"
     return f"{where}: {message[0].lower()}{message[1:]}, got {reprlib.repr(first['input'])}{rest}"
 
 

@@ -26,6 +26,7 @@ def test_second_names_of_parameters(x):
     np.testing.assert_array_equal(paddle.zeros(size=[2]), np.zeros(2))
     np.testing.assert_array_equal(paddle.expand_as(input=x[0], other=x), np.stack([X[0], X[0]]))  # a composite
     np.testing.assert_array_equal(F.relu(input=x), X)  # an op that takes its arguments another way
+    assert F.unfold(paddle.ones([1, 1, 4, 4]), kernel_size=3, padding=1, stride=2).shape == [1, 9, 4]
     assert paddle.is_tensor(obj=x)
 
 

@@ -316,7 +316,7 @@ REFUSED = [
     (lambda: nn.ReflectionPad2D([1, 2, 3]), r"padding is a number or 4 of them, two a dim .*, got \[1, 2, 3\]"),
     (lambda: nn.Dropout(1.5), "p is a probability from 0 to 1, got 1.5"),
     (lambda: nn.Dropout(0.5, mode="x"), "'upscale_in_train' or 'downscale_in_infer', got 'x'"),
-    (lambda: nn.Dropout(0.5, 0), "inplace is True or False, got 0"),
+    (lambda: nn.Dropout(0.5, inplace=0), "inplace is True or False, got 0"),
     (lambda: nn.PReLU(weight_attr=False), "no slope to learn"),
     (lambda: nn.Upsample(recompute_scale_factor=True), "recompute_scale_factor=True is not supported"),
 ]

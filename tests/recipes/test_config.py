@@ -68,6 +68,10 @@ def test_one_text_or_several(write):
             r"run\.yaml:2: train\.lerning_rate: unknown key; did you mean 'train\.learning",
         ),
         ("learning_rate: 1\n", r"run\.yaml:1: learning_rate: unknown key; did you mean 'train\.learning_rate'"),
+        (
+            "train: {lerning_rate: 1, stps: 3, warmup: 1}\n",
+            r"unknown key.* \(wrong as well: train\.stps, train\.warmup\)",
+        ),
         ("train:\n  steps: -3\n", r"run\.yaml:2: train\.steps: .*greater than or equal to 1, got -3"),
         ("train: {learning_rate: .nan}", r"train\.learning_rate: .*greater than 0, got nan"),
         ("train: {learning_rate: .inf}", r"train\.learning_rate: .*finite number, got inf"),
