@@ -73,7 +73,7 @@ function showRuns() {
   const focus = [...at("runs").querySelectorAll("button, input")].indexOf(document.activeElement);
   at("runs").replaceChildren(...rows);
   if (focus >= 0) at("runs").querySelectorAll("button, input")[focus]?.focus();
-  if (!rows.length) at("runs").append(node("li", { className: "soft", textContent: "no run here yet" }));
+  if (!rows.length) at("runs").append(node("li", { className: "soft", textContent: state.runs.length ? "no run has such a name" : "no run here yet; one appears with its first step" }));
 }
 
 // charts
