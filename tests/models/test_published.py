@@ -188,6 +188,17 @@ def test_a_key_that_is_left_out_means_what_transformers_means_by_it(name, meant)
             },
             True,
         ),
+        (
+            "phi",
+            {
+                "rope_theta": None,
+                "partial_rotary_factor": None,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.67},
+            },
+            True,
+        ),
+        ("falcon", {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, True),
+        ("falcon", {"alibi": True}, False),
         ("gemma2", {"attn_logit_softcapping": None}, False),
         ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, False),
     ],
