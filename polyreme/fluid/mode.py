@@ -31,9 +31,15 @@ _guards = _Guards()
 
 
 def begin() -> None:
-    """Record from here on, unless dygraph was asked for or a function is being captured."""
+    """Record from here on, unless dygraph was asked for or a function is being captured.
+
+    `if variable:` then asks whether there is a Variable, as in 1.x; of one number, or of truth values, it is an error.
+    """
     if state.watch.active is None and not _guards.dygraph:
         enable_static()
+    recorder = state.recorder()
+    if recorder is not None:
+        recorder.has_truth = True
 
 
 def in_dygraph_mode() -> bool:

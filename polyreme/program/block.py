@@ -34,6 +34,12 @@ class Variable(Tensor):
         """Number of elements: an integer Variable if a dim is not known."""
         return self.numel() if self._array.is_dynamic and state.recording() else self._array.size
 
+    def __bool__(self) -> bool:
+        recorder = state.recorder()
+        is_one = self.dtype == dtypes.bool_ or (not self._array.is_dynamic and self._array.size == 1)
+        # what could be no condition is asked whether it is there
+        return True if recorder is not None and recorder.has_truth and not is_one else super().__bool__()
+
     @property
     def type(self) -> str:
         """What kind of value it stands for: always "lod_tensor", dense numbers."""
