@@ -14,9 +14,10 @@ from polyreme.errors import CaptureError
 DYNAMIC = -1
 """A size that is not known before a Program runs."""
 
-PROBES = (2520, 5040)
+PROBES = (3360, 6720)
 """Two sizes that stand for a dynamic dim while shapes are inferred: what differs between them is dynamic. Both divide
-by every number up to 10, so that reshapes into parts go through."""
+by every number up to 8 and by 10, so that reshapes into parts go through, and by 32, so that images halved five times
+and doubled again have the sizes that they had."""
 
 
 def _operator(name: str) -> Any:

@@ -96,8 +96,8 @@ def probed(
 
 
 def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any]) -> list[Any] | None:
-    """run's results where a dynamic dim, two, or all of an input have sizes that the call meets elsewhere; None if that
-    fails too.
+    """run's results where a dynamic dim, two, or all of an input have sizes that the call meets elsewhere, open ones
+    included; None if that fails too.
 
     What an op refuses for any other size, such as x * w of x [-1] and w [5], leaves no other size open.
     """
@@ -117,9 +117,13 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
         for (n, s), other in itertools.product(symbols.items(), shapes)
         if (way := _as_other(n, s.shape, other, left_out))
     ]
+    # open sizes that the code computed in different ways, such as those of a map and of the targets fed for it
+    met_open = [
+        way for (n, s), (m, t) in itertools.permutations(symbols.items(), 2) if n != m and (way := _as_open(n, s, t))
+    ]
     # two dims of one input first, such as those of a mask [-1, 1, -1, -1] whose other sizes stand in queries and keys
     both = sorted(itertools.combinations(pairs, 2), key=lambda two: two[0][0][0] != two[1][0][0])
-    ways = itertools.chain(((p,) for p in pairs), alike, (two for two in both if two[0][0] != two[1][0]))
+    ways = itertools.chain(((p,) for p in pairs), alike, met_open, (two for two in both if two[0][0] != two[1][0]))
     for chosen in itertools.islice(filter(None, ways), _MOST_FITTED):
         try:
             return [_abstractly(by_name, run, starts, probe, dict(chosen)) for probe in PROBES]
@@ -136,17 +140,30 @@ def _as_other(
     return [((name, dim), int(size)) for dim, size in aligned if shape[dim] == DYNAMIC and size not in left_out]
 
 
+def _as_open(name: str, symbol: Symbol, other: Symbol) -> list[tuple[tuple[str, int], tuple[int, ...]]]:
+    """The dynamic dims of symbol with the sizes that those of another of as many dims have under each of the PROBES."""
+    if len(symbol.shape) != len(other.shape):
+        return []
+    mine, theirs = ([tuple(s.at(probe).shape) for probe in PROBES] for s in (symbol, other))
+    return [
+        ((name, dim), tuple(sizes[dim] for sizes in theirs))
+        for dim, (a, b) in enumerate(zip(symbol.shape, other.shape, strict=True))
+        if a == b == DYNAMIC and any(m[dim] != t[dim] for m, t in zip(mine, theirs, strict=True))
+    ]
+
+
 def _abstractly(
     by_name: dict[str, TensorState],
     run: Callable,
     starts: dict[str, Any],
     probe: int,
-    fixed: dict[tuple[str, int], int] | None = None,
+    fixed: dict[tuple[str, int], int | tuple[int, ...]] | None = None,
 ) -> Any:
     avals = {n: t._array.at(probe) if isinstance(t._array, Symbol) else _abstract(t._array) for n, t in by_name.items()}
     for (name, dim), size in (fixed or {}).items():
         shape = avals[name].shape
-        avals[name] = avals[name].update(shape=(*shape[:dim], size, *shape[dim + 1 :]))
+        one = size[PROBES.index(probe)] if isinstance(size, tuple) else size
+        avals[name] = avals[name].update(shape=(*shape[:dim], one, *shape[dim + 1 :]))
     free = {n: a for n, a in avals.items() if isinstance(a, jax.ShapeDtypeStruct)}
     results: list[Any] = []
 

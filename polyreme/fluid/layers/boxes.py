@@ -214,22 +214,23 @@ def box_decoder_and_assign(
 @layer
 def yolo_box(
     x: Any, img_size: Any, anchors: Any, class_num: int, conf_thresh: float, downsample_ratio: int,
-    clip_bbox: bool = True, name: str | None = None,
+    clip_bbox: bool = True, name: str | None = None, scale_x_y: float = 1.0,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """(boxes [n, places, 4], scores [n, places, class_num]) of a YOLOv3 head; see vision.ops.yolo_box."""
-    return yolo.yolo_box(x, img_size, anchors, class_num, conf_thresh, downsample_ratio, clip_bbox)
+    """(boxes [n, places, 4], scores [n, places, class_num]) of a YOLOv3 head; see vision.ops.yolo_box. scale_x_y is of
+    1.8."""
+    return yolo.yolo_box(x, img_size, anchors, class_num, conf_thresh, downsample_ratio, clip_bbox, scale_x_y=scale_x_y)
 
 
 @layer
 def yolov3_loss(
     x: Any, gt_box: Any, gt_label: Any, anchors: Sequence[int], anchor_mask: Sequence[int], class_num: int,
     ignore_thresh: float, downsample_ratio: int, gt_score: Any = None, use_label_smooth: bool = True,
-    name: str | None = None,
+    name: str | None = None, scale_x_y: float = 1.0,
 ) -> Any:  # fmt: skip
-    """Loss of a YOLOv3 head, [n]; see vision.ops.yolo_loss."""
+    """Loss of a YOLOv3 head, [n]; see vision.ops.yolo_loss. scale_x_y is of 1.8."""
     return yolo.yolo_loss(
         x, gt_box, gt_label, anchors, anchor_mask, class_num, ignore_thresh, downsample_ratio, gt_score,
-        use_label_smooth,
+        use_label_smooth, scale_x_y=scale_x_y,
     )  # fmt: skip
 
 

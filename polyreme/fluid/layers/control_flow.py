@@ -22,7 +22,7 @@ from polyreme.fluid.mode import begin
 from polyreme.jit import control_flow as functional
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.attributes import is_empty as has_no_elements
-from polyreme.ops.manipulation import stack
+from polyreme.ops.manipulation import reshape, stack
 from polyreme.program import control, values
 from polyreme.program.block import Block, Variable
 from polyreme.program.current import defaults, inside
@@ -127,8 +127,9 @@ class Switch:
 
     @contextmanager
     def case(self, condition: Any) -> Iterator[None]:
-        """What runs if condition is true and none before was."""
-        wanted = _condition("Switch.case", condition)
+        """What runs if condition, of one element, is true and none before was."""
+        has_one = isinstance(condition, Variable) and all(size == 1 for size in condition.shape)
+        wanted = _condition("Switch.case", reshape(condition, [1]) if has_one else condition)
         taken = wanted if self._none is None else ar.logical_and(self._none, wanted)
         untaken = ar.logical_not(wanted)
         self._none = untaken if self._none is None else ar.logical_and(self._none, untaken)

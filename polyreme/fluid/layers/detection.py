@@ -145,8 +145,9 @@ def distribute_fpn_proposals(
     levels, index, counts = OPS["distribute_fpn_proposals"](
         boxes, min_level, max_level, refer_level, refer_scale, True, lods.inner(lod)
     )
-    divided = [lods.divided(v, [lods.offsets(c)]) for v, c in zip(levels, counts, strict=True)]
-    return divided, lods.divided(index, ())
+    # how many dims rows have is known, whatever values decide how many rows there are
+    divided = [lods.divided(reshape(v, [-1, 4]), [lods.offsets(c)]) for v, c in zip(levels, counts, strict=True)]
+    return divided, lods.divided(reshape(index, [-1, 1]), ())
 
 
 @layer

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core.op import recorded
 from polyreme.errors import ConfigError
 from polyreme.fluid.layer import layer, seedless
 from polyreme.nn import functional as F
@@ -169,16 +170,17 @@ def image_resize(
     if actual_shape is not None:
         raise ConfigError("fluid.layers.image_resize: actual_shape cannot be honoured; give out_shape")
     if resample == "NEAREST" and align_corners:
-        return _nearest_corners(input, out_shape, scale, data_format)
+        first = 2 if data_format.startswith("NC") else 1
+        return nearest_corners(input, None if out_shape is None else list(out_shape), scale, first)
     return F.interpolate(
         input, None if out_shape is None else list(out_shape), scale, _RESAMPLE[resample], align_corners,
         align_mode, data_format,
     )  # fmt: skip
 
 
-def _nearest_corners(x: Any, out_shape: Any, scale: Any, data_format: str) -> Any:
-    """The pixel nearest to i * (size - 1) / (new - 1), rounded half up."""
-    first = 2 if data_format.startswith("NC") else 1
+@recorded(draws=False)
+def nearest_corners(x: Any, out_shape: Any, scale: Any, first: int) -> Any:
+    """The pixel nearest to i * (size - 1) / (new - 1), rounded half up, of images whose height is dim `first`."""
     sizes = x.shape[first : first + 2]
     new = [int(s * scale) for s in sizes] if out_shape is None else [int(s) for s in out_shape]
     for dim, (size, out) in enumerate(zip(sizes, new, strict=True), first):
