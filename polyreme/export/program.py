@@ -34,11 +34,9 @@ OPEN_SIZE_ERRORS = (
 # a size for dims that are tried out one at a time
 _TRIAL = 4
 _HERE = Path(__file__).resolve().parent.parent
-_ENGINE = (
-    *(f"{_HERE / package}{os.sep}" for package in ("core", "eager", "export", "jit", "kernels", "nn", "ops")),
-    *(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (jax, malt)),
-    contextlib.__file__,
-)
+_OPS = tuple(f"{_HERE / package}{os.sep}" for package in ("core", "eager", "kernels", "nn", "ops"))
+_OTHERS = (*(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (jax, malt)), contextlib.__file__)
+_ENGINE = (*_OPS, *(f"{_HERE / package}{os.sep}" for package in ("export", "jit")), *_OTHERS)
 """Files whose lines say nothing about a model."""
 
 
@@ -60,8 +58,8 @@ def export(
     """
     first: Exception | None = None
     for plan in symbol_plans(specs):
-        if isinstance(first, CaptureError) and _limits(plan):
-            break  # a value was wanted, and sizes from 4 on are as open as all sizes
+        if first is not None and _limits(plan) and not _is_of_an_op(first):
+            break  # code that asks for a size itself would have but one of its branches
         try:
             exported = _export(call, state, plan, platforms)
         except OPEN_SIZE_ERRORS as error:
@@ -81,6 +79,13 @@ def _limits(plan: Sequence[ArraySpec]) -> dict[tuple[str, int], tuple[int, int]]
     """(input, dim) -> the least size and what sizes are multiples of, for open dims that do not take every size."""
     sizes = {(s.name, d): sizes_of(symbol) for s in plan for d, symbol in enumerate(s.symbols)}
     return {place: limit for place, limit in sizes.items() if limit > (1, 1)}
+
+
+def _is_of_an_op(error: Exception) -> bool:
+    """Whether an operation did not take an open size; not code that compares one, nor one that wants a value."""
+    files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
+    own = [file for file in files if not file.startswith(_OTHERS)]
+    return not isinstance(error, CaptureError) and bool(own) and own[-1].startswith(_OPS)
 
 
 def _say_limits(plan: Sequence[ArraySpec], reason: Exception | None) -> None:
