@@ -21,6 +21,7 @@ from polyreme.nn.initializer.base import Filling, Initializer
 from polyreme.regularizer import WeightDecayRegularizer
 
 _order = itertools.count()
+_SETTINGS = ("optimize_attr", "regularizer", "need_clip", "is_distributed")
 
 
 class _Making(threading.local):
@@ -118,8 +119,17 @@ class Parameter(Tensor):
 
     @classmethod
     def from_tensor(cls, tensor: Any, **kwargs: Any) -> Parameter:
-        """A Parameter with a Tensor's value; keywords as for the class."""
-        return cls(tensor, **kwargs)
+        """A Parameter with a Tensor's value; keywords as for the class, and optimize_attr, regularizer, need_clip and
+        is_distributed. Raises ConfigError for another."""
+        known = ("dtype", "trainable", "requires_grad", "name", "dims", *_SETTINGS)
+        for setting in kwargs:
+            if setting not in known:
+                raise ConfigError(f"Parameter.from_tensor: {setting!r} is no setting of a Parameter; give {known}")
+        parameter = cls(tensor, **{key: value for key, value in kwargs.items() if key not in _SETTINGS})
+        for setting in _SETTINGS:
+            if setting in kwargs:
+                setattr(parameter, setting, kwargs[setting])
+        return parameter
 
     @property
     def whole(self) -> Parameter:

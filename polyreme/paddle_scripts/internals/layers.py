@@ -13,7 +13,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn import BatchNorm2D, Conv2D, LayerDict, Linear, ReLU, Sequential
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
-from polyreme.nn.parameter import ParamAttr, Parameter
+from polyreme.nn.parameter import ParamAttr
 from polyreme.paddle_scripts.lookup import fetch
 from polyreme.program.block import Block
 from polyreme.program.current import default_main_program
@@ -129,21 +129,6 @@ class ParameterNames:
     def block(self: Any) -> Block:
         """Where a Program would have it: initializers called by hand are given this, and need nothing of it."""
         return default_main_program().global_block()
-
-    @staticmethod
-    def from_tensor(tensor: Any, trainable: bool = True, name: str | None = None, **settings: Any) -> Parameter:
-        """A Parameter with a copy of a Tensor, and with settings that Parameters have.
-
-        Raises ConfigError for another setting.
-        """
-        known = ("optimize_attr", "regularizer", "need_clip", "is_distributed")
-        for setting in settings:
-            if setting not in known:
-                raise ConfigError(f"Parameter.from_tensor: {setting!r} is no setting of a Parameter; give {known}")
-        parameter = Parameter(tensor.detach().clone()._array, trainable=trainable, name=name)
-        for setting, value in settings.items():
-            setattr(parameter, setting, value)
-        return parameter
 
 
 class ParamAttrNames:
