@@ -26,7 +26,7 @@ from polyreme.core.symbol import DYNAMIC
 from polyreme.core.turns import turns
 from polyreme.eager import tape
 from polyreme.eager.memory import Size
-from polyreme.errors import ArgumentTypeError, CaptureError, DeviceError, DTypeError, GradError, ShapeError
+from polyreme.errors import ArgumentTypeError, CaptureError, ConfigError, DeviceError, DTypeError, GradError, ShapeError
 
 _watch, _turns = state.watch, turns
 _grad_mode, _saved_hooks, _factory = tape.grad_mode, tape.saved_hooks, tape.factory
@@ -220,7 +220,7 @@ class Eager:
                 "that function instead of keeping it in a list or attribute outside"
             ) from error
         if out is not None:
-            return rebind(out, result, op.name, retype=True)
+            return rebind_each(out, result, op.name, retype=True)
         if watching is not None:
             watching.called(op.name, full, {}, result)
         return result
@@ -377,6 +377,16 @@ def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -
     return target
 
 
+def rebind_each(target: Any, result: Any, what: str, *, retype: bool = False) -> Any:
+    """rebind of one result, or of each of several to a tuple of as many Tensors; ConfigError for fewer or more."""
+    if isinstance(result, TensorState):
+        return rebind(target, result, what, retype=retype)
+    count = len(target) if isinstance(target, (tuple, list)) else 1
+    if not isinstance(target, (tuple, list)) or count != len(result):
+        raise ConfigError(f"{what}: out= of {count} Tensors for {len(result)} results; give a tuple of {len(result)}")
+    return tuple(rebind(t, r, what, retype=retype) for t, r in zip(target, result, strict=True))
+
+
 def refuse_copy(target: TensorState, what: str) -> None:
     """Raise GradError for what x.data gives inside a capture: a copy, writes to which would reach nothing."""
     if "_copy_of_data" in target.__dict__:
@@ -405,7 +415,8 @@ def inplace(fn: Any) -> Any:
                 f"{run.__name__}: the result has shape {list(result._array.shape)}, the Tensor changed in place "
                 f"{list(x._array.shape)}, which does not grow; use the form that returns a new Tensor"
             )
-        return rebind(x, result, run.__name__)
+        # a comparison makes x bool
+        return rebind(x, result, run.__name__, retype=result._array.dtype == np.bool_)
 
     run.__name__ = run.__qualname__ = f"{fn.__name__}_"
     run.__doc__ = f"In-place form of `{fn.__name__}`: the result is written into the first argument, which is returned."

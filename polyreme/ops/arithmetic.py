@@ -6,6 +6,7 @@ Operands broadcast, and promote by Paddle's rules (core.dtype.promote).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -182,7 +183,8 @@ def matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = Fa
     wide = jnp.float32 if x.dtype in (dtypes.bfloat16, dtypes.float16) else None
     if x.ndim > 2 and y.ndim == 2:
         # one 2-D product: its weight gradient is one fast matmul instead of a batched one
-        flat = jnp.matmul(x.reshape(-1, x.shape[-1]), y, preferred_element_type=wide).astype(x.dtype)
+        rows = math.prod(x.shape[:-1])
+        flat = jnp.matmul(x.reshape(rows, x.shape[-1]), y, preferred_element_type=wide).astype(x.dtype)
         return flat.reshape(*x.shape[:-1], y.shape[-1])
     return jnp.matmul(x, y, preferred_element_type=wide).astype(x.dtype)
 

@@ -50,6 +50,9 @@ def _attend(
         # the kernel lets the last query see every key, this API the first query see the first key only
         seen = lax.broadcasted_iota(jnp.int32, (q.shape[1], k.shape[1]), 1) <= jnp.arange(q.shape[1])[:, None]
         mask, causal = _both(mask, seen), False
+    if q.ndim == v.ndim == 4 and 0 in (*q.shape[:3], v.shape[-1]):
+        out = jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
+        return out if batched else out[0]
     attend = kernels.attention if over is None else over.attend
     options = {"mask": mask, "dropout_key": key, "dropout_rate": rate, "softcap": softcap}
     out = attend(q, k, v, causal=causal, scale=scale, **options)

@@ -395,7 +395,7 @@ def _columns(x: Array, kernel: tuple, stride: tuple, pads: Pads, dilation: tuple
         start = [a * d for a, d in zip(at, dilation, strict=True)]
         stop = [b + (c - 1) * s + 1 for b, c, s in zip(start, counts, stride, strict=True)]
         parts.append(x[(..., *map(slice, start, stop, stride))])
-    return jnp.stack(parts, 2).reshape(x.shape[0], x.shape[1] * len(parts), -1)
+    return jnp.stack(parts, 2).reshape(x.shape[0], x.shape[1] * len(parts), math.prod(counts))
 
 
 @op(method=False)

@@ -340,14 +340,14 @@ def triu_indices(row: int, col: int | None = None, offset: int = 0, dtype: DType
 
 @op(method=False)
 def meshgrid(inputs: list[Array], indexing: str = "ij") -> list[Array]:
-    """Coordinates of a grid: n vectors -> n Tensors of shape [len(vector 0), len(vector 1), ...].
+    """Coordinates of a grid: n vectors (a 0-D Tensor is one element) -> n Tensors [len(vector 0), len(vector 1), ...].
 
     Called as meshgrid(x, y) or meshgrid([x, y]). indexing "xy" swaps the first two dims of the result.
     """
     for x in inputs:
         if x.ndim > 1:
             raise ShapeError(f"meshgrid takes vectors, got one of shape {list(x.shape)}")
-    return list(jnp.meshgrid(*inputs, indexing=indexing))
+    return list(jnp.meshgrid(*map(jnp.atleast_1d, inputs), indexing=indexing))
 
 
 _grid = meshgrid

@@ -304,6 +304,8 @@ def masked_scatter(x: Array, mask: Array, value: Array) -> Array:
     """
     need_mask("masked_scatter", mask)
     mask = jnp.broadcast_to(mask, x.shape)
+    if value.size == 0:
+        return jnp.where(mask, jnp.asarray(dtypes.not_a_number(x.dtype), x.dtype), x)
     nth = jnp.cumsum(mask.reshape(-1)).reshape(x.shape) - 1
     return jnp.where(mask, jnp.take(value.reshape(-1).astype(x.dtype), jnp.maximum(nth, 0), mode="fill"), x)
 

@@ -158,7 +158,7 @@ def label_smooth(label: Array, prior_dist: Array | None = None, epsilon: float =
     """(1 - epsilon) * label + epsilon * prior_dist, the prior being uniform over the last dim unless given."""
     y = floating(label)
     if prior_dist is None:
-        return (1 - epsilon) * y + epsilon / y.shape[-1]
+        return (1 - epsilon) * y + epsilon / max(y.shape[-1], 1)
     if prior_dist.size != y.shape[-1]:
         raise ShapeError(f"label_smooth: prior_dist {list(prior_dist.shape)}; needs [{y.shape[-1]}], one a class")
     return (1 - epsilon) * y + epsilon * prior_dist.reshape(-1).astype(y.dtype)

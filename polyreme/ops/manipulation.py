@@ -29,6 +29,12 @@ def resolve_shape(asked: tuple[int, ...], have: tuple[int, ...], what: str) -> t
     if any(s == 0 and i >= len(have) for i, s in enumerate(asked)):
         raise ShapeError(f"{what}: a 0 in shape {list(asked)} copies a dim that {list(have)} does not have")
     shape = [have[i] if s == 0 else s for i, s in enumerate(asked)]
+    copied = {i for i, s in enumerate(asked) if s == 0}
+    if 0 in have and -1 in shape:
+        # without the dims that are copied on both sides, so that [0, -1] of [0, 3, 4] is [0, 12]
+        rest = math.prod(s for i, s in enumerate(have) if i not in copied)
+        others = math.prod(s for i, s in enumerate(shape) if i not in copied and s != -1)
+        shape[shape.index(-1)] = rest // others
     size, known = math.prod(have), math.prod(s for s in shape if s != -1)
     if -1 in shape and known and size % known == 0:
         shape[shape.index(-1)] = size // known
@@ -124,7 +130,7 @@ def _check_at_least(inputs: tuple, what: str, grow: Any) -> Any:
     if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
         inputs = tuple(inputs[0])
     tensors = [x if hasattr(x, "shape") else assign(x) for x in inputs]
-    grown = [reshape(x, grow(tuple(x.shape))) for x in tensors]
+    grown = [unsqueeze(x, grow(len(x.shape))) for x in tensors]
     if not grown:
         raise ShapeError(f"{what}: needs at least one Tensor")
     return grown[0] if len(grown) == 1 else grown
@@ -133,25 +139,19 @@ def _check_at_least(inputs: tuple, what: str, grow: Any) -> Any:
 @composite
 def atleast_1d(*inputs: Any, name: str | None = None) -> Any:
     """Each Tensor with 1 dim or more: [] -> [1]. A list of several, one Tensor for one."""
-    return _check_at_least(inputs, "atleast_1d", lambda s: s or (1,))
+    return _check_at_least(inputs, "atleast_1d", lambda ndim: [0] * (1 - ndim))
 
 
 @composite
 def atleast_2d(*inputs: Any, name: str | None = None) -> Any:
     """Each Tensor with 2 dims or more: [] -> [1, 1], [n] -> [1, n]. A list of several, one Tensor for one."""
-    return _check_at_least(inputs, "atleast_2d", lambda s: (1,) * (2 - len(s)) + s)
-
-
-def _three_dims(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) < 2:
-        return (1, *shape, 1) if shape else (1, 1, 1)
-    return shape if len(shape) > 2 else (*shape, 1)
+    return _check_at_least(inputs, "atleast_2d", lambda ndim: [0] * (2 - ndim))
 
 
 @composite
 def atleast_3d(*inputs: Any, name: str | None = None) -> Any:
     """Each Tensor with 3 dims or more: [] -> [1, 1, 1], [n] -> [1, n, 1], [m, n] -> [m, n, 1]. Lists as atleast_2d."""
-    return _check_at_least(inputs, "atleast_3d", _three_dims)
+    return _check_at_least(inputs, "atleast_3d", lambda ndim: ([0, 1, 2], [0, 2], [2])[ndim] if ndim < 3 else [])
 
 
 # order of dims and elements

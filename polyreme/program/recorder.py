@@ -14,7 +14,7 @@ from polyreme.core import amp_policy, state, unique_name
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import DynamicSize, Symbol
 from polyreme.eager import tape
-from polyreme.eager.dispatch import rebind
+from polyreme.eager.dispatch import rebind_each
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ProgramError, ShapeError
 from polyreme.jit.convert import converted
@@ -194,7 +194,7 @@ class Recorder:
         )
         results, recorded.changes = infer.call_results(recorded, by_name)
         result = self.defined(recorded, results, name.rpartition(".")[2].strip("_"))
-        return result if out is None else rebind(out, result, name)
+        return result if out is None else rebind_each(out, result, name)
 
     def defined(self, op: Operation, results: Sequence[Any], prefix: str) -> Any:
         """Append op, with a Variable for each Tensor seen in results (one for each probe); returns the result."""

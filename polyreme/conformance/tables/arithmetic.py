@@ -38,6 +38,7 @@ CASES = [
     Case("remainder", integers, lambda x, y: x % y, no_grad="integers", bad=MISMATCH),
     Case("pow", positive, lambda x, y: x**y, bad=MISMATCH),
     Case("neg", lambda rng: pair(rng)[:1], lambda x: -x),
+    Case("matmul", lambda rng: (np.ones((2, 3, 0), "float32"), np.ones((0, 5), "float32")), np.matmul, no_grad="no elements", tag="nothing-summed"),
     Case(
         "matmul",
         lambda rng: (rng.standard_normal((2, 3, 4)).astype("float32"), rng.standard_normal((4, 5)).astype("float32")),

@@ -99,6 +99,8 @@ CASES = [
     Case("scaled_dot_product_attention", floats((2, 5, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4), (5, 3)), lambda q, k, v, m, **_: attend(q, k, v, m, True), kwargs={"is_causal": True}, terms=40, tag="causal-long"),
     Case("scaled_dot_product_attention", floats((5, 2, 4), (3, 2, 4), (3, 2, 4)), lambda q, k, v: attend(q[None], k[None], v[None])[0], terms=40, tag="unbatched"),
     Case("scaled_dot_product_attention", then(floats((1, 2, 1, 4), (1, 3, 1, 4), (1, 3, 1, 4)), np.array([[True, False, True], [False] * 3])), lambda q, k, v, m: np.concatenate([attend(q[:, :1], k, v, m[:1]), np.zeros((1, 1, 1, 4))], 1), terms=40, tag="nothing-seen"),
+    Case("scaled_dot_product_attention", floats((2, 0, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4)), lambda q, k, v: q, no_grad="no elements", tag="no-queries"),
+    Case("scaled_dot_product_attention", floats((2, 3, 2, 0), (2, 3, 2, 0), (2, 3, 2, 0)), lambda q, k, v: v, no_grad="no elements", tag="no-dims"),
     Case("scaled_dot_product_attention", lambda rng: (*UNIFORM, None, 0.5), check=check_dropout, no_grad=RANDOM, tag="dropout", bad=((Q, K, V, None, 1.5), ConfigError, "1.5")),
     Case("scaled_dot_product_attention", then(QKV, None, 0.5, False, False), lambda q, k, v, *_: attend(q, k, v), terms=40, tag="eval", bad=((Q, K, V, None, 0.0, False, True, "math"), ConfigError, "backend='math'")),
     Case("scaled_dot_product_attention", then(QKV, None, 0.0, False, True, None, 0.7), lambda q, k, v, *_: attend(q, k, v, scale=0.7), terms=40, tag="scale", bad=((Q, K, V, None, 0.0, False, True, None, None, False), ShapeError, "enable_gqa")),

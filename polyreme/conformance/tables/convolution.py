@@ -129,4 +129,5 @@ CASES = [
     Case("image_to_columns", lambda rng: (*floats((1, 2, 4, 3))(rng), 2, 1, [1, 2]), lambda x, *_: columns(x, (2, 2), (1, 1), (1, 2, 1, 2), (1, 1)), tag="two-pads"),
     Case("fold", lambda rng: (*floats((2, 12, 9))(rng), (5, 6), (3, 2), (1, 2), 0, (1, 1)), folded, bad=((np.ones((1, 4, 8), "float32"), [4, 4], 2), ShapeError, r"needs \[1, 4, 9\]")),
     Case("fold", lambda rng: (*floats((1, 4, 16))(rng), (3, 3), (2, 2), (1, 1), 1, (1, 1)), folded, tag="padded", bad=((np.ones((1, 3, 9), "float32"), [4, 4], 2), ShapeError, "multiple of the 4")),
+    Case("fold", lambda rng: (*floats((0, 12, 9))(rng), (5, 6), (3, 2), (1, 2)), lambda x, *_: np.zeros((0, 2, 5, 6), "float32"), no_grad="no elements", tag="no-images"),
 ]  # fmt: skip

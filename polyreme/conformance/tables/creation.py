@@ -92,6 +92,7 @@ CASES = [
         bad=((np.ones((2, 2)), np.ones(2)), ShapeError, r"vectors, got one of shape \[2, 2\]"),
     ),
     Case("meshgrid", lambda rng: ([rng.standard_normal(3), np.arange(2)],), lambda v: tuple(np.meshgrid(*v, indexing="ij")), tag="list"),
+    Case("meshgrid", lambda rng: ([rng.standard_normal(()), rng.standard_normal(2)],), lambda v: tuple(np.meshgrid(*v, indexing="ij")), tag="0d"),
     Case("assign", floats(2, 3), lambda x: x),
     Case("assign", given([[1.5, 2.0]]), lambda x: np.float32([[1.5, 2.0]]), no_grad=NONE, check=has("float32", (1, 2)), tag="list"),
     Case("clone", floats(2, 3), lambda x: x),

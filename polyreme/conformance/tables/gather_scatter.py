@@ -88,6 +88,7 @@ MASKED = [
     Case("masked_fill", lambda rng: (rng.integers(0, 9, (4, 3)), MASK, 7), lambda x, m, v: np.where(m, v, x), no_grad=INTS, tag="int"),
     Case("masked_scatter", makes((4, 3), MASK, (7,)), lambda x, m, v: put(x, m, v[: m.sum()]), bad=bad("6 True elements, value only 1", X, X > 0, X[0, :1])),
     Case("masked_scatter", makes((4, 3), MASK[0], (4, 2)), lambda x, m, v: put(x, np.broadcast_to(m, x.shape), v.reshape(-1)), tag="broadcast"),
+    Case("masked_scatter", makes((0, 3), np.ones((0, 3), bool), (0,)), lambda x, m, v: x, no_grad="no elements", tag="empty"),
 ]  # fmt: skip
 
 IDS = [

@@ -112,6 +112,7 @@ CASES = [
     Case("log_loss", chances(0.01), lambda p, y, e: -y * np.log(p + e) - (1 - y) * np.log(1 - p + e), bad=APART),
     Case("label_smooth", chances(n=1), lambda y: 0.9 * y + 0.1 / 4, bad=((A23, A24[:1]), ShapeError, r"prior_dist \[1, 4\]")),
     Case("label_smooth", lambda rng: (*chances(n=1, shape=(2, 3))(rng), ONE_HOT, 0.3), lambda y, d, e: 0.7 * y + 0.3 * d, tag="prior"),
+    Case("label_smooth", lambda rng: (np.ones((3, 0), "float32"),), lambda y: y, no_grad="no elements", tag="no-classes"),
     Case("label_smooth", lambda rng: (np.eye(3, dtype="int64"),), lambda y: (0.9 * y + 0.1 / 3).astype("float32"), no_grad="integers", tag="int"),
     Case("dice_loss", lambda rng: (*chances(n=1, shape=(2, 5, 3))(rng), rng.integers(0, 3, (2, 5, 1))), lambda p, y: np.mean([1 - 2 * (q * o).sum() / (q.sum() + o.sum() + 1e-5) for q, o in zip(p, np.eye(3)[y[..., 0]], strict=True)]), terms=40, bad=((A23, A23.astype(int)), ShapeError, r"label \[2, 3\]")),
     *rows("kl_div", mixed(), kl, bad=APART),

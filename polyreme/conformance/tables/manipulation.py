@@ -40,6 +40,7 @@ SHAPE = [
     Case("reshape", of((2, 3, 4), [0, -1]), lambda x, s: x.reshape(2, 12), bad=bad("6 elements", X, [4, 2])),
     Case("reshape", of((2, 3), [3, 2]), lambda x, s: x.reshape(3, 2), tag="plain", bad=bad("more than one -1", X, [-1, -1])),
     Case("reshape", of((), [1, 1]), lambda x, s: x.reshape(1, 1), tag="0d", bad=bad("copies a dim", X, [2, 3, 0])),
+    Case("reshape", of((0, 3, 4), [0, -1]), lambda x, s: x.reshape(0, 12), no_grad="no elements", tag="empty"),
     Case("ravel", of((2, 3)), np.ravel),
     Case("flatten", of((2, 3, 4), 1), lambda x, a: x.reshape(2, 12), bad=bad("comes after", X, 1, 0)),
     Case("flatten", of(()), lambda x: x.reshape(1), tag="0d", bad=bad("axis=3", X, 3)),
@@ -51,7 +52,9 @@ SHAPE = [
     Case("atleast_1d", of(()), lambda x: x.reshape(1), bad=bad("at least one Tensor")),
     Case("atleast_1d", lambda rng: (1 + 2j,), lambda x: np.complex64([x]), no_grad="a number", tag="number"),
     Case("atleast_2d", many((), (3,), (2, 3)), lambda *xs: [np.atleast_2d(x) for x in xs]),
+    Case("atleast_2d", many((0,), (0, 3)), lambda *xs: [np.atleast_2d(x) for x in xs], no_grad="no elements", tag="empty"),
     Case("atleast_3d", lists((), (3,), (2, 3), (1, 2, 3, 4)), lambda xs: [np.atleast_3d(x) for x in xs]),
+    Case("atleast_3d", lists((0,), (0, 3)), lambda xs: [np.atleast_3d(x) for x in xs], no_grad="no elements", tag="empty"),
 ]  # fmt: skip
 
 ORDER = [

@@ -32,7 +32,7 @@ from polyreme.distributed.auto_parallel.tensors.reshard import leaf_or_edge, mov
 from polyreme.distributed.auto_parallel.tensors.rules import propagate
 from polyreme.eager import tape
 from polyreme.eager.checked import look
-from polyreme.eager.dispatch import constant, rebind
+from polyreme.eager.dispatch import constant, rebind_each
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import PlacementError
@@ -79,7 +79,7 @@ class DistMode:
             kernel = self.kernels[key] = self._kernel(bound, arrays, mesh)
         results = _run(kernel, arrays, bound.tensors, mesh)
         made = results[0] if kernel.many is None else kernel.many(results)
-        return made if out is None else rebind(out, made, op.name, retype=True)
+        return made if out is None else rebind_each(out, made, op.name, retype=True)
 
     # later
 
