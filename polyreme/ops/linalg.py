@@ -229,7 +229,8 @@ def pinv(x: Array, rcond: Array | float = 1e-15, hermitian: bool = False) -> Arr
     hermitian: x equals its conjugate transpose, which makes it cheaper.
     """
     x = square(x, "pinv with hermitian=True") if hermitian else matrices(x, "pinv")
-    return _pinv(x, jnp.astype(rcond, jnp.real(x).dtype), bool(hermitian))
+    rcond = jnp.astype(rcond, jnp.real(x).dtype)
+    return _pinv(x, rcond.reshape(()) if rcond.size == 1 else rcond, bool(hermitian))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -121,6 +121,7 @@ CASES = [
     Case("eigvalsh", given(np.triu(EVEN), "U"), np.linalg.eigvalsh, terms=T, no_grad=HALF, tag="upper", bad=((EVEN, "X"), ShapeError, "UPLO='X'")),
     Case("pinv", given(TALL), np.linalg.pinv, terms=T, bad=VECTOR),
     Case("pinv", given(EVEN, 1e-6, True), lambda x, r, h: np.linalg.pinv(x, hermitian=True), terms=8 * T, no_grad="x must stay Hermitian", tag="hermitian", bad=((TALL, 1e-6, True), ShapeError, "square")),
+    Case("pinv", given(TALL, np.float32([1e-6])), lambda x, r: np.linalg.pinv(x), terms=T, tag="one-rcond"),
     Case("pinv", given(RANK2, 1e-5), lambda x, r: np.linalg.pinv(x.astype("float64"), rcond=r), terms=T, no_grad="the rank jumps", tag="singular"),
     Case("lstsq", lambda rng: (TALL, *floats((4, 2))(rng)), least_squares, terms=T, bad=(ones((3, 2), (4, 1)), ShapeError, "lstsq: dim 'm' is 3 in x")),
     Case("lstsq", lambda rng: (WIDE, *floats((3, 2))(rng), None, "gelsd"), least_squares, terms=T, tag="wide", bad=((*ones((2, 2), (2, 2)), None, "fast"), ShapeError, "driver='fast'")),
