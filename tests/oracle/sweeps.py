@@ -139,15 +139,15 @@ SWEEPS = {sweep.__name__: sweep for sweep in (dtypes, empty, tensors, names, wro
 
 def calls(name: str, only: str = "") -> list[Call]:
     """The calls of a sweep that can be sent."""
-    made = []
+    sendable = []
     for row in rows():
         for tag, call in SWEEPS[name](row) if only in row.path else ():
             try:
                 call.message()
             except TypeError:
                 continue
-            made.append(replace(call, tag=f"{row.tag}/{tag}", row=row.id))
-    return made
+            sendable.append(replace(call, tag=f"{row.tag}/{tag}", row=row.id))
+    return sendable
 
 
 def main() -> None:
@@ -157,13 +157,13 @@ def main() -> None:
     parser.add_argument("--paddle", required=True, help="an interpreter with paddlepaddle 3.3.1")
     parser.add_argument("--only", default="", help="a part of the paths of the functions to call")
     options = parser.parse_args()
-    made, known = calls(options.sweep, options.only), compare.documented(drawn=True)
+    swept, known = calls(options.sweep, options.only), compare.documented(drawn=True)
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = run.both(options.paddle, made, Path(folder))
-    for call, (ours, theirs) in zip(made, outcomes, strict=True):
-        found = compare.compared(call, ours, theirs)
-        if found.kind in (compare.DIFFER, compare.WIDER) and compare.explanation(found, known) is None:
-            sys.stdout.write(f"{call.id} | {found.kind} | {found.what}\n")
+        outcomes = run.both(options.paddle, swept, Path(folder))
+    for call, (ours, theirs) in zip(swept, outcomes, strict=True):
+        finding = compare.compared(call, ours, theirs)
+        if finding.kind in (compare.DIFFER, compare.WIDER) and compare.explanation(finding, known) is None:
+            sys.stdout.write(f"{call.id} | {finding.kind} | {finding.what}\n")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,6 @@ def test_wrong_arguments_are_of_each_kind():
 
 @pytest.mark.parametrize("name", sweeps.SWEEPS)
 def test_every_sweep_has_calls_that_can_be_sent(name):
-    made = sweeps.calls(name, "softmax")
-    assert made
-    assert len({call.id for call in made}) > len(made) // 2
+    swept = sweeps.calls(name, "softmax")
+    assert swept
+    assert len({call.id for call in swept}) > len(swept) // 2
