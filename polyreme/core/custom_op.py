@@ -58,11 +58,12 @@ class CustomOp(Op):
         self.name = name
         self.amp: AmpClass = amp
         self.saves = saves
-        self.method = self.inplace = False
-        self.uncast = frozenset()
+        self.method = self.inplace = self.real = False
+        self.uncast = self.in_pieces = frozenset()
         self.kernels = {}
         self.calls = {}
         self.opaque = None
+        self.integers = "fit"
         self.names = tuple(p.name for p in parameters)
         self.positional = len(self.names)
         self.index = {n: i for i, n in enumerate(self.names)}

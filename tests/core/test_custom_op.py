@@ -279,3 +279,9 @@ def test_a_list_of_gradients_fits_the_list():
         wrong([leaf(X), leaf(X)]).sum().backward()
     with pytest.raises(ConfigError, match="takes a list of tensors, whose sharding no rule can tell"):
         register_op(total, name="total_split", sharding="n -> n")
+
+
+def test_it_has_what_every_op_has():
+    own = vars(register_op(lambda x: x * 2, name="doubled_by_lambda").op)
+    # read from the declaration where rules are written down
+    assert vars(OPS["sin"].op).keys() - own.keys() == {"declared_rule"}
