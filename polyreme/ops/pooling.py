@@ -103,24 +103,20 @@ class _Grid:
     def entries(self, padded: bool) -> Any:
         """How many entries each window holds, [*o] or [1, ..]; padding counts if padded, ends never do.
 
-        An ndarray, or an Array where sizes are left open in an exported program.
+        Counted along each dim and multiplied by the program, which may be traced for larger sizes than memory has.
         """
         if not (np.any(self.pads) or np.any(self.ends)):
             return np.full([1] * self.n, math.prod(self.kernel))
-        if not all(isinstance(size, int) for size in self.sizes):
-            return functools.reduce(jnp.multiply.outer, [self._entries_along(dim, padded) for dim in range(self.n)])
-        total = np.ones((), np.int64)
-        for dim in range(self.n):
-            low, high = (-self.pads[dim][0], self.pads[dim][1]) if padded else (0, 0)
-            starts = np.arange(self.counts[dim]) * self.stride[dim] - self.pads[dim][0]
-            stops = np.minimum(starts + self.kernel[dim], self.sizes[dim] + high)
-            total = total[..., None] * np.maximum(stops - np.maximum(starts, low), 0)
-        return total
+        return functools.reduce(jnp.multiply.outer, [self._entries_along(dim, padded) for dim in range(self.n)])
 
-    def _entries_along(self, dim: int, padded: bool) -> Array:
-        """The same along one dim, [o], counted when the program runs."""
-        (before, after), end = self.pads[dim], self.ends[dim]
-        ones = jnp.ones(self.sizes[dim] + (before + after if padded else 0), jnp.int32)
+    def _entries_along(self, dim: int, padded: bool) -> Any:
+        """The same along one dim, [o]: an ndarray, or an Array where its size is left open in an exported program."""
+        (before, after), end, size = self.pads[dim], self.ends[dim], self.sizes[dim]
+        if isinstance(size, int):
+            low, high = (-before, size + after) if padded else (0, size)
+            starts = np.arange(self.counts[dim]) * self.stride[dim] - before
+            return np.maximum(np.minimum(starts + self.kernel[dim], high) - np.maximum(starts, low), 0)
+        ones = jnp.ones(size + (before + after if padded else 0), jnp.int32)
         around = (0, end) if padded else (before, after + end)
         return lax.reduce_window(ones, np.int32(0), lax.add, [self.kernel[dim]], [self.stride[dim]], [around])
 

@@ -83,8 +83,12 @@ def test_windows_over_sizes_not_known_take_memory_by_dim(static_mode):
     value, index = F.adaptive_max_pool3d(x, [2, 2, 1], return_mask=True)
     assert value.shape == index.shape == [-1, 1, 2, 2, 1]
     fed = np.arange(24, dtype="float32").reshape(1, 1, 2, 4, 3)
-    found = run([value, index], x=fed)
+    mean = F.avg_pool3d(x, 2, stride=2, padding=[0, 1, 1])
+    assert mean.shape == [-1, 1, -1, -1, -1]
+    *found, means = run([value, index, mean], x=fed)
     assert [a.ravel().tolist() for a in found] == [[5, 11, 17, 23]] * 2
+    # windows of the corners hold one entry of each of two planes: 0 and 12, for the first
+    assert means[0, 0, 0, [0, 0, -1, -1], [0, -1, 0, -1]].tolist() == [6, 7.5, 15, 16.5]
 
 
 def test_a_size_not_known_that_nothing_fits_is_refused(static_mode):
