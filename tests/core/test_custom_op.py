@@ -1,5 +1,7 @@
 """register_op: gradients, kernels, and every world an op runs in; the eager run and finite formulas are the oracles."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from polyreme import amp, autograd, static
 from polyreme.core.custom_op import register_op
-from polyreme.core.op import OPS
+from polyreme.core.op import OPS, Op
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, GradError, HostValueError, ProgramError, ShapeError
 from polyreme.jit import to_static
@@ -283,5 +285,6 @@ def test_a_list_of_gradients_fits_the_list():
 
 def test_it_has_what_every_op_has():
     own = vars(register_op(lambda x: x * 2, name="doubled_by_lambda").op)
+    read_later = {name for name, value in vars(Op).items() if isinstance(value, functools.cached_property)}
     # read from the declaration where rules are written down
-    assert vars(OPS["sin"].op).keys() - own.keys() == {"declared_rule"}
+    assert vars(OPS["sin"].op).keys() - own.keys() - read_later == {"declared_rule"}

@@ -233,7 +233,7 @@ def test_numbers_are_no_mask_and_no_expert():
         with pytest.raises(DTypeError, match=f"{name}: choices are float32; give integers"):
             call()
     whole = paddle.to_tensor([[0, 1]])
-    with pytest.raises(ConfigError, match=r"limit_experts: capacity=1\.5; give a whole number"):
+    with pytest.raises(ConfigError, match=r"limit_experts: capacity=1\.5; give an integer"):
         F.limit_experts(whole, gates, 2, 1.5)
     with pytest.raises(ConfigError, match="expert_load: num_experts=-1; give a whole number"):
         F.expert_load(whole, -1)
