@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
+from polyreme.core.primitives import ELEMENTWISE, REDUCTIONS
 from polyreme.errors import ProgramError
 
 
@@ -360,17 +361,9 @@ def _cond(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
     return first
 
 
-_ELEMENTWISE = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp complex conj
-convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or
-polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta name
-bitcast_convert_type
-"""
 _KINDS: dict[Rule, str] = {
-    _elementwise: _ELEMENTWISE,
-    _reduce: "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
+    _elementwise: ELEMENTWISE,
+    _reduce: REDUCTIONS,
     _cumulative: "cumsum cumprod cummax cummin cumlogsumexp",
     _call: "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call",
     _key: "random_wrap random_unwrap random_split random_fold_in random_seed",

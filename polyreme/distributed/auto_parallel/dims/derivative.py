@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from polyreme.distributed.auto_parallel.dims.rules import CALLS, REDUCTIONS
+from polyreme.core.primitives import REDUCTIONS
+from polyreme.distributed.auto_parallel.dims.rules import CALLS
 from polyreme.distributed.auto_parallel.dims.trace import TracedOp
 
 _VIEWS = """
@@ -66,7 +67,7 @@ class CallFacts:
     @property
     def reduces(self) -> bool:
         """Whether sums, or the like, over some dims are made on the way."""
-        return any(step.primitive in REDUCTIONS for step in self.steps)
+        return any(step.primitive in REDUCTIONS.split() for step in self.steps)
 
     def read_by_derivative(self, wanted: Sequence[int]) -> Reads:
         """What the derivative reads, with respect to the inputs at these positions, which are floating."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core as jex
 
+from polyreme.core.primitives import ELEMENTWISE, REDUCTIONS
 from polyreme.distributed.auto_parallel.dims.factors import Factor, all_same, fresh, same
 from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray, Product, Rule, unknown
 from polyreme.distributed.auto_parallel.dims.moves import MOVES
@@ -145,22 +146,6 @@ def _cond(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     return [KnownArray(x.dims) for x in first]
 
 
-_ELEMENTWISE = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp complex conj
-convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or
-polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta name
-sharding_constraint device_put pvary
-bitcast_convert_type
-"""
-
-
-_REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
-REDUCTIONS = frozenset(_REDUCTIONS.split())
-"""Primitives that sum, or the like, over dims."""
-
-
 _CALLS = """
 jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
 custom_lin linear_call run_state
@@ -214,8 +199,8 @@ def _constant(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArra
 
 RULES: dict[str, Rule] = {
     **MOVES,
-    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
-    **dict.fromkeys(REDUCTIONS, _reduce),
+    **dict.fromkeys((*ELEMENTWISE.split(), "sharding_constraint", "device_put", "pvary"), _elementwise),
+    **dict.fromkeys(REDUCTIONS.split(), _reduce),
     **dict.fromkeys(CALLS, _call),
     **dict.fromkeys(_CONSTANTS.split(), _constant),
     **dict.fromkeys(_MATRICES.split(), _matrices),
