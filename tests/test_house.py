@@ -48,7 +48,7 @@ FLOORS = {
         "argument_order attention clip functional hooks parameter second_names initializer",
         "init parameter_entry",
         "layer lazy",
-        "layers summary alike",
+        "eval_mode layers summary alike",
         "flops quant reweighted utils",
     ],
     "polyreme.distributed": [

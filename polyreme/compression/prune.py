@@ -14,6 +14,7 @@ from polyreme.compression.rounding import inverse_factor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.incubate.asp.masks import get_mask_1d
 from polyreme.models.low_bit_folder import linear_maps
+from polyreme.nn.eval_mode import eval_mode
 
 _COLUMNS = 64
 """Inputs that SparseGPT chooses among and hands on the errors of at a time."""
@@ -97,11 +98,8 @@ def prune_decoder(
             layer.weight.set_value(pruned.astype(layer.weight.numpy().dtype))
         say(f"{name}: {len(maps)} linear maps, error {max((e.error for e in errors[-len(maps) :]), default=0):.4f}")
 
-    was_training = model.training
-    model.eval()
-    walk_blocks(model, rows, change)
-    if was_training:
-        model.train()
+    with eval_mode(model):
+        walk_blocks(model, rows, change)
     return errors
 
 

@@ -27,6 +27,7 @@ from polyreme.models.low_bit_folder import (
     replace_layer,
 )
 from polyreme.nn import Linear
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.quant import QuantizedExperts, QuantizedLinear
 
 _BITS = {"int8": 8, "int4": 4}
@@ -164,11 +165,8 @@ def quantize_decoder(
         beside = f", {len(experts)} of them of all experts" if experts else ""
         say(f"{name}: {count} linear maps{beside}, error {max((e.error for e in errors[-count:]), default=0):.4f}")
 
-    was_training = model.training
-    model.eval()
-    walk_blocks(model, rows, change)
-    if was_training:
-        model.train()
+    with eval_mode(model):
+        walk_blocks(model, rows, change)
     model.low_bit_layout = options.layout
     return errors
 

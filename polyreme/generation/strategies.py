@@ -17,6 +17,7 @@ from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.seq2seq import Seq2SeqGenerator
 from polyreme.models.t5 import T5ForConditionalGeneration
+from polyreme.nn.eval_mode import eval_mode
 
 STRATEGIES = ("greedy_search", "beam_search", "sampling")
 _SEARCHES: WeakKeyDictionary[Any, dict[tuple[int, ...], BeamSearch | Seq2SeqGenerator]] = WeakKeyDictionary()
@@ -67,11 +68,9 @@ def generate(
     prompts = _prompts(input_ids, attention_mask)
     end = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
     pad = (end[0] if end else 0) if pad_token_id is None else pad_token_id
-    was_training = model.training
-    model.eval()
-    search = _search(model, tuple(end), decode_strategy)
     shared = {"max_tokens": max_length, "min_tokens": min_length, "repetition_penalty": repetition_penalty}
-    try:
+    with eval_mode(model):
+        search = _search(model, tuple(end), decode_strategy)
         if decode_strategy == "beam_search":
             params = BeamSearchParams(num_beams, length_penalty, early_stopping, num_return_sequences, **shared)
             assert isinstance(search, BeamSearch)
@@ -93,9 +92,6 @@ def generate(
         texts = generator.generate(copies, params)
         rows = [_with_end(text) for text in texts]
         return _as_tensors(rows, [float(np.mean(t.logprobs)) if t.logprobs else 0.0 for t in texts], pad)
-    finally:
-        if was_training:
-            model.train()
 
 
 def _search(model: Any, end: tuple[int, ...], strategy: str) -> BeamSearch | Seq2SeqGenerator:

@@ -10,6 +10,7 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DataError, NumericsError
 from polyreme.hapi.step import Steps
+from polyreme.nn.eval_mode import eval_mode
 
 _log = logging.getLogger("polyreme.hapi")
 NON_FINITE = ("halt", "skip", "apply")
@@ -95,15 +96,11 @@ class TrainingWatch:
 
     def _out_of_range(self, inputs: list[Tensor], labels: list[Tensor]) -> IndexError | None:
         """What eager code, which looks at indices, says of a batch that a program has computed with."""
-        network = self._steps.network
-        network.eval()
         try:
-            with no_grad(), self._steps.step.policy.precision.autocast():
+            with eval_mode(self._steps.network), no_grad(), self._steps.step.policy.precision.autocast():
                 self._steps.step.forward(inputs, labels)
         except IndexError as error:
             return error
-        finally:
-            network.train()
         return None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers import activation, batch_norm, conv, linear, pooling
 
@@ -99,21 +100,17 @@ def _run(net: Layer, input_size: Any, custom: dict[type, Count]) -> list[dict[st
         row = rows.setdefault(id(layer), {"Layer Name": layer.full_name(), "Params": _size(layer)})
         row |= {"Input Shape": _shape(x[0] if x else None), "Output Shape": _shape(y), "Flops": int(layer.total_ops)}
 
-    training = [(layer, layer.training) for layer in net.sublayers(include_self=True)]
     try:
-        net.eval()
         for layer in leaves:
             layer.total_ops = 0
             handles.append(layer.register_forward_post_hook(note))
-        with no_grad():
+        with eval_mode(net), no_grad():
             net(to_tensor(np.ones(list(input_size), np.float32)))
     finally:
         for handle in handles:
             handle.remove()
         for layer in leaves:
             layer.__dict__.pop("total_ops", None)
-        for layer, was in training:
-            layer.training = was
     return list(rows.values())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.layer import Layer
 
 _MB = 1024 * 1024
@@ -117,14 +118,10 @@ def _run(net: Layer, inputs: Any) -> _Record:
         handles.append(
             layer.register_forward_post_hook(lambda it, _, made: record.leave(open_rows[id(it)].pop(), it, made))
         )
-    modes = [(layer, layer.training) for layer in net.sublayers(include_self=True)]
     try:
-        net.eval()
-        with no_grad():
+        with eval_mode(net), no_grad():
             net(*inputs)
     finally:
-        for layer, training in modes:
-            layer.training = training
         for handle in handles:
             handle.remove()
     return record

@@ -9,6 +9,7 @@ from polyreme.core import unique_name
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.jit import to_static
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.parameter import Parameter
 from polyreme.optimizer import AdamW
 from polyreme.regularizer import L2Decay
@@ -585,3 +586,19 @@ def test_a_parameter_of_a_tensor():
     weight = Parameter.from_tensor(to_tensor([1.0, 1.0]), requires_grad=False)
     assert weight.stop_gradient
     assert weight.tolist() == [1.0, 1.0]
+
+
+def test_eval_mode_gives_each_layer_its_mode_back():
+    """A sublayer that was frozen before stays so, one that is added inside takes the mode of the whole."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    net[1].eval()
+
+    def fail_inside():
+        with eval_mode(net):
+            assert not net.training
+            net.add_sublayer("more", nn.ReLU().eval())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert [layer.training for layer in net.sublayers(include_self=True)] == [True, True, False, True]

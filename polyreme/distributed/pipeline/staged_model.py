@@ -22,6 +22,7 @@ from polyreme.distributed.placement import apply_plan
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh import SCHEDULES, Plan, default_schedule
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import Optimizer
 from polyreme.training import FULL_PRECISION, Microbatch, MixedPrecision, StepPolicy, cut
@@ -119,13 +120,8 @@ class StagedModel(Layer):
         batch = self._cut(data)
         if compute_loss:
             self._resolve_loss(loss_fn_idx)
-        was_training = self._layers.training
-        self._layers.eval()
-        try:
+        with eval_mode(self._layers):
             parts = self.training_step.evaluate(batch, losses=compute_loss, outputs=not compute_loss)
-        finally:
-            if was_training:
-                self._layers.train()
         return self._means(_arrays(parts), batch) if compute_loss else [out for _, out in parts]
 
     def _mean_or_all(self, mean: Tensor, parts: list[tuple[list[Tensor], Any]], batch: list[Microbatch]) -> Any:

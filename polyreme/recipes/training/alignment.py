@@ -20,6 +20,7 @@ from polyreme.errors import ConfigError
 from polyreme.io import safetensors_file
 from polyreme.nn import Layer
 from polyreme.nn import functional as F
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.initializer import Normal
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange
@@ -197,8 +198,7 @@ def _score(
     score = trainer.planned.evaluator(_AnswerScores(trainer.config))
     places = [(number, row) for number, listed in enumerate(rows) for row in listed]
     count, told_at = len(places), time.monotonic()
-    trainer.model.eval()
-    try:
+    with eval_mode(trainer.model):
         for begin in range(0, count, size):
             batch = [places[place % count] for place in range(begin, begin + size)]  # one shape, one program
             tokens, labels = (
@@ -210,8 +210,6 @@ def _score(
             if time.monotonic() - told_at > _SECONDS_A_LINE:
                 say(f"what the reference says of the answers: {min(begin + size, count)} of {count} pairs")
                 told_at = time.monotonic()
-    finally:
-        trainer.model.train()
 
 
 # rewards

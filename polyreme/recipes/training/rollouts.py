@@ -22,6 +22,7 @@ from polyreme.errors import DataError, NumericsError
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.jit import to_static
 from polyreme.nn import functional as F
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.recipes.config import ModelConfig
 from polyreme.recipes.data.batches import Batch
 from polyreme.recipes.data.chat_samples import TuningData, chat_tokenizer
@@ -109,8 +110,7 @@ class Rollouts:
             (prompt[prompt != PAD].tolist(), self.writer.decode(known[known != NO_LABEL].tolist()))
             for prompt, known in zip(batch.inputs, batch.labels, strict=True)
         ]
-        self.trainer.model.eval()
-        with no_grad():
+        with eval_mode(self.trainer.model), no_grad():
             texts = self._write([ids for ids, _ in prompts], batch.ids, step)
             for number, (prompt, answer) in enumerate(prompts):
                 for copy in range(group):
@@ -122,7 +122,6 @@ class Rollouts:
             flat = [to_tensor(array.reshape(-1, seq)) for array in (tokens, labels)]
             old = self._old(*flat).numpy().reshape(shape)
             reference = old if self.reference is None else self._before(*flat).numpy().reshape(shape)
-        self.trainer.model.train()
         spread = rewards.std(1, keepdims=True) + _LEAST_SPREAD
         facts = np.stack([(rewards - rewards.mean(1, keepdims=True)) / spread, rewards], -1).astype(np.float32)
         return Batch(batch.ids, tokens, (labels, old, reference, facts))

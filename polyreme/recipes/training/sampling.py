@@ -16,6 +16,7 @@ from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.jit import to_static
 from polyreme.models.tokenizer import END_OF_TEXT
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.ops.indexing import getitem
 from polyreme.recipes.config import RunConfig
 
@@ -42,11 +43,9 @@ def answer(data: Any, model: Any, config: RunConfig, logits: Logits | None) -> s
     ids = writer.encode_chat([{"role": "user", "content": config.log.prompt}])
     count = config.log.sample_tokens
     if logits is None and config.plan.num_devices == 1:
-        was_training = model.training
-        generator = TextGenerator(model, writer.end, writer.vocab_size)
-        (completion,) = generator.generate([ids], SamplingParams(temperature=0.0, max_tokens=count))
-        if was_training:
-            model.train()
+        with eval_mode(model):
+            generator = TextGenerator(model, writer.end, writer.vocab_size)
+            (completion,) = generator.generate([ids], SamplingParams(temperature=0.0, max_tokens=count))
         new = completion.token_ids
     else:
         chooser = Chooser(0.0, num_known=writer.vocab_size)
@@ -140,25 +139,19 @@ def generate_ids(
         return getitem(model(tokens), [0, at], (("int",), ("int",)))
 
     forward = to_static(last_logits)
-    was_training = model.training
-    model.eval()
     known = list(ids)
-    try:
-        with no_grad():
-            for _ in range(max_new_tokens):
-                seen = known[-window:]
-                padded = np.zeros((1, window), np.int64)
-                padded[0, : len(seen)] = seen
-                last = len(seen) - 1
-                if logits is None:
-                    scores = forward(to_tensor(padded), to_tensor(np.int32(last))).numpy()
-                else:
-                    scores = logits(padded)[0, last]
-                token = chooser.choose(scores)
-                if token in end:
-                    break
-                known.append(token)
-    finally:
-        if was_training:
-            model.train()
+    with eval_mode(model), no_grad():
+        for _ in range(max_new_tokens):
+            seen = known[-window:]
+            padded = np.zeros((1, window), np.int64)
+            padded[0, : len(seen)] = seen
+            last = len(seen) - 1
+            if logits is None:
+                scores = forward(to_tensor(padded), to_tensor(np.int32(last))).numpy()
+            else:
+                scores = logits(padded)[0, last]
+            token = chooser.choose(scores)
+            if token in end:
+                break
+            known.append(token)
     return known[len(ids) :]

@@ -23,6 +23,7 @@ from polyreme.jit import to_static
 from polyreme.jit.capture import capture_in_progress
 from polyreme.nn import Router
 from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.lazy import LazyGuard
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.manipulation import stack
@@ -85,11 +86,8 @@ class Trainer:
 
     def evaluate(self, tokens: Any, labels: Any) -> float:
         """Mean loss of a batch, nats a token, with dropout off."""
-        self.model.eval()
-        try:
+        with eval_mode(self.model):
             return float(self.planned.evaluate(tokens, labels))
-        finally:
-            self.model.train()
 
     @property
     def logits(self) -> Callable[[Any], np.ndarray] | None:
