@@ -4,14 +4,13 @@ asked for, in buckets of whole parameters.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import math
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError
 from polyreme.io.bucket_files import BucketFile, BucketStream, DiskSpeed, FilePart, MemoryFile, free_bytes, measure
+from polyreme.io.folder_lock import lock_folder
 from polyreme.system_memory import available_bytes
 
 BUCKET_BYTES = 32 << 20
@@ -504,7 +504,7 @@ def _open_folder(root: Path) -> tuple[Path, int]:
     """A new folder below root and the lock that says that its process lives; folders of dead processes are deleted."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root):  # several processes begin at once
+        with lock_folder(root):  # several processes begin at once
             for old in root.glob(f"{_FOLDER}*"):
                 _sweep(old)
             number = 0
@@ -522,16 +522,6 @@ def _open_folder(root: Path) -> tuple[Path, int]:
 
 def _open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _sweep(old: Path) -> None:

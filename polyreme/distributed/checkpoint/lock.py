@@ -5,19 +5,17 @@ the lock's last change, compared with that of a file written now on the same dis
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from polyreme import flags
 from polyreme.errors import CheckpointError, ConfigError
+from polyreme.io.folder_lock import lock_folder
 
 _log = logging.getLogger("polyreme.checkpoint")
 _BEATS = 6
@@ -56,7 +54,7 @@ class FolderLock:
             "beat": beat,
             **_birth(os.getpid()),
         }
-        with _guard(path.parent):
+        with lock_folder(path.parent):
             # written whole, then renamed: a reader of the lock never sees half a pid
             fresh = path.with_name(f"{path.name}.tmp")
             fresh.write_text(json.dumps(self.owner))
@@ -110,7 +108,7 @@ class FolderLock:
     def release(self) -> None:
         """Give the folder free; a lock that another process has taken over since is left alone."""
         self._released.set()
-        with contextlib.suppress(FileNotFoundError), _guard(self.path.parent):  # the folder may be deleted by now
+        with contextlib.suppress(FileNotFoundError), lock_folder(self.path.parent):  # the folder may be deleted by now
             if self._holder() == self.owner:
                 self.path.unlink()
 
@@ -122,17 +120,6 @@ class FolderLock:
         if not isinstance(holder, dict) or type(holder.get("pid")) is not int or "host" not in holder:
             return None
         return holder
-
-
-@contextmanager
-def _guard(folder: Path) -> Iterator[None]:
-    """Exclude other processes while the lock file is looked at and changed; the kernel frees it if this one dies."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _alive(holder: dict[str, Any], age: float, timeout: float) -> bool:
