@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, DTypeError, ShapeError, did_you_mean
 from polyreme.export.manifest import MAIN, ArtifactManifest, FunctionRecord, ProgramRecord, check
 from polyreme.export.program import stored_aval
 from polyreme.export.spec import ArraySpec, sizes_of
 from polyreme.io import safetensors_file
+from polyreme.io.complex_pairs import from_pairs
 
 
 class ArtifactProgram(Protocol):
@@ -162,7 +162,7 @@ class Artifact:
     @functools.cached_property
     def state(self) -> dict[str, jax.Array]:
         """Every array that the functions take from the weights file, on the default device."""
-        return {n: jax.numpy.asarray(_from_file(self.stored[n], s.dtype)) for n, s in self.manifest.state.items()}
+        return {n: jax.numpy.asarray(from_pairs(self.stored[n], s.dtype)) for n, s in self.manifest.state.items()}
 
     def function(self, name: str) -> ArtifactFunction:
         """A function by name; raises CheckpointError for one that was not exported."""
@@ -192,10 +192,6 @@ class Artifact:
     @functools.cached_property
     def _placed(self) -> dict[str, jax.Array]:
         return jax.device_put(self.stored)
-
-
-def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return array.view(dtype)[..., 0] if dtypes.is_complex(dtype) else array
 
 
 def read_own(prefix: str | os.PathLike[str]) -> Artifact:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from polyreme import version
 from polyreme.core import dtype as dtypes
@@ -19,6 +18,7 @@ from polyreme.export.manifest import MAIN, ArtifactManifest, File, FunctionRecor
 from polyreme.export.nesting import to_json
 from polyreme.export.program import PLATFORMS, from_stored
 from polyreme.export.spec import BATCH, ArraySpec
+from polyreme.io.complex_pairs import to_pairs
 from polyreme.jit.capture import Capture, watching
 from polyreme.jit.structure import LEAF, Spec
 from polyreme.paddle_models import PaddleProgram, PaddleVariable, read_program
@@ -75,7 +75,7 @@ def read_paddle(program_file: Path, parameter_file: Path | None) -> PaddleArtifa
         differentiable=True,
         extra={"state": {n: _kind(program.block.variables[n]) for n in program.parameters}},
     )
-    stored = {n: _pairs(a) for n, a in program.parameters.items()}
+    stored = {n: to_pairs(a) for n, a in program.parameters.items()}
     function = ArtifactFunction(MAIN, manifest.functions[MAIN], [PaddleFunction(program, record)])
     return PaddleArtifact(program_file.with_suffix(""), manifest, stored, {MAIN: function})
 
@@ -113,13 +113,6 @@ def _kind(variable: PaddleVariable) -> dict[str, Any]:
     has_numbers = variable.dtype is not None and dtypes.is_inexact(variable.dtype)
     is_parameter = has_numbers and (variable.is_parameter or not is_statistic)
     return {"parameter": is_parameter, "stop_gradient": is_statistic, "persistable": True}
-
-
-def _pairs(array: np.ndarray) -> np.ndarray:
-    """A complex array as artefacts store it."""
-    if not dtypes.is_complex(array.dtype):
-        return array
-    return np.stack([np.real(array), np.imag(array)], axis=-1)
 
 
 def _file(path: Path) -> File:

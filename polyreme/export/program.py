@@ -177,11 +177,3 @@ def stored_aval(array: Any) -> jax.ShapeDtypeStruct:
 def from_stored(array: jax.Array, dtype: np.dtype) -> jax.Array:
     """The state array of a stored one; traced."""
     return jax.lax.complex(array[..., 0], array[..., 1]) if dtypes.is_complex(dtype) else array
-
-
-def to_stored(array: Any) -> np.ndarray:
-    """A state array as the file holds it."""
-    host = np.asarray(array)
-    if dtypes.is_complex(host.dtype):
-        return np.stack([np.real(host), np.imag(host)], axis=-1)
-    return host

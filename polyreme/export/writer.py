@@ -14,9 +14,10 @@ import xxhash
 
 from polyreme.errors import CaptureError, CheckpointError, ConfigError
 from polyreme.export.manifest import MAIN, ArtifactManifest, File, FunctionRecord, ProgramRecord, digest_of
-from polyreme.export.program import PLATFORMS, Call, check_platforms, export, to_stored
+from polyreme.export.program import PLATFORMS, Call, check_platforms, export
 from polyreme.export.spec import ArraySpec, as_specs, combinations, fixed
 from polyreme.io import safetensors_file
+from polyreme.io.complex_pairs import to_pairs
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def write_functions(
         records[name], why = _export_all(base.name, name, function, state, lowered, differentiable is True, blobs)
         refusal = refusal or why
     with _Staged(base) as staged:
-        arrays = {n: to_stored(a) for n, a in state.items()}
+        arrays = {n: to_pairs(a) for n, a in state.items()}
         weights = staged.add("safetensors", lambda file: safetensors_file.write(file, arrays, {"format": "np"}))
         for name, data in blobs.items():
             staged.add(name.removeprefix(f"{base.name}."), lambda file, data=data: file.write(data))

@@ -20,6 +20,7 @@ from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ProgramError, did_you_mean
+from polyreme.io.complex_pairs import from_pairs
 from polyreme.nn.clip import GradientClip
 from polyreme.nn.initializer import Initializer
 from polyreme.nn.parameter import Parameter
@@ -251,7 +252,7 @@ class ValueDecoder:
             name = _text(body["name"])
             if name not in self._arrays:
                 raise CheckpointError(f"the values of {name!r} are missing; they are kept beside the Program")
-            array = from_stored(np.asarray(self._arrays[name]), dtype)
+            array = from_pairs(np.asarray(self._arrays[name]), dtype)
             if array.dtype != dtype or array.shape != shape:
                 raise CheckpointError(
                     f"{name!r} is {array.dtype.name}{list(array.shape)}, the Program says {dtype.name}{list(shape)}"
@@ -287,20 +288,6 @@ def _placeholder(name: Any) -> Parameter:
     Tensor.__init__(made, Symbol(_text(name), (), dtypes.float32), stop_gradient=False)
     made.name = name
     return made
-
-
-def as_stored(array: np.ndarray) -> np.ndarray:
-    """An array as safetensors holds it: complex numbers as pairs in a new last dim."""
-    if not dtypes.is_complex(array.dtype):
-        return array
-    return np.stack([np.real(array), np.imag(array)], axis=-1)
-
-
-def from_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """An array of this dtype of what as_stored gave."""
-    if dtypes.is_complex(dtype) and not dtypes.is_complex(array.dtype):
-        return np.ascontiguousarray(array).view(dtype)[..., 0]
-    return array
 
 
 def _text(value: Any) -> str:

@@ -22,8 +22,9 @@ from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, ProgramError, did_you_mean
 from polyreme.io import safetensors_file
+from polyreme.io.complex_pairs import to_pairs
 from polyreme.nn.parameter import Parameter
-from polyreme.program.encoding import Arrays, Encoder, ValueDecoder, as_stored
+from polyreme.program.encoding import Arrays, Encoder, ValueDecoder
 from polyreme.program.operation import Call, Operation, function_of
 from polyreme.program.training import Optimize, StartOptimizer
 
@@ -56,7 +57,7 @@ def to_bytes(program: Any) -> bytes:
     """The Program and its values as the bytes of one safetensors file."""
     arrays: Arrays = {}
     text = json.dumps(to_body(program, arrays)).encode()
-    stored = {_TEXT: np.frombuffer(text, np.uint8)} | {n: as_stored(a) for n, a in arrays.items()}
+    stored = {_TEXT: np.frombuffer(text, np.uint8)} | {n: to_pairs(a) for n, a in arrays.items()}
     file = io.BytesIO()
     safetensors_file.write(file, stored, {"format": FORMAT})
     return file.getvalue()

@@ -20,7 +20,8 @@ from polyreme.core import state
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
 from polyreme.io import safetensors_file
-from polyreme.program.encoding import Arrays, as_stored, from_stored
+from polyreme.io.complex_pairs import from_pairs, to_pairs
+from polyreme.program.encoding import Arrays
 from polyreme.program.placing import HasValues, updated
 from polyreme.program.scope import Scope
 from polyreme.program.training import Optimize
@@ -204,7 +205,7 @@ def packed(arrays: Mapping[str, np.ndarray], kind: str, metadata: Mapping[str, s
     """Arrays as the bytes of a safetensors file; kind: what it is a file of, which `unpacked` checks."""
     complex_ones = [n for n, a in arrays.items() if a.dtype.kind == "c"]
     file = BytesIO()
-    stored = {n: as_stored(a.astype(a.dtype.newbyteorder("="), copy=False)) for n, a in arrays.items()}
+    stored = {n: to_pairs(a.astype(a.dtype.newbyteorder("="), copy=False)) for n, a in arrays.items()}
     more = {"format": kind, "complex": json.dumps(complex_ones), **(metadata or {})}
     safetensors_file.write(file, stored, more)
     return file.getvalue()
@@ -220,7 +221,7 @@ def unpacked(data: bytes, kind: str, where: str) -> tuple[Arrays, dict[str, str]
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{where}: its metadata is malformed ({error})") from error
     wide = {np.dtype("float32"): np.dtype("complex64"), np.dtype("float64"): np.dtype("complex128")}
-    return {n: from_stored(a, wide[a.dtype]) if n in complex_ones else a for n, a in arrays.items()}, metadata
+    return {n: from_pairs(a, wide[a.dtype]) if n in complex_ones else a for n, a in arrays.items()}, metadata
 
 
 def schedules_in(metadata: Mapping[str, str], where: str) -> dict[str, Any]:

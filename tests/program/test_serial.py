@@ -14,13 +14,14 @@ import polyreme.nn.functional as F
 from polyreme import static
 from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, ConfigError, ProgramError
+from polyreme.io.complex_pairs import to_pairs
 from polyreme.jit.control_flow import cond, while_loop
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.nn import ClipGradByGlobalNorm, ParamAttr
 from polyreme.nn.initializer import Assign, KaimingNormal
 from polyreme.optimizer import SGD, Adam, Momentum
 from polyreme.optimizer.lr import LinearWarmup, StepDecay
-from polyreme.program.encoding import Encoder, ValueDecoder, as_stored
+from polyreme.program.encoding import Encoder, ValueDecoder
 from polyreme.program.serial import VERSION
 from polyreme.program.values import Ref, SizeOf
 from polyreme.regularizer import L1Decay, L2Decay
@@ -216,7 +217,7 @@ def test_arrays_come_back(dtype, shape):
     value = (RNG.normal(size=shape) * 9).astype(dtypes.as_dtype(dtype))
     for beside in (None, {}):
         node = json.loads(json.dumps(Encoder(beside, {}).encode(value, "x")))
-        files = {} if beside is None else {n: as_stored(a) for n, a in beside.items()}
+        files = {} if beside is None else {n: to_pairs(a) for n, a in beside.items()}
         found = ValueDecoder(files, [], lambda name: None).decode(node)
         assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
