@@ -18,7 +18,15 @@ from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.kernels.low_bit import HALVES
 from polyreme.models import bitsandbytes_layout
-from polyreme.models.published import Changed, Index, PublishedFamily, WeightRule, WeightSource, match
+from polyreme.models.published import (
+    Changed,
+    Index,
+    PublishedFamily,
+    WeightRule,
+    WeightSource,
+    match,
+    transposed_source,
+)
 from polyreme.nn import Layer, Linear, MoE
 from polyreme.nn.quant import QuantizedExperts, QuantizedLinear
 
@@ -445,7 +453,7 @@ def open_low_bit(
             codes, scales = layout.open(there, files)
             for part in layout.parts:
                 opened.pop(f"{there}.{part}", None)
-            turned = (lambda source: source) if modules.is_transposed[name] else _turned
+            turned = (lambda source: source) if modules.is_transposed[name] else transposed_source
             opened[f"{there}.weight"], opened[f"{there}.weight_scale"] = turned(codes), turned(scales)
     return opened
 
@@ -523,10 +531,6 @@ def packed_parts(
             continue
         codes, scales = (array, beside) if part == "weight" else (beside, array)
         yield from ((f"{module}.{key}", value) for key, value in layout.pack(codes, scales).items())
-
-
-def _turned(source: WeightSource) -> WeightSource:
-    return Changed(source.shape[::-1], source.dtype, lambda index: source.read(index[::-1]).T)
 
 
 def _check_form(name: str, source: WeightSource, dims: int, sizes: Sequence[int]) -> None:

@@ -50,7 +50,8 @@ class Conversion(NamedTuple):
     store: Callable[[np.ndarray, Any], list[np.ndarray]]
 
 
-def _transposed(source: WeightSource) -> WeightSource:
+def transposed_source(source: WeightSource) -> WeightSource:
+    """A matrix of a file, transposed as it is read."""
     return Changed(source.shape[::-1], source.dtype, lambda index: source.read(index[::-1]).T)
 
 
@@ -76,10 +77,10 @@ def _stacked(sources: Sequence[WeightSource]) -> WeightSource:
 
 
 SAME = Conversion(lambda sources, config: sources[0], lambda array, config: [array])
-TRANSPOSED = Conversion(lambda sources, config: _transposed(sources[0]), lambda array, config: [array.T])
+TRANSPOSED = Conversion(lambda sources, config: transposed_source(sources[0]), lambda array, config: [array.T])
 """A linear map, [out, in] there."""
 EXPERTS = Conversion(
-    lambda sources, config: _stacked([_transposed(source) for source in sources]),
+    lambda sources, config: _stacked([transposed_source(source) for source in sources]),
     lambda array, config: [matrix.T for matrix in array],
 )
 """A linear map of each expert, one array each there."""
@@ -89,7 +90,7 @@ def merged(count: int, is_transposed: bool) -> Conversion:
     """So many arrays there, side by side in the last dim here; linear maps if transposed."""
 
     def load(sources: list[WeightSource], config: Any) -> WeightSource:
-        parts = [_transposed(source) for source in sources] if is_transposed else sources
+        parts = [transposed_source(source) for source in sources] if is_transposed else sources
         *outer, last = parts[0].shape
         if any(part.shape != parts[0].shape for part in parts):
             raise ShapeError(f"weights that are one here have shapes {[list(source.shape) for source in sources]}")
@@ -109,7 +110,7 @@ def merged(count: int, is_transposed: bool) -> Conversion:
 def transposed(change: Conversion) -> Conversion:
     """A change of linear maps that are [out, in] there, where `change` takes [in, out]."""
     return Conversion(
-        lambda sources, config: change.load([_transposed(source) for source in sources], config),
+        lambda sources, config: change.load([transposed_source(source) for source in sources], config),
         lambda array, config: [part.T for part in change.store(array, config)],
     )
 

@@ -15,13 +15,13 @@ from polyreme.fluid.layer import layer, seedless
 from polyreme.nn import functional as F
 from polyreme.nn.layers import decoding
 from polyreme.nn.layers.decoding import BeamSearchDecoder
-from polyreme.nn.layers.recurrent import over_time
+from polyreme.nn.layers.recurrent import over_time, swap_steps
 from polyreme.nn.layers.recurrent_cell import RNNCellBase
 from polyreme.ops import OPS
 from polyreme.ops.activation import softmax
 from polyreme.ops.arithmetic import cast, equal, matmul
 from polyreme.ops.creation import zeros_like
-from polyreme.ops.manipulation import concat, reshape, split, stack, transpose
+from polyreme.ops.manipulation import concat, reshape, split, stack
 from polyreme.ops.math import sigmoid, tanh
 from polyreme.ops.random import multinomial
 from polyreme.ops.recurrent import gather_tree as walk_back
@@ -165,7 +165,7 @@ def rnn(
     """
     x = _by_step("rnn", inputs, time_major)
     outputs, last = over_time(cell, x, initial_states, sequence_length, is_reverse, **kwargs)
-    return outputs if time_major else _swap(outputs), last
+    return outputs if time_major else swap_steps(outputs), last
 
 
 def _by_step(what: str, inputs: Any, time_major: bool) -> Any:
@@ -175,12 +175,7 @@ def _by_step(what: str, inputs: Any, time_major: bool) -> Any:
             f"fluid.layers.{what}: the number of steps of inputs is unknown, and is part of the Program; give it in "
             "data(shape=), or use dynamic_lstm or dynamic_gru"
         )
-    return inputs if time_major else _swap(inputs)
-
-
-def _swap(x: Any) -> Any:
-    """[batch, steps, ...] <-> [steps, batch, ...], of every Variable in x."""
-    return jax.tree.map(lambda leaf: transpose(leaf, [1, 0, *range(2, len(leaf.shape))]), x)
+    return inputs if time_major else swap_steps(inputs)
 
 
 class Decoder:

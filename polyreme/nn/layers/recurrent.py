@@ -38,7 +38,7 @@ from polyreme.ops.recurrent import check_lengths, recurrent_layer
 _UNROLLED = 16
 
 
-def _swap(x: Any) -> Any:
+def swap_steps(x: Any) -> Any:
     """[batch, steps, ...] <-> [steps, batch, ...], of every Tensor in x."""
     return jax.tree.map(lambda leaf: transpose(leaf, [1, 0, *range(2, len(leaf.shape))]), x)
 
@@ -121,7 +121,26 @@ def _beside(real: Any, x: Any) -> Any:
     return real
 
 
-class RNN(Layer):
+class _OverSteps(Layer):
+    """What calls over_time with the steps first, and gives the outputs in the order of the inputs."""
+
+    time_major: bool
+    _is_recurrent = True
+
+    def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None, **kwargs: Any) -> Any:
+        """initial_states: what the cell takes, else its own initial states; of BiRNN a pair, for cell_fw and cell_bw.
+        sequence_length [batch]: the steps of each sequence that are real. kwargs go to the cell at each step.
+        """
+        x = inputs if self.time_major else swap_steps(inputs)
+        outputs, last = self.over_time(x, initial_states, sequence_length, **kwargs)
+        return outputs if self.time_major else swap_steps(outputs), last
+
+    def over_time(self, x: Any, states: Any, lengths: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """forward of inputs that are [steps, batch, ...]."""
+        raise NotImplementedError
+
+
+class RNN(_OverSteps):
     """A cell over sequences: inputs [batch, steps, ...] (time_major: [steps, batch, ...]) -> (outputs, last states).
 
     Inputs, states and outputs may be nested if the cell takes them so. A cell of this library runs as one op.
@@ -132,8 +151,6 @@ class RNN(Layer):
     (paddle.Size([2, 5, 4]), paddle.Size([2, 4]))
     """
 
-    _is_recurrent = True
-
     def __init__(self, cell: RNNCellBase, is_reverse: bool = False, time_major: bool = False) -> None:
         super().__init__()
         if not callable(getattr(cell, "forward", None)):
@@ -142,25 +159,16 @@ class RNN(Layer):
         self.is_reverse = is_reverse
         self.time_major = time_major
 
-    def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None, **kwargs: Any) -> Any:
-        """initial_states: what the cell takes, else its own initial states. sequence_length [batch]: the steps of each
-        sequence that are real. kwargs go to the cell at each step.
-        """
-        x = inputs if self.time_major else _swap(inputs)
-        outputs, last = self.over_time(x, initial_states, sequence_length, **kwargs)
-        return outputs if self.time_major else _swap(outputs), last
-
     def over_time(self, x: Any, states: Any, lengths: Any, **kwargs: Any) -> tuple[Any, Any]:
         """forward of inputs that are [steps, batch, ...]."""
         return over_time(self.cell, x, states, lengths, self.is_reverse, **kwargs)
 
 
-class BiRNN(Layer):
+class BiRNN(_OverSteps):
     """One cell from the first step to the last and one back: outputs side by side in the last dim, a pair of states."""
 
     cell_fw: RNNCellBase
     cell_bw: RNNCellBase
-    _is_recurrent = True
 
     def __init__(self, cell_fw: RNNCellBase, cell_bw: RNNCellBase, time_major: bool = False) -> None:
         super().__init__()
@@ -169,12 +177,6 @@ class BiRNN(Layer):
             raise ConfigError(f"BiRNN: cell_fw takes inputs of size {sizes[0]}, cell_bw of {sizes[1]}; make them equal")
         self.cell_fw, self.cell_bw = cell_fw, cell_bw
         self.time_major = time_major
-
-    def forward(self, inputs: Any, initial_states: Any = None, sequence_length: Any = None, **kwargs: Any) -> Any:
-        """As RNN's; initial_states: a pair, of cell_fw and of cell_bw."""
-        x = inputs if self.time_major else _swap(inputs)
-        outputs, last = self.over_time(x, initial_states, sequence_length, **kwargs)
-        return outputs if self.time_major else _swap(outputs), last
 
     def over_time(self, x: Any, states: Any, lengths: Any, **kwargs: Any) -> tuple[Any, Any]:
         """forward of inputs that are [steps, batch, ...]."""
@@ -234,7 +236,7 @@ class _Stack(LayerList):
             raise ShapeError(
                 f"{type(self).__name__}: inputs {list(inputs.shape)}; needs [{order}, input_size={self.input_size}]"
             )
-        x = inputs if self.time_major else _swap(inputs)
+        x = inputs if self.time_major else swap_steps(inputs)
         states, last = self._states_of(initial_states), []
         for k, layer in enumerate(self):
             if k and self.dropout:
@@ -243,7 +245,7 @@ class _Stack(LayerList):
             mine = states[at : at + self.num_directions]
             x, ended = layer.over_time(x, mine[0] if self.num_directions == 1 else mine, sequence_length)
             last += [ended] if self.num_directions == 1 else list(ended)
-        outputs = x if self.time_major else _swap(x)
+        outputs = x if self.time_major else swap_steps(x)
         return outputs, jax.tree.map(lambda *each: stack(list(each), 0), *last)
 
     def flatten_parameters(self) -> None:
