@@ -28,14 +28,14 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"polyreme.{name}")
     api = importlib.import_module(_LATE.get(name, "polyreme.api"))
     if not hasattr(api, name):
-        raise AttributeError(f"polyreme has no name {name!r}{_nearest(name, __dir__())}")
+        raise AttributeError(f"polyreme has no name {name!r}{_instead(name)}")
     value = getattr(api, name)
     globals()[name] = value
     return value
 
 
-def _nearest(name: str, choices: Any) -> str:
-    return importlib.import_module("polyreme.errors").nearest(name, choices)
+def _instead(name: str) -> str:
+    return importlib.import_module("polyreme.module_names").instead(__name__, name, __dir__())
 
 
 def __dir__() -> list[str]:

@@ -1,19 +1,54 @@
-"""Modules that, asked for a name they do not have, say the nearest one that they have."""
+"""Modules that, asked for a name they do not have, say what to write, or the nearest one that they have."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
 from polyreme.errors import nearest
 
+# what other libraries call it -> what to write; of a module and name where the name alone has another meaning here
+_ELSEWHERE = {
+    "backends": "set_flags, set_device",
+    "checkpoint": "distributed.fleet.utils.recompute",
+    "compile": "jit.to_static",
+    "custom_jvp": "utils.register_op",
+    "custom_vjp": "autograd.PyLayer, utils.register_op",
+    "func": "autograd",
+    "inference_mode": "no_grad",
+    "jacfwd": "autograd.jacobian",
+    "jacrev": "autograd.jacobian",
+    "lr_scheduler": "optimizer.lr",
+    "optim": "optimizer",
+    "polyreme.hessian": "autograd.hessian",
+    "polyreme.jacobian": "autograd.jacobian",
+    "polyreme.jvp": "autograd.jvp",
+    "polyreme.tensor": "to_tensor",
+    "polyreme.utils.data": "io",
+    "polyreme.vjp": "autograd.vjp",
+    "polyreme.vmap": "autograd.vmap",
+    "value_and_grad": "grad",
+}
+
+
+def instead(module: str, name: str, choices: Iterable[str]) -> str:
+    """The end of a message about a name that a public module does not have: what to write, or the nearest, or nothing.
+
+    >>> instead("polyreme", "compile", ["complex"])
+    '; write paddle.jit.to_static'
+    >>> instead("polyreme.nn", "Linea", ["Linear"])
+    "; did you mean 'Linear'?"
+    """
+    words = _ELSEWHERE.get(f"{module}.{name}") or _ELSEWHERE.get(name)
+    return f"; write paddle.{words.replace(', ', ', paddle.')}" if words else nearest(name, choices)
+
 
 class _Suggesting(ModuleType):
     def __getattr__(self, name: str) -> NoReturn:
         message = f"module {self.__name__!r} has no attribute {name!r}"
         if not name.startswith("_"):
-            message += nearest(name, (known for known in dir(self) if not known.startswith("_")))
+            message += instead(self.__name__, name, (known for known in dir(self) if not known.startswith("_")))
         raise AttributeError(message)
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:

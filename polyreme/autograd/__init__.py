@@ -1,6 +1,7 @@
 """Differentiation: gradients as functions, functions with their own backward, Jacobians and Hessians."""
 
 from polyreme.autograd.functional import backward, grad, hvp, jvp, vjp
+from polyreme.autograd.mapped import vmap
 from polyreme.autograd.matrices import Hessian, Jacobian, hessian, jacobian
 from polyreme.autograd.py_layer import Function, PyLayer, PyLayerContext
 from polyreme.autograd.saved import saved_tensors_hooks
@@ -28,6 +29,7 @@ __all__ = [
     "saved_tensors_hooks",
     "set_grad_enabled",
     "vjp",
+    "vmap",
 ]
 
 suggest_names(__name__)

@@ -166,6 +166,7 @@ def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
     [[2.0, 0.0], [0.0, 4.0]]
     """
     batched = _batch("jacobian", batch_axis)
+    _refuse_function("jacobian", ys)
     outputs, inputs = as_list("jacobian", "ys", ys), as_list("jacobian", "xs", xs)
     rows = [[Jacobian(y, x, batched) for x in inputs] for y in outputs]
     found = [_only(row, xs) for row in rows]
@@ -182,6 +183,7 @@ def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
     [[6.0, 0.0], [0.0, 12.0]]
     """
     batched = _batch("hessian", batch_axis)
+    _refuse_function("hessian", ys)
     (root,), inputs = as_list("hessian", "ys", [ys]), as_list("hessian", "xs", xs)
     per_sample = root.size // root.shape[0] if batched and root.ndim and root.shape[0] else root.size
     if per_sample != 1:
@@ -195,6 +197,14 @@ def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
     firsts = [zeros(x) if g is None else g for g, x in zip(firsts, inputs, strict=True)]
     found = [_only([Hessian(g, x, batched) for x in inputs], xs) for g in firsts]  # type: ignore[arg-type]
     return _only(found, xs)
+
+
+def _refuse_function(what: str, ys: Any) -> None:
+    if callable(ys):
+        raise GradError(
+            f"{what}: ys is a function; give what it returns for xs whose stop_gradient is False, or call "
+            f"incubate.autograd.{what.capitalize()}(func, xs)[:]"
+        )
 
 
 def _batch(what: str, batch_axis: Any) -> bool:

@@ -189,6 +189,8 @@ def view(x: Array, shape_or_dtype: Any) -> Array:
     With a dtype the last dim grows or shrinks as the items do: [3, 4] float32 -> [3, 8] int16. A dtype view has no
     gradient. Unlike a strided view it does not share later writes.
     """
+    if isinstance(shape_or_dtype, int):
+        shape_or_dtype = (shape_or_dtype,)
     if isinstance(shape_or_dtype, tuple):
         return jnp.reshape(x, resolve_shape(shape_or_dtype, x.shape, "view"))
     to = dtypes.as_dtype(shape_or_dtype)
