@@ -91,7 +91,7 @@ FLOORS = {
 of the tape. A package that is not here may order its parts as it likes, without cycles."""
 CYCLES: set[tuple[str, ...]] = set()
 """Cycles between parts of a package that are still to be undone."""
-PUBLIC_ABOVE = {("polyreme.jit", "polyreme.export")}
+PUBLIC_ABOVE = {("polyreme.jit", "polyreme.export"), ("polyreme.models", "polyreme.generation")}
 """Packages whose public names stand on a higher floor, and are loaded when one is asked for."""
 # loaded when needed: --help wants no jax, loader workers have none, scripts choose which module of a name they mean
 LATE_IMPORTS = (

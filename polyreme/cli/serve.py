@@ -60,6 +60,13 @@ def serve(
         str | None,
         typer.Option(help="Of keys and values: int8 (a scale for each head and token), bfloat16, float16, float32."),
     ] = None,
+    generation_config: Annotated[
+        str,
+        typer.Option(help="auto: requests that say no temperature, top_p, ... have the weights' own; vllm: OpenAI's."),
+    ] = "auto",
+    chat_template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A chat template, in place of the tokenizer's.")
+    ] = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Texts that may wait for a place.")] = 128,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 600.0,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = 4 << 20,
@@ -85,7 +92,7 @@ def serve(
         merged, named = _adapters(adapter or ())
         engine = loading.EngineOptions(
             dtype, max_num_seqs, max_model_len, block_size, num_blocks, prefill_chunk, enable_prefix_caching,
-            speculative, num_draft_tokens, merged, named, plan, kv_cache_dtype,
+            speculative, num_draft_tokens, merged, named, plan, kv_cache_dtype, generation_config, chat_template,
         )  # fmt: skip
         options = ServerOptions(
             names=names_of(weights, served_model_name or ()),

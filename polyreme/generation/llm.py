@@ -12,7 +12,7 @@ from polyreme.generation.beams import BeamSearch, BeamSearchParams
 from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.grammar import without_words
-from polyreme.generation.sampling import SamplingParams
+from polyreme.generation.sampling import SamplingParams, settings_of
 from polyreme.generation.seq2seq import Seq2SeqGenerator
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.text_stream import TextStream
@@ -22,6 +22,7 @@ from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, 
 from polyreme.models.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from polyreme.models.folder import weights_digest
 from polyreme.models.gguf_file import is_gguf
+from polyreme.models.loader_words import LoaderWord, anything, one_of, without_met
 from polyreme.models.packages import resolve
 from polyreme.models.pretrained import open_published
 from polyreme.models.t5 import T5ForConditionalGeneration
@@ -34,6 +35,39 @@ def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, 
         return Speculation(draft, num_draft_tokens)
     AutoTokenizer.from_pretrained(draft).check_same_tokens(tokenizer, draft)
     return Speculation(AutoModelForCausalLM.from_pretrained(draft, dtype=dtype), num_draft_tokens)
+
+
+_WORDS: dict[str, LoaderWord] = {
+    "tensor_parallel_size": LoaderWord(one_of(1), "give plan=, as Plan.from_degrees(mp=2)"),
+    "quantization": LoaderWord(one_of(), "the folder says it"),
+    "tokenizer_mode": LoaderWord(one_of("auto", "fast"), "tokenizer.json is read"),
+    "load_format": LoaderWord(one_of("auto", "safetensors", "gguf"), "the path says it"),
+    # of memory, queues and programs that are there as a batch needs them
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "swap_space", "cpu_offload_gb", "enforce_eager", "max_num_seqs", "block_size"),
+        LoaderWord(anything, ""),
+    ),
+    **dict.fromkeys(
+        ("max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill", "disable_log_stats"),
+        LoaderWord(anything, ""),
+    ),
+}
+"""vLLM's arguments that change no text here, where they ask for what is done anyway."""
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """Texts and token ids of prompts. Raises ConfigError for a mapping with neither."""
+    listed = []
+    for prompt in [prompts] if isinstance(prompts, (str, Mapping)) else prompts:
+        if isinstance(prompt, Mapping):
+            key = next((key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None), None)
+            if key is None or prompt.keys() - {"prompt", "prompt_token_ids"}:
+                raise ConfigError(
+                    f"generate: a prompt with {sorted(prompt)}; give its prompt, a text, or prompt_token_ids"
+                )
+            prompt = prompt[key]
+        listed.append(prompt)
+    return listed
 
 
 def _reads_another(path: Path) -> bool:
@@ -63,11 +97,11 @@ class LLM:
 
     model: a folder of published weights (of a decoder, or of a T5, which writes a text of each prompt), a GGUF file,
     the name of weights that `polyreme models fetch` brought, or a Decoder or T5, which needs a tokenizer. tokenizer:
-    that of the adapter, or of the path, if None. dtype, plan, ...: as of
-    AutoModelForCausalLM.from_pretrained. speculative: "ngram", or a smaller model with the same tokens, likewise:
-    drafts num_draft_tokens at a time for a prompt that is alone, the same text sooner (Speculation). adapter: the
-    folder of one that was trained on the weights of the path, which is merged into them. kv_cache_dtype: of keys and
-    values, as of TextGenerator.
+    that of the adapter, or of the path, if None. dtype, plan, ...: as of AutoModelForCausalLM.from_pretrained; vLLM's
+    max_model_len is its seq_len, and others of vLLM's words are taken where they ask for what is done anyway.
+    speculative: "ngram", or a smaller model with the same tokens, likewise: drafts num_draft_tokens at a time for a
+    prompt that is alone, the same text sooner (Speculation). adapter: the folder of one that was trained on the weights
+    of the path, which is merged into them. kv_cache_dtype: of keys and values, as of TextGenerator.
     """
 
     tokenizer: TextTokenizer
@@ -93,6 +127,9 @@ class LLM:
         has_tokenizer = adapter is not None and (Path(adapter) / "tokenizer.json").is_file()
         named = (adapter if has_tokenizer else model) if tokenizer is None else tokenizer
         self.tokenizer = named if isinstance(named, TextTokenizer) else AutoTokenizer.from_pretrained(named)
+        options = without_met("LLM", options, _WORDS)
+        if "max_model_len" in options:
+            options.setdefault("seq_len", options.pop("max_model_len"))
         if not is_path and (dtype is not None or plan is not None or options):
             raise ConfigError("LLM: dtype, plan and options are for weights that are read; the model is there already")
         loader = AutoModelForSeq2SeqLM if is_path and _reads_another(model) else AutoModelForCausalLM
@@ -114,25 +151,38 @@ class LLM:
             self.model, self.tokenizer.end, self.tokenizer.vocab_size, speculation, kv_cache_dtype
         )
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How texts are written where nothing is said of it: as generation_config.json of the weights says."""
+        return SamplingParams(**settings_of(self.model.generation_config))  # type: ignore[arg-type]  # checked there
+
+    def get_tokenizer(self) -> TextTokenizer:
+        """The tokenizer."""
+        return self.tokenizer
+
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any] | Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """What the model writes after each prompt, a text or token ids; all prompts are one batch.
+        """What the model writes after each prompt, a text, token ids, or one of both as vLLM has them, {"prompt": ...}
+        or {"prompt_token_ids": ...}; all prompts are one batch.
 
-        Raises ConfigError for settings out of range, and for prompts that are empty or too long.
+        sampling_params: get_default_sampling_params() if None. use_tqdm: nothing is shown. Raises ConfigError for
+        settings out of range, and for prompts that are empty or too long.
         """
-        listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        listed = _listed(prompts)
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else [int(i) for i in p] for p in listed]
         return self._write(listed, ids, sampling_params)
 
     def beam_search(
-        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams | None = None
+        self,
+        prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any] | Sequence[int]],
+        params: BeamSearchParams | None = None,
     ) -> list[RequestOutput]:
         """The texts of highest score after each prompt, a text or token ids, one prompt after the other; of a text,
         `score` says it. Raises ConfigError as generate."""
-        listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        listed = _listed(prompts)
         if isinstance(self.generator, Seq2SeqGenerator):
             raise ConfigError("LLM: beam_search is of decoders, not of a T5; generate writes greedily or by drawing")
         search, params = BeamSearch(self.generator), params or BeamSearchParams()
@@ -152,11 +202,13 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
         **variables: Any,
     ) -> list[RequestOutput]:
         """The model's answer to a conversation, [{"role": ..., "content": ...}, ...], or to each of several.
 
-        variables: others that the chat template reads. Raises ConfigError as generate, and without a template.
+        sampling_params, use_tqdm: as of generate. variables: others that the chat template reads. Raises ConfigError as
+        generate, and without a template.
         """
         several = list(messages) if messages and not isinstance(messages[0], Mapping) else [messages]
         texts = [self.tokenizer.apply_chat_template(conversation, **variables) for conversation in several]  # type: ignore[arg-type]
@@ -168,7 +220,8 @@ class LLM:
         ids: list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[RequestOutput]:
-        settings = [params or SamplingParams()] * len(ids) if not isinstance(params, Sequence) else list(params)
+        shared = params or self.get_default_sampling_params()
+        settings = list(shared) if isinstance(shared, Sequence) else [shared] * len(ids)
         if len(settings) != len(ids):
             raise ConfigError(f"generate: {len(ids)} prompts and settings for {len(settings)}; give one for each")
         rows = [

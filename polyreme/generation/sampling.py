@@ -6,17 +6,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from polyreme.core.op import op
+from polyreme.core.rng import default_generator
 from polyreme.errors import ConfigError
 
 Choice = Literal["greedy", "draw", "filter"]
 """What a batch needs: the likeliest token alone, one drawn among all, or one drawn among some."""
+
+
+UNBOUNDED = 2**31 - 1
+"""Tokens of a text that ends where the model's places do."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,13 @@ class SamplingParams:
     together, after temperature. repetition_penalty: scores of tokens of the prompt and of the text are divided by it
     where above 0, multiplied where below (arXiv:1909.05858). presence_penalty: what is taken from the scores of tokens
     that the text has, frequency_penalty: for each time that it has them, the prompt apart. seed: the same seed, prompt
-    and settings draw the same tokens, alone or beside others. max_tokens: at most so many new ones; min_tokens: at
-    least so many before the text may end. stop: strings at which it ends, left out; stop_token_ids: tokens likewise.
-    ignore_eos: the tokenizer's end does not end it. n: so many texts of a prompt, of seeds seed, seed + 1, ...
-    logprobs: also the log-probabilities of so many likeliest tokens at each place, 0 for the chosen one's alone; of the
-    model itself, before the above. logit_bias: added to the scores of tokens, by id, before all else. bad_words: texts
-    that are not written, as the tokenizer usually writes them; read by what has one.
+    and settings draw the same tokens, alone or beside others; drawn by the default generator if None. max_tokens: at
+    most so many new ones, as many as the model has places for if None; min_tokens: at least so many before the text may
+    end. stop: strings at which it ends, left out; stop_token_ids: tokens likewise. ignore_eos: the tokenizer's end does
+    not end it. n: so many texts of a prompt, of seeds seed, seed + 1, ... logprobs: also the log-probabilities of so
+    many likeliest tokens at each place, 0 for the chosen one's alone; of the model itself, before the above.
+    logit_bias: added to the scores of tokens, by id, before all else. bad_words: texts that are not written, as the
+    tokenizer usually writes them; read by what has one.
 
     Raises ConfigError for what is out of range.
 
@@ -66,6 +72,10 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "bad_words", tuple(self.bad_words))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        if self.seed is None:
+            object.__setattr__(self, "seed", default_generator.random() % 2**31)
+        if self.max_tokens is None:
+            object.__setattr__(self, "max_tokens", UNBOUNDED)
         bounds = {
             "n": self.n >= 1,
             "temperature": math.isfinite(self.temperature) and self.temperature >= 0,
@@ -126,6 +136,18 @@ _RANGES = {
     "logit_bias": "give finite numbers by token ids of at least 0",
     "bad_words": "give strings that are not empty",
 }
+
+
+def settings_of(generation_config: Mapping[str, Any]) -> dict[str, float]:
+    """Fields of SamplingParams that a generation_config.json says, where it does not say that nothing is drawn.
+
+    >>> settings_of({"do_sample": True, "temperature": 0.6, "eos_token_id": 2})
+    {'temperature': 0.6}
+    """
+    if generation_config.get("do_sample") is False:
+        return {}
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {name: generation_config[name] for name in names if generation_config.get(name) is not None}
 
 
 @op(method=False)

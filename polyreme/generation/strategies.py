@@ -30,7 +30,7 @@ def generate(
     attention_mask: Any = None,
     max_length: int = 20,
     min_length: int = 0,
-    decode_strategy: str = "greedy_search",
+    decode_strategy: str | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -42,16 +42,30 @@ def generate(
     pad_token_id: int | None = None,
     num_return_sequences: int = 1,
     seed: int | None = None,
+    *,
+    max_new_tokens: int | None = None,
+    min_new_tokens: int | None = None,
+    do_sample: bool | None = None,
+    use_cache: bool = True,
 ) -> tuple[Any, Any]:
     """Write after prompts -> ids [batch * num_return_sequences, longest], int64, and scores [.., 1], float32.
 
     input_ids: [batch, seq]; attention_mask: of the same shape, 0 where a row has no token, all have one if None.
     max_length, min_length: of new tokens, which alone are given back, with the one that ended the text, and
-    pad_token_id (an end, or 0, if None) after it. decode_strategy: one of STRATEGIES. A score is the mean
+    pad_token_id after it. eos_token_id, pad_token_id: those of model.generation_config if None, no end and an end or 0
+    where it has none. decode_strategy: one of STRATEGIES, as num_beams and do_sample say if None. A score is the mean
     log-probability of a text's tokens, that of a beam search as of BeamSearchParams; PaddleNLP counts lengths there by
     ((5 + length) / 6) ** length_penalty, which for 0 is the same. seed: of sampling, the next of the default generator
-    if None. Raises ConfigError for settings that the strategy does not read, ShapeError for ids of other shapes.
+    if None. max_new_tokens, min_new_tokens, do_sample, use_cache: transformers' words of max_length, min_length and the
+    strategy; texts are written over a cache always. Raises ConfigError for settings that the strategy does not read and
+    for two words that say different things, ShapeError for ids of other shapes.
     """
+    max_length = _one_of("max_length", max_length, 20, "max_new_tokens", max_new_tokens)
+    min_length = _one_of("min_length", min_length, 0, "min_new_tokens", min_new_tokens)
+    decode_strategy = _strategy(decode_strategy, do_sample, num_beams)
+    known = model.generation_config
+    eos_token_id = known.get("eos_token_id") if eos_token_id is None else eos_token_id
+    pad_token_id = known.get("pad_token_id") if pad_token_id is None else pad_token_id
     if decode_strategy not in STRATEGIES:
         raise ConfigError(
             f"generate: unknown decode_strategy {decode_strategy!r}{did_you_mean(decode_strategy, STRATEGIES)}"
@@ -92,6 +106,21 @@ def generate(
         texts = generator.generate(copies, params)
         rows = [_with_end(text) for text in texts]
         return _as_tensors(rows, [float(np.mean(t.logprobs)) if t.logprobs else 0.0 for t in texts], pad)
+
+
+def _one_of(name: str, value: int, default: int, word: str, other: int | None) -> int:
+    """A setting that has two names."""
+    if other is not None and value not in (default, other):
+        raise ConfigError(f"generate: {name}={value} and {word}={other} are the same setting; give one of them")
+    return value if other is None else other
+
+
+def _strategy(name: str | None, do_sample: bool | None, num_beams: int) -> str:
+    """The strategy of a name, or as transformers' words say."""
+    said = "sampling" if do_sample else "beam_search" if num_beams > 1 else "greedy_search"
+    if name is not None and do_sample is not None and (name == "sampling") != do_sample:
+        raise ConfigError(f"generate: decode_strategy={name!r} and do_sample={do_sample}; give one of them")
+    return said if name is None else name
 
 
 def _search(model: Any, end: tuple[int, ...], strategy: str) -> BeamSearch | Seq2SeqGenerator:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.models.folder import read_json, write_json
 from polyreme.models.gguf_file import gguf_fields, is_gguf
@@ -29,6 +33,7 @@ _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CUTS = {"llama-bpe": _LETTERS + "{1,3}" + _OTHERS, "llama3": _LETTERS + "{1,3}" + _OTHERS, "qwen2": _LETTERS + _OTHERS}
 _BY_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+_NO_LIMIT = 10**12  # what larger numbers of model_max_length say
 _CUTTINGS = (*_CUTS, *_BY_DIGITS, "gpt-2")
 """Names in GGUF files of how texts are cut, of equal ones the first."""
 
@@ -37,12 +42,16 @@ class TextTokenizer:
     """A tokenizers.Tokenizer with what a model's folder says besides.
 
     end: ids that end a text. bos: the id before every text, if there is one. template: of conversations, in jinja2.
+    padding_side: where rows of a batch are filled up, "right" or "left". model_max_length: tokens that a text is cut to
+    where `truncation` says no other number; None for no limit.
     """
 
     tokenizer: Tokenizer
     end: tuple[int, ...]
     bos: int | None
     template: str | None
+    padding_side: str
+    model_max_length: int | None
 
     def __init__(
         self,
@@ -51,9 +60,103 @@ class TextTokenizer:
         bos: int | None = None,
         template: str | None = None,
         special: Mapping[str, str] | None = None,
+        padding_side: str = "right",
+        model_max_length: int | None = None,
     ) -> None:
         self.tokenizer, self.end, self.bos, self.template = tokenizer, tuple(end), bos, template
         self._special = dict(special or {})
+        self.padding_side, self.model_max_length = padding_side, model_max_length
+        self._in_turn = threading.Lock()  # texts are cut by a setting of the tokenizer
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        padding: bool | str = False,
+        truncation: bool | str = False,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        return_token_type_ids: bool | None = None,
+        padding_side: str | None = None,
+    ) -> dict[str, Any]:
+        """Ids of a text, or of each of several, with what a model is called by, as tokenizers of transformers and
+        PaddleNLP give them: input_ids, attention_mask and, of pairs or where asked, token_type_ids.
+
+        text_pair: a second text of each. padding: True or "longest" for rows as long as the longest one, "max_length"
+        for max_length. truncation: whether texts are cut to max_length, model_max_length if None; of a pair the longer
+        text first. return_tensors: None for lists, "np" for NumPy arrays, "pd" (or "pt") for Tensors, [batch, seq].
+
+        Raises ConfigError for what is none of these, for padding without a pad_token, for tensors of rows of several
+        lengths.
+
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> words = Tokenizer(models.WordLevel({"[UNK]": 0, "to": 1, "be": 2}, "[UNK]"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = TextTokenizer(words, special={"pad_token": "[UNK]"}, padding_side="left")
+        >>> tokenizer(["to be", "be"], padding=True)
+        {'input_ids': [[1, 2], [0, 2]], 'attention_mask': [[1, 1], [0, 1]]}
+        """
+        is_one = isinstance(text, str)
+        texts, pairs = ([text], [text_pair]) if is_one else (list(text), text_pair)
+        if pairs is not None and (isinstance(pairs, str) or len(pairs) != len(texts)):
+            raise ConfigError(f"tokenizer: {len(texts)} texts and a text_pair of another number; give one for each")
+        inputs = texts if pairs is None or pairs == [None] else list(zip(texts, pairs, strict=True))
+        limit = max_length if max_length is not None else self.model_max_length
+        with self._in_turn:
+            self._set_truncation(truncation, limit)
+            try:
+                encoded = self.tokenizer.encode_batch(inputs, add_special_tokens=add_special_tokens)
+            finally:
+                self.tokenizer.no_truncation()
+        rows: dict[str, list[list[int]]] = {"input_ids": [], "token_type_ids": [], "attention_mask": []}
+        for one in encoded:
+            first = [self.bos] if add_special_tokens and self.bos is not None and one.ids[:1] != [self.bos] else []
+            rows["input_ids"].append([*first, *one.ids])
+            rows["token_type_ids"].append([*([0] * len(first)), *one.type_ids])
+            rows["attention_mask"].append([1] * (len(first) + len(one.ids)))
+        if not (return_token_type_ids or (return_token_type_ids is None and inputs is not texts)):
+            del rows["token_type_ids"]
+        if padding not in (False, "do_not_pad"):
+            self._pad(rows, padding, limit, padding_side or self.padding_side)
+        if return_tensors is None:
+            return {name: row[0] for name, row in rows.items()} if is_one else dict(rows)
+        return {name: _as_tensor(row, return_tensors) for name, row in rows.items()}
+
+    def _set_truncation(self, truncation: bool | str, limit: int | None) -> None:
+        if truncation in (False, "do_not_truncate"):
+            self.tokenizer.no_truncation()
+            return
+        ways = {True: "longest_first", "longest_first": "longest_first"}
+        ways |= {"only_first": "only_first", "only_second": "only_second"}
+        if truncation not in ways or limit is None:
+            raise ConfigError(
+                f"tokenizer: truncation={truncation!r} with max_length={limit}; give one of True, longest_first, "
+                "only_first, only_second, and a max_length"
+            )
+        room = limit - (self.bos is not None)
+        self.tokenizer.enable_truncation(room, strategy=ways[truncation])
+
+    def _pad(self, rows: dict[str, list[list[int]]], padding: bool | str, limit: int | None, side: str) -> None:
+        """Fill up rows to one length."""
+        if padding not in (True, "longest", "max_length") or side not in ("left", "right"):
+            raise ConfigError(
+                f"tokenizer: padding={padding!r} on the side {side!r}; give True, longest or max_length, left or right"
+            )
+        if padding == "max_length" and limit is None:
+            raise ConfigError("tokenizer: padding='max_length' without a max_length; give one")
+        number = self.pad_token_id
+        if number is None:
+            raise ConfigError("tokenizer: padding without a pad_token; set tokenizer.pad_token, as to its eos_token")
+        length = max(map(len, rows["input_ids"])) if padding != "max_length" else limit
+        for name, fill in (("input_ids", number), ("token_type_ids", 0), ("attention_mask", 0)):
+            for place, row in enumerate(rows.get(name, ())):
+                more = [fill] * (length - len(row))  # type: ignore[operator]  # which max_length says
+                rows[name][place] = [*more, *row] if side == "left" else [*row, *more]
 
     @property
     def vocab_size(self) -> int:
@@ -71,6 +174,65 @@ class TextTokenizer:
         return _id(self.tokenizer, self._special.get("bos_token"))
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The id of what the folder calls eos_token; without that the first that ends a text."""
+        named = _id(self.tokenizer, self._special.get("eos_token"))
+        return named if named is not None else next(iter(self.end), None)
+
+    @property
+    def eos_token(self) -> str | None:
+        """The token of eos_token_id."""
+        number = self.eos_token_id
+        return None if number is None else self.tokenizer.id_to_token(number)
+
+    @property
+    def bos_token(self) -> str | None:
+        """What the folder calls so."""
+        return self._special.get("bos_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        """What the folder calls so."""
+        return self._special.get("unk_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """What rows are filled up with, as the folder says or as it is set. ConfigError for what is no token."""
+        return self._special.get("pad_token")
+
+    @pad_token.setter
+    def pad_token(self, token: str | None) -> None:
+        if token is None or self.tokenizer.token_to_id(token) is None:
+            raise ConfigError(f"pad_token: {token!r} is no token of this tokenizer; give one, as its eos_token")
+        self._special["pad_token"] = token
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id of pad_token."""
+        return _id(self.tokenizer, self.pad_token)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token, added ones included."""
+        return self.tokenizer.get_vocab()
+
+    def tokenize(self, text: str) -> list[str]:
+        """The tokens of a text, without what stands around one."""
+        return self.tokenizer.encode(text, add_special_tokens=False).tokens
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """The id of a token, or those of several; that of unk_token, or None, for what is no token."""
+        if isinstance(tokens, str):
+            number = self.tokenizer.token_to_id(tokens)
+            return _id(self.tokenizer, self.unk_token) if number is None else number
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        """The token of an id, or those of several; None for what is no id of a token."""
+        if isinstance(ids, Integral):
+            return self.tokenizer.id_to_token(int(ids))
+        return [self.tokenizer.id_to_token(int(number)) for number in ids]
+
+    @property
     def special_texts(self) -> tuple[str, ...]:
         """The texts of special tokens, which stand for no text."""
         added = self.tokenizer.get_added_tokens_decoder().values()
@@ -86,9 +248,14 @@ class TextTokenizer:
         ids = encoded.ids
         return [self.bos, *ids] if add_special_tokens and self.bos is not None and ids[:1] != [self.bos] else ids
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
+        """The text of ids, a sequence of them or an array [seq]."""
+        ids = ids.numpy() if hasattr(ids, "numpy") else ids
+        return self.tokenizer.decode(np.atleast_1d(np.asarray(ids, np.int64)).tolist(), skip_special_tokens)
+
+    def batch_decode(self, rows: Any, skip_special_tokens: bool = True) -> list[str]:
+        """The text of each row of ids."""
+        return [self.decode(row, skip_special_tokens) for row in rows]
 
     def check_same_tokens(self, other: TextTokenizer, name: Any) -> None:
         """Raises ConfigError, which says `name` of this one, where the other one's tokens have other ids."""
@@ -129,7 +296,8 @@ class TextTokenizer:
                 )
             ends = list(dict.fromkeys([*ends, number]))
         eos = {} if not ends else {"eos_token": self.tokenizer.id_to_token(ends[0])}
-        return TextTokenizer(self.tokenizer, ends, self.bos, template, {**eos, **self._special})
+        more = (self.padding_side, self.model_max_length)
+        return TextTokenizer(self.tokenizer, ends, self.bos, template, {**eos, **self._special}, *more)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and generation_config.json, which from_pretrained reads."""
@@ -220,7 +388,10 @@ def _of_folder(folder: Path) -> TextTokenizer:
         template = beside.read_text(encoding="utf-8")
     # a tokenizer.json says itself what it puts before a text; settings say it for the others
     bos = _id(tokenizer, special.get("bos_token")) if settings.get("add_bos_token") else None
-    return TextTokenizer(tokenizer, [*dict.fromkeys(i for i in end if isinstance(i, int))], bos, template, special)
+    ends = [*dict.fromkeys(i for i in end if isinstance(i, int))]
+    side, limit = settings.get("padding_side", "right"), settings.get("model_max_length")
+    limit = limit if isinstance(limit, int) and 0 < limit < _NO_LIMIT else None
+    return TextTokenizer(tokenizer, ends, bos, template, special, side, limit)
 
 
 def _of_gguf(path: Path) -> TextTokenizer:
@@ -273,6 +444,16 @@ def _without_trim(said: Any) -> Any:
     if not isinstance(said, dict):
         return said
     return {key: _without_trim(value) for key, value in said.items() if key != "trim_offsets"}
+
+
+def _as_tensor(rows: list[list[int]], kind: str) -> Any:
+    """Rows of ids as what return_tensors names."""
+    if kind not in ("np", "pd", "pt"):
+        raise ConfigError(f"tokenizer: return_tensors={kind!r}; give np for NumPy arrays or pd for Tensors")
+    if len({*map(len, rows)}) > 1:
+        raise ConfigError("tokenizer: return_tensors of rows of several lengths; give padding=True, or truncation too")
+    array = np.array(rows, np.int64).reshape([len(rows), -1])
+    return array if kind == "np" else to_tensor(array)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,11 @@ __all__ = [
     "AutoModelForMaskedLM",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSequenceClassification",
+    "AutoTokenizer",
 ]
+
+_ABOVE = {"AutoTokenizer": "polyreme.generation.tokenizer"}
+"""Public names that stand on a higher floor."""
 
 _SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
 
@@ -27,7 +31,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"polyreme.models.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'polyreme.models' has no attribute {name!r}{nearest(name, __all__)}")
-    value = globals()[name] = getattr(importlib.import_module("polyreme.models.auto"), name)
+    value = globals()[name] = getattr(importlib.import_module(_ABOVE.get(name, "polyreme.models.auto")), name)
     return value
 
 

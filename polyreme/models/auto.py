@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
+from polyreme.models.loader_words import read_words
 from polyreme.models.packages import resolve
-from polyreme.models.pretrained import load_pretrained, open_published, read_family_config
+from polyreme.models.pretrained import load_pretrained, open_published, published_families, read_family_config
 
 
 class AutoConfig:
     """The config of published weights, without reading them."""
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, ignore: Sequence[str] = ()) -> Any:
-        """The config of the family that a folder, a GGUF file or weights that were fetched by name are of. Raises as
-        AutoModel's."""
-        return read_family_config(open_published(resolve(path), needs_weights=False), ignore)
+    def from_pretrained(cls, path: str | Path, *, ignore: Sequence[str] = (), **changes: Any) -> Any:
+        """The config of the family that a folder, a GGUF file or weights that were fetched by name are of. ignore,
+        changes: as of AutoModel.from_pretrained, and raises as that does."""
+        _, fields = read_words(None, changes)
+        return read_family_config(open_published(resolve(path), needs_weights=False), ignore, fields)
 
 
 class AutoModel:
@@ -36,6 +40,7 @@ class AutoModel:
         devices: Sequence[Any] | None = None,
         ignore: Sequence[str] = (),
         new_head: bool = False,
+        config: Any = None,
         **changes: Any,
     ) -> Any:
         """A model with the weights of a folder (config.json, safetensors), of a GGUF file, or of those that `polyreme
@@ -44,13 +49,29 @@ class AutoModel:
         dtype: of its parameters; the default dtype if None, that of the files if "auto". plan: put in force, over
         devices (all if None); each device reads its own part of a weight. ignore: keys of config.json that may say what
         they like. new_head: whether a head that the files have not begins with new values; its weights are missing
-        otherwise. changes: fields of the family's config, as seq_len or num_labels.
+        otherwise. config: in place of what config.json says. changes: fields of the family's config, as seq_len or
+        num_labels, by these names or by those of config.json. Words of transformers and PaddleNLP, as torch_dtype or
+        device_map, are taken where they ask for what is done here (models.loader_words).
 
         Raises CheckpointError for files that are damaged or not those of the model, listing what is missing and what is
         too much, ConfigError for what cannot be had here; then nothing is placed.
         """
         options: dict[str, Any] = {"dtype": dtype, "plan": plan, "devices": devices, "ignore": ignore}
-        return load_pretrained(resolve(path), task=cls.task, new_head=new_head, **options, **changes)
+        return load_pretrained(resolve(path), task=cls.task, new_head=new_head, config=config, **options, **changes)
+
+    @classmethod
+    def from_config(cls, config: Any, **words: Any) -> Any:
+        """A model of this task with new values, of the family whose config this is. words: dtype, and others as of
+        from_pretrained. Raises ConfigError for a config of a family without such a model."""
+        dtype, fields = read_words(None, words)
+        for family, _ in published_families().values():
+            if family.task == cls.task and family.config.load() is type(config):
+                model = family.model.load()(dataclasses.replace(config, **fields) if fields else config)
+                return model if dtype is None else model.to(dtype=dtype)
+        raise ConfigError(
+            f"{cls.__name__}: no family here has a {type(config).__name__} for {cls.task}; give one that "
+            "AutoConfig.from_pretrained gives"
+        )
 
 
 class AutoModelForCausalLM(AutoModel):

@@ -19,6 +19,8 @@ from polyreme.models.families import Family
 from polyreme.models.pretrained import Pretrained
 from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
+from polyreme.ops.creation import arange, full_like
+from polyreme.ops.gather_scatter import where
 from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
 from polyreme.ops.segment import zigzag_ways
 from polyreme.registry import Reference
@@ -50,7 +52,9 @@ class Decoder(Pretrained, Layer):
 
     labels [batch, seq]: the id that follows each token (already shifted by one); -100 leaves a token out of the mean.
     documents: those that share rows, in families whose record says that they take some; one a row if None. Ids and
-    documents may also come as one array [batch, 3, seq]: ids, ends, places.
+    documents may also come as one array [batch, 3, seq]: ids, ends, places. attention_mask [batch, seq]: 0 where a
+    place holds no token, which no other sees and which does not count as a place; on either side of a row, in families
+    without documents behind it alone; windows count it. position_ids [batch, seq]: the place of each token.
     A class sets `family` (its record, which says the loss and where a pipeline cuts), `config` (with seq_len and
     tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
 
@@ -73,12 +77,42 @@ class Decoder(Pretrained, Layer):
         super().__init_subclass__(**kwargs)
         cls.is_order_free = cls.__dict__.get("is_order_free", False)
 
-    def forward(self, tokens: Any, labels: Any = None, documents: Documents | None = None) -> Any:
+    def forward(
+        self,
+        input_ids: Any,
+        labels: Any = None,
+        documents: Documents | None = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+    ) -> Any:
         if documents is None:
-            tokens, documents = unpacked(tokens)
+            input_ids, documents = unpacked(input_ids)
+        if attention_mask is not None or position_ids is not None:
+            documents = self._padded(input_ids, documents, attention_mask, position_ids)
         with self.reading(documents):
-            stream = self.stream(tokens)
+            stream = self.stream(input_ids)
             return self.pipeline_output(stream) if labels is None else self.pipeline_loss(stream, labels)
+
+    def _padded(self, ids: Any, documents: Documents | None, mask: Any, position_ids: Any) -> Documents | None:
+        """Documents that read rows as attention_mask and position_ids say."""
+        owner = type(self).__name__
+        if documents is not None:
+            raise ConfigError(
+                f"{owner}: attention_mask and position_ids beside documents, which say both; leave them out"
+            )
+        for name, given in (("attention_mask", mask), ("position_ids", position_ids)):
+            if given is not None and list(given.shape) != list(ids.shape):
+                raise ShapeError(
+                    f"{owner}: {name} has shape {list(given.shape)}; give that of the ids, {list(ids.shape)}"
+                )
+        if not self.family.documents and position_ids is None and _is_padded_behind(mask):
+            return None  # which no token of the text sees
+        if not self.family.documents:
+            raise ConfigError(
+                f"{owner}: {self.family.name} reads rows from their first place on; give attention_mask of rows that "
+                "are padded behind their tokens, and no position_ids"
+            )
+        return documents_of(ids, mask, position_ids)
 
     @contextmanager
     def reading(self, documents: Documents | None) -> Iterator[None]:
@@ -297,6 +331,31 @@ class Decoder(Pretrained, Layer):
             with self.reading(stream.documents):
                 return self.pipeline_output(stream.stream)
         return self.logits(self.in_own_order(stream))
+
+
+def documents_of(ids: Any, attention_mask: Any = None, position_ids: Any = None) -> Documents:
+    """Documents by which rows of ids [batch, seq] are one text each, whose tokens are where attention_mask is not 0; at
+    the places of position_ids, counted from the first token on if None.
+
+    >>> from polyreme.eager.tensor import to_tensor
+    >>> documents_of(to_tensor([[7, 5, 6]]), to_tensor([[0, 1, 1]])).places.numpy().tolist()
+    [[0, 0, 1]]
+    """
+    seq = ids.shape[1]
+    numbers = arange(seq, dtype="int32").expand(list(ids.shape))
+    if attention_mask is None:
+        return Documents(full_like(numbers, seq), position_ids.astype("int32"))
+    is_token = attention_mask != 0
+    places = position_ids
+    if places is None:
+        places = (is_token.astype("int32").cumsum(1) - 1).clip(min=0)
+    return Documents(where(is_token, full_like(numbers, seq), numbers + 1), places.astype("int32"))
+
+
+def _is_padded_behind(mask: Any) -> bool:
+    """Whether in each row of a mask no token comes after a place without one."""
+    is_token = np.asarray(mask.numpy() if hasattr(mask, "numpy") else mask) != 0
+    return bool((is_token[:, :-1] >= is_token[:, 1:]).all())
 
 
 def unpacked(rows: Any) -> tuple[Any, Documents | None]:

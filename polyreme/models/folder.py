@@ -17,6 +17,7 @@ from polyreme.io import safetensors_file
 from polyreme.models.published import Index, WeightSource
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION_CONFIG = "generation_config.json"
 _JSON_BYTES = 64 << 20
 _BLOCK_BYTES = 16 << 20
 # of weights in formats that are not read

@@ -8,7 +8,9 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -21,8 +23,17 @@ from polyreme.eager.host import from_host
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.mesh import Plan
 from polyreme.models.families import ARCHITECTURES, FAMILIES, TASKS, Architecture, Family
-from polyreme.models.folder import CONFIG, has_weights, open_weights, read_json, write_json, write_weights
+from polyreme.models.folder import (
+    CONFIG,
+    GENERATION_CONFIG,
+    has_weights,
+    open_weights,
+    read_json,
+    write_json,
+    write_weights,
+)
 from polyreme.models.gguf_file import is_gguf, open_gguf
+from polyreme.models.loader_words import read_words
 from polyreme.models.low_bit_folder import (
     DEFAULT_METHODS,
     KEY,
@@ -86,6 +97,8 @@ _TEXT_PARTS = {
 }
 """By the model_type of the whole."""
 _log = logging.getLogger("polyreme.models")
+_TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
+_OF_A_VERSION = ("transformers_version", "_from_model_config")
 _READERS = 4
 """Threads that read weights: decoding and copying wait for memory, which few cores use up."""
 _UNITS = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
@@ -151,20 +164,40 @@ def read_family_config(opened: Opened, ignore: Sequence[str] = (), changes: Mapp
 
     Raises ConfigError for what cannot be had here and for changes of fields that there are not.
     """
-    config_class, changes = opened.family.config.load(), dict(changes or {})
+    config_class = opened.family.config.load()
     fields = read_config(opened.published, opened.config, ignore)
     if opened.weights:
         fields = opened.published.fit(fields, opened.weights.keys())
-    unknown = changes.keys() - config_class.__dataclass_fields__.keys()
-    if unknown:
-        name = min(unknown)
-        raise ConfigError(
-            f"from_pretrained: {config_class.__name__} has no {name!r}"
-            f"{did_you_mean(name, config_class.__dataclass_fields__)}"
-        )
-    fields |= changes
+    fields |= _changed_fields(opened, changes or {})
     check_fields(config_class, fields)
     return config_class(**fields)
+
+
+def _changed_fields(opened: Opened, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """changes by the names of the family's config, some of which may be given by those of config.json."""
+    config_class = opened.family.config.load()
+    known = config_class.__dataclass_fields__
+    fields = {name if name in known else opened.published.keys.get(name, name): changes[name] for name in changes}
+    if "label_names" in fields and "label_names" in known:
+        fields = {"num_labels": len(fields["label_names"]), **fields}
+    unknown = fields.keys() - known.keys()
+    if unknown:
+        name = min(unknown)
+        raise ConfigError(f"from_pretrained: {config_class.__name__} has no {name!r}{did_you_mean(name, known)}")
+    return fields
+
+
+def _changed(opened: Opened, config: Any, changes: Mapping[str, Any]) -> Any:
+    """A config that was given, with changes. Raises ConfigError for one of another family."""
+    config_class = opened.family.config.load()
+    if type(config) is not config_class:
+        raise ConfigError(
+            f"from_pretrained: config is a {type(config).__name__}, and the weights are of a {config_class.__name__}; "
+            "take the one that AutoConfig.from_pretrained gives, changed by dataclasses.replace"
+        )
+    fields = _changed_fields(opened, changes)
+    check_fields(config_class, fields)
+    return replace(config, **fields)
 
 
 def build_without_values(opened: Opened, config: Any) -> Any:
@@ -211,13 +244,15 @@ def load_pretrained(
     devices: Sequence[Any] | None = None,
     ignore: Sequence[str] = (),
     new_head: bool = False,
+    config: Any = None,
     task: str = "",
     model: type | None = None,
     **changes: Any,
 ) -> Any:
     """As AutoModel.from_pretrained. task: as of open_published. model: the class that it is to be of; any if None."""
     opened = open_published(path, task=task)
-    config = read_family_config(opened, ignore, changes)
+    dtype, changes = read_words(dtype, changes)
+    config = _changed(opened, config, changes) if config is not None else read_family_config(opened, ignore, changes)
     if plan is not None and plan.mesh.pp > 1:
         raise ConfigError(
             f"plan: pp={plan.mesh.pp} splits a model into stages, which loading does not; set pp to 1, or load on one "
@@ -247,8 +282,17 @@ def load_pretrained(
     for name in tensors.keys() - sources.keys():
         tensors[name].initialize()
     _set_dtype(loaded, wanted)
+    loaded.generation_config = read_generation_config(Path(path), opened.config)
     loaded.eval()
     return loaded
+
+
+def read_generation_config(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What generation_config.json in a folder says, and config.json of the ids around a text that it does not say."""
+    file = path / GENERATION_CONFIG
+    said = read_json(file) if file.is_file() else {}
+    ids = {key: config[key] for key in _TEXT_IDS if config.get(key) is not None}
+    return {**ids, **{key: value for key, value in said.items() if value is not None and key not in _OF_A_VERSION}}
 
 
 def in_order(read: Callable[[str], Any], names: Iterable[str]) -> Iterator[Any]:
@@ -284,6 +328,8 @@ def save_pretrained(model: Any, folder: str | Path, *, max_shard_size: str | int
         max_shard_size=max_shard_size,
         dtype=dtype,
     )
+    if model.generation_config:
+        write_json(Path(folder) / GENERATION_CONFIG, dict(model.generation_config))
 
 
 class Pretrained:
@@ -294,6 +340,9 @@ class Pretrained:
     """How linear maps lie in a folder that are QuantizedLinears here; compressed-tensors' if None."""
     kv_cache_dtype: Any = None
     """Of keys and values that a cache keeps where it is not told otherwise; that of the weights if None."""
+    generation_config: Mapping[str, Any] = MappingProxyType({})
+    """What the folder says of writing, as generation_config.json does: the ids that end texts and fill up rows, and how
+    a token is drawn."""
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **options: Any) -> Self:
@@ -304,7 +353,8 @@ class Pretrained:
         return load_pretrained(path, model=cls, task=cls.family.task if cls.family else "", **options)
 
     def save_pretrained(self, folder: str | Path, *, max_shard_size: str | int = "5GB", dtype: Any = None) -> None:
-        """Write config.json and safetensors files, of at most max_shard_size each, as the family is published.
+        """Write config.json, generation_config.json where there is something to say and safetensors files, of at most
+        max_shard_size each, as the family is published.
 
         dtype: of the weights written, as they are if None. Raises ConfigError for a family that nobody publishes.
         """

@@ -124,7 +124,7 @@ class Endpoints:
             # nothing is written after what is echoed, and nothing asked of it
             pieces = [TextPiece(index, finish_reason="length") for index in range(len(prompts) * answer.copies)]
             return _json(answer.whole([answer.whole_choice(piece) for piece in pieces]))
-        params = [body.sampling(limit, body.logprobs) for limit in limits]
+        params = [body.sampling(limit, body.logprobs, self.service.model.defaults) for limit in limits]
         grammar = await self._grammar(body)
         writing = functools.partial(self.service.writing, prompts, params, scored, grammar, name)
         return await self._answer(request, body, answer, writing, drops_text=not wanted)
@@ -145,7 +145,7 @@ class Endpoints:
         limit = self.service.room_after(prompt, "messages", body.limit)
         answer = ChatAnswer(body, name, self._token_texts(), [prompt], form_of(template))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = [body.sampling(limit, logprobs)]
+        params = [body.sampling(limit, logprobs, self.service.model.defaults)]
         grammar = await self._grammar(body)
         writing = functools.partial(self.service.writing, [prompt], params, None, grammar, name)
         return await self._answer(request, body, answer, writing)

@@ -11,6 +11,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import TextGrammars
+from polyreme.generation.sampling import settings_of
 from polyreme.mesh import Plan
 from polyreme.models.bert import BertConfig
 from polyreme.models.cache import check_cache_dtype
@@ -21,6 +22,8 @@ from polyreme.serving.service import ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 """Of parameters; auto is that of the files."""
+GENERATION_CONFIGS = ("auto", "vllm")
+"""Where settings come from that requests leave out."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class EngineOptions:
     num_draft_tokens, adapter: as of drafting and load_writer of recipes.weights.trained. adapters: folders of others by
     name, which stand beside the weights and are written by in the same steps. plan: "mp=N" for weights, heads and their
     cache split over N devices, or None for one. kv_cache_dtype: of keys and values, one of CACHE_DTYPES.
+    generation_config: "auto" for what the weights' generation_config.json says of drawing, where requests do not,
+    "vllm" for OpenAI's own. chat_template: a file with one in place of the tokenizer's.
 
     Raises ConfigError for another dtype, and for what does not go together.
     """
@@ -46,9 +51,16 @@ class EngineOptions:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     plan: str | None = None
     kv_cache_dtype: str | None = None
+    generation_config: str = "auto"
+    chat_template: Path | None = None
 
     def __post_init__(self) -> None:
         check_cache_dtype(self.kv_cache_dtype)
+        if self.generation_config not in GENERATION_CONFIGS:
+            raise ConfigError(
+                f"--generation-config {self.generation_config}: unknown"
+                f"{did_you_mean(self.generation_config, GENERATION_CONFIGS)}"
+            )
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype}: not one that is served in{did_you_mean(self.dtype, DTYPES)}")
         folders = [*self.adapters.values()] if self.adapter is None else [self.adapter, *self.adapters.values()]
@@ -91,6 +103,8 @@ def load_served(
         return TextEmbedder.from_pretrained(path, dtype=options.dtype)
     plan = None if options.plan is None else Plan.from_degrees(mp=options.degree)
     model, tokenizer = load_writer(path, options.dtype, options.adapter, plan)
+    if options.chat_template is not None:
+        tokenizer = tokenizer.with_template(read_template(options.chat_template))
     rows, tokenizers = load_adapters(path, model, tokenizer, options.adapters)
     engine = TextEngine(
         model,
@@ -111,7 +125,18 @@ def load_served(
     first()
     grammars = TextGrammars(tokenizer, model.config.vocab_size)
     dtype, plan_name = dtype_of(model), options.plan or ONE_DEVICE
-    return ServedModel(engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers, others)
+    defaults = settings_of(model.generation_config) if options.generation_config == "auto" else {}
+    return ServedModel(
+        engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers, others, defaults
+    )
+
+
+def read_template(file: Path) -> str:
+    """The chat template in a file. Raises ConfigError for one that cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template {file}: {error}; give a file with a jinja2 template") from None
 
 
 def warmings(engine: TextEngine) -> list[Callable[[], None]]:

@@ -232,15 +232,19 @@ class _Sampled(_Strict):
         """Whether a stream ends with counts of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The engine's settings, those left out as OpenAI has them; without a seed, one is drawn."""
+    def sampling(
+        self, max_tokens: int, logprobs: int | None, defaults: Mapping[str, float] | None = None
+    ) -> SamplingParams:
+        """The engine's settings, those left out as defaults, or else OpenAI, have them; without a seed, one is
+        drawn."""
         seed = secrets.randbits(31) if self.seed is None else self.seed
         same = ("n", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos")
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         named = {name: getattr(self, name) for name in (*same, *penalties)}
         named |= {"min_tokens": self.min_tokens, "stop": self.stop, "bad_words": self.bad_words}
         named["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-        known = {name: value for name, value in named.items() if value is not None}
+        known: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        known = {**(defaults or {}), **known}
         try:
             return SamplingParams(**known, seed=seed, max_tokens=max_tokens, logprobs=logprobs)
         except ConfigError as error:

@@ -34,7 +34,8 @@ class ServedModel:
     """What the endpoints need of a model: its engine, its tokenizer, the tokens that a text may have, prompt included,
     and grammars of JSON over its tokens. dtype and plan: of its parameters, for those who compare results. adapters:
     the tokenizer of each adapter that the engine knows, by name, of the model's tokens, with its own template and ends.
-    chores: what the engine is to do while nobody asks, as compiling what the first requests did not need.
+    chores: what the engine is to do while nobody asks, as compiling what the first requests did not need. defaults:
+    fields of SamplingParams for requests that do not say them.
     """
 
     engine: Any
@@ -45,6 +46,7 @@ class ServedModel:
     plan: str | None = None
     adapters: Mapping[str, TextTokenizer] = field(default_factory=dict)
     chores: Sequence[Callable[[], None]] = ()
+    defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

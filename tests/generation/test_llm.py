@@ -1,6 +1,7 @@
 """LLM: text in and out, conversations, tokenizers of folders, templates that nobody vouches for."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,52 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def llm(folder):
     return LLM(folder)
+
+
+def test_a_tokenizer_is_called_as_those_of_transformers(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.encode("to be"), tokenizer.encode("not")
+    assert tokenizer("not") == {"input_ids": ids[1], "attention_mask": [1] * len(ids[1])}
+    with pytest.raises(ConfigError, match=r"padding without a pad_token; set tokenizer\.pad_token"):
+        tokenizer(["to be", "not"], padding=True)
+    with pytest.raises(ConfigError, match="return_tensors of rows of several lengths"):
+        tokenizer(["to be", "o"], return_tensors="np")
+    tokenizer.pad_token = tokenizer.eos_token
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    length = max(map(len, ids)) + 1
+    batch = tokenizer(
+        ["to be", "not"], padding="max_length", max_length=length, padding_side="left", return_tensors="pd"
+    )
+    for row, own in zip(batch["input_ids"].numpy().tolist(), ids, strict=True):
+        assert row == [tokenizer.pad_token_id] * (length - len(own)) + own
+    assert batch["attention_mask"].numpy().sum(1).tolist() == [*map(len, ids)]
+    assert tokenizer.batch_decode(batch["input_ids"]) == ["to be", "not"]
+    pair = tokenizer(["to be"], ["not"], truncation=True, max_length=2)
+    assert pair["token_type_ids"] == [[0, 1]]
+    assert tokenizer("to be or not")["input_ids"] == tokenizer.encode("to be or not")  # nothing is cut afterwards
+    with pytest.raises(ConfigError, match="truncation=True with max_length=None"):
+        tokenizer("to be", truncation=True)
+
+
+def test_settings_that_the_weights_come_with_and_words_of_vllm(folder, llm, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    said = {"do_sample": True, "temperature": 0.5, "top_k": 7, "eos_token_id": 5}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    other = LLM(tmp_path, max_model_len=32, gpu_memory_utilization=0.5, tensor_parallel_size=1, trust_remote_code=True)
+    assert other.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=7)
+    assert llm.get_default_sampling_params() == SamplingParams()
+    assert other.model.config.seq_len == 32
+    (by_text,) = other.generate({"prompt": "to be"}, replace(GREEDY, max_tokens=None, ignore_eos=True))
+    prompt = other.tokenizer.encode("to be")
+    assert len(by_text.outputs[0].token_ids) == 33 - len(prompt)  # the last one needs no place
+    (by_ids,) = other.generate([{"prompt_token_ids": prompt}], GREEDY)
+    assert by_ids.outputs[0].token_ids == by_text.outputs[0].token_ids[: len(by_ids.outputs[0].token_ids)]
+    other.model.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == said
+    with pytest.raises(ConfigError, match="LLM: tensor_parallel_size=2 cannot be had here; give plan="):
+        LLM(folder, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"a prompt with \['text'\]; give its prompt"):
+        llm.generate({"text": "to be"}, GREEDY)
 
 
 def test_texts_and_ids_are_written_after(llm):

@@ -78,6 +78,34 @@ def test_a_beam_search_is_that_of_beam_search(model, generator):
     assert scores.numpy()[:, 0].tolist() == [text.score for text in texts]
 
 
+def test_transformers_words_say_the_same(model):
+    shared = {"attention_mask": MASK, "eos_token_id": END}
+    pairs = [
+        ({"max_length": 5}, {"max_new_tokens": 5, "do_sample": False, "use_cache": True}),
+        (
+            {"max_length": 5, "decode_strategy": "sampling", "seed": 3},
+            {"max_new_tokens": 5, "do_sample": True, "seed": 3},
+        ),
+        ({"max_length": 5, "decode_strategy": "beam_search", "num_beams": 2}, {"max_new_tokens": 5, "num_beams": 2}),
+    ]
+    for ours, theirs in pairs:
+        (ids, scores), (same, scores_too) = (
+            model.generate(IDS, **shared, **ours),
+            model.generate(IDS, **shared, **theirs),
+        )
+        assert ids.numpy().tolist() == same.numpy().tolist()
+        assert scores.numpy().tolist() == scores_too.numpy().tolist()
+
+
+def test_what_a_folder_says_of_ends_goes_where_nothing_else_is_said(model):
+    want, _ = model.generate(IDS, attention_mask=MASK, max_length=9, eos_token_id=END, pad_token_id=23)
+    model.generation_config = {"eos_token_id": list(END), "pad_token_id": 23, "temperature": 0.3}
+    try:
+        assert model.generate(IDS, attention_mask=MASK, max_length=9)[0].numpy().tolist() == want.numpy().tolist()
+    finally:
+        del model.generation_config
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -87,6 +115,8 @@ def test_a_beam_search_is_that_of_beam_search(model, generator):
         ({"attention_mask": [[1]]}, ShapeError, "give ids as .batch, seq. and a mask of the same shape"),
         ({"max_length": 0}, ConfigError, "max_tokens=0 is out of range"),
         ({"max_len": 3}, TypeError, "max_len"),
+        ({"max_length": 3, "max_new_tokens": 4}, ConfigError, "max_length=3 and max_new_tokens=4 are the same setting"),
+        ({"decode_strategy": "greedy_search", "do_sample": True}, ConfigError, "and do_sample=True; give one of them"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(model, settings, error, message):

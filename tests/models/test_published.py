@@ -13,7 +13,7 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.mesh import Plan
-from polyreme.models import AutoConfig, AutoModelForCausalLM
+from polyreme.models import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from polyreme.models.cache import KVCache, PagedCache
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.pretrained import open_published
@@ -111,6 +111,61 @@ def test_dtypes_and_changes():
     assert {p.dtype.name for p in model.parameters()} == {"bfloat16"}
     assert model.config.seq_len == 16
     assert AutoModelForCausalLM.from_pretrained(FOLDERS / "llama", dtype="auto").norm.weight.dtype.name == "float32"
+
+
+def test_words_of_transformers_and_of_paddlenlp():
+    words = {"torch_dtype": "bfloat16", "device_map": "auto", "low_cpu_mem_usage": True, "trust_remote_code": True}
+    words |= {"attn_implementation": "sdpa", "convert_from_hf": True, "tensor_parallel_degree": 1, "use_cache": False}
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / "llama", **words, max_position_embeddings=16)
+    assert (model.config.seq_len, model.norm.weight.dtype.name) == (16, "bfloat16")
+    assert model.generation_config == {"bos_token_id": 0, "eos_token_id": 1}
+    config = AutoConfig.from_pretrained(FOLDERS / "llama", max_position_embeddings=8)
+    assert AutoModelForCausalLM.from_pretrained(FOLDERS / "llama", config=config).config.seq_len == 8
+    assert isinstance(AutoModelForCausalLM.from_config(config), Llama)
+    with pytest.raises(ConfigError, match="no family here has a LlamaConfig for seq2seq_lm"):
+        AutoModelForSeq2SeqLM.from_config(config)
+    with pytest.raises(ConfigError, match="config is a LlamaConfig, and the weights are of a Qwen2Config"):
+        AutoModelForCausalLM.from_pretrained(FOLDERS / "qwen2", config=config)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"device_map": "cuda:0"}, "device_map='cuda:0' cannot be had here; give plan="),
+        ({"load_in_4bit": True}, "load_in_4bit=True cannot be had here; round the folder with polyreme quantize"),
+        ({"use_safetensors": False}, "use_safetensors=False cannot be had here; files that can run code"),
+        ({"torch_dtype": "float32", "dtype": "bfloat16"}, "torch_dtype='float32', and dtype says otherwise"),
+        ({"max_position": 3}, "LlamaConfig has no 'max_position'"),
+    ],
+)
+def test_words_that_ask_for_what_is_not_done(words, message):
+    with pytest.raises(ConfigError, match=message):
+        AutoModelForCausalLM.from_pretrained(FOLDERS / "llama", **words)
+
+
+@pytest.mark.parametrize(("name", "empty"), [("gpt2", [3, 9, 15, 16]), ("gemma3", [0, 14, 15, 16])])
+def test_rows_that_are_padded_have_the_logits_of_their_tokens(name, empty):
+    """On the left, on the right, and between, where there are no windows: positions are counted without the padding."""
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
+    _, want, atol = logits_and_recorded(model, name)
+    ids = load_file(FOLDERS / name / "recorded.safetensors")["ids"]
+    mask = np.ones((2, 17), np.int64)
+    mask[0, :4] = mask[1, empty] = 0
+    rows = np.zeros_like(mask)
+    rows[mask == 1] = ids.flatten()
+    got = model(input_ids=to_tensor(rows), attention_mask=to_tensor(mask)).numpy()[mask == 1]
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=0, atol=atol)
+    with pytest.raises(ShapeError, match=r"attention_mask has shape \[2, 3\]; give that of the ids"):
+        model(to_tensor(rows), attention_mask=to_tensor(mask[:, :3]))
+
+
+def test_a_family_without_documents_is_padded_behind_alone():
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS / "bloom")
+    ids = to_tensor(np.arange(6)[None])
+    masked = model(ids, attention_mask=to_tensor(np.array([[1, 1, 1, 1, 0, 0]])))
+    assert masked.numpy()[:, :4].tolist() == model(ids).numpy()[:, :4].tolist()
+    with pytest.raises(ConfigError, match="bloom reads rows from their first place on"):
+        model(ids, attention_mask=to_tensor(np.array([[0, 1, 1, 1, 1, 1]])))
 
 
 def test_newer_and_older_spellings(copied):

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import random
+import shutil
 
 import pytest
 
@@ -20,6 +21,7 @@ from polyreme.nn.layers.lora import LoRA  # noqa: E402
 from polyreme.ops.random import standard_normal as normal  # noqa: E402
 from polyreme.recipes.weights.base import base_digest  # noqa: E402
 from polyreme.serving import loading  # noqa: E402
+from polyreme.serving.requests import ChatBody, read_body  # noqa: E402
 from polyreme.serving.service import ServiceLimits  # noqa: E402
 from tests.recipes.tiny_run import train  # noqa: E402
 from tests.serving.scripted import ServedThread, tokenizer_of  # noqa: E402
@@ -58,6 +60,24 @@ def test_a_text_is_what_the_llm_writes(served, llm):
         assert [c["text"] for c in answer["choices"]] == [text.text for text in output.outputs]
         assert [c["token_ids"] for c in answer["choices"]] == [text.token_ids for text in output.outputs]
         assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == len(output.outputs[0].token_ids)
+
+
+def test_a_request_that_says_nothing_is_drawn_as_the_weights_say(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    said = json.loads((folder / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps(said | {"do_sample": True, "top_k": 1}))
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}!")
+    options = dataclasses.replace(OPTIONS, chat_template=tmp_path / "template.jinja")
+    served = [
+        loading.load_served(tmp_path, dataclasses.replace(options, generation_config=kind)) for kind in ("auto", "vllm")
+    ]
+    assert [model.defaults for model in served] == [{"top_k": 1}, {}]
+    assert served[0].tokenizer.apply_chat_template([{"role": "user", "content": "to be"}]) == "to be!"
+    with pytest.raises(ConfigError, match="--generation-config no: unknown"):
+        loading.EngineOptions(generation_config="no")
+    body = read_body(ChatBody, b'{"messages": [{"role": "user", "content": "a"}], "top_p": 0.5}')
+    params = body.sampling(9, None, {"top_k": 1, "top_p": 0.9})
+    assert (params.top_k, params.top_p, params.temperature) == (1, 0.5, 1)
 
 
 def test_a_prompt_is_as_likely_as_it_was_to_write(served, llm):

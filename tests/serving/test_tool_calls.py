@@ -80,7 +80,7 @@ def test_calls_come_as_openai_has_them():
         "{% for m in messages %}{{ m['content'] }}"
         "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}"
         '{% endfor %}{% if tools %}<tool_call>{"name": "{{ tools[0].function.name }}", "arguments": {"a": 7}}'
-        "</tool_call>{% endif %}<|endoftext|>"
+        '</tool_call>{% endif %}{% if twice %}<tool_call>{"name": "now"}</tool_call>{% endif %}<|endoftext|>'
     )
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 5}'}}
     messages = [
@@ -99,6 +99,14 @@ def test_calls_come_as_openai_has_them():
         ((streamed,),) = [part.delta.tool_calls for part in parts if part.delta.tool_calls]
         assert (streamed.index, streamed.function.name, streamed.function.arguments) == (0, "add", '{"a": 7}')
         assert parts[-1].finish_reason == "tool_calls"
+        arguments["extra_body"] = {"chat_template_kwargs": {"twice": True}}
+        for parallel, names in ((True, ["add", "now"]), (False, ["add"])):
+            (choice,) = client.chat.completions.create(**arguments, parallel_tool_calls=parallel).choices
+            assert [called.function.name for called in choice.message.tool_calls] == names
+            streamed = client.chat.completions.create(**arguments, parallel_tool_calls=parallel, stream=True)
+            told = [called for part in streamed for called in part.choices[0].delta.tool_calls or []]
+            assert [(called.index, called.function.name) for called in told] == list(enumerate(names))
+        arguments.pop("extra_body")
         (choice,) = client.chat.completions.create(**arguments, tool_choice="none").choices
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("né 512", None, "stop")
 
