@@ -80,7 +80,7 @@ from polyreme.ops.creation import (
     zeros,
     zeros_like,
 )
-from polyreme.ops.gather_scatter import (
+from polyreme.ops.indices.gather import (
     argwhere,
     gather,
     gather_nd,
@@ -96,8 +96,20 @@ from polyreme.ops.gather_scatter import (
     where,
     where_,
 )
-from polyreme.ops.linalg import (
-    cholesky,
+from polyreme.ops.indices.scatter import (
+    diagonal_scatter,
+    index_add,
+    index_fill,
+    index_put,
+    put_along_axis,
+    scatter,
+    scatter_add,
+    scatter_add_,
+    scatter_nd,
+    scatter_nd_add,
+    scatter_reduce,
+    select_scatter,
+    slice_scatter,
 )
 from polyreme.ops.manipulation import (
     atleast_1d,
@@ -199,14 +211,17 @@ from polyreme.ops.math import (
     tanh,
     trunc,
 )
-from polyreme.ops.norms import (
+from polyreme.ops.matrices.linalg import (
+    cholesky,
+)
+from polyreme.ops.matrices.norms import (
     cdist,
     dist,
     norm,
     pdist,
     renorm,
 )
-from polyreme.ops.products import (
+from polyreme.ops.matrices.products import (
     addmm,
     baddbmm,
     bmm,
@@ -299,21 +314,6 @@ from polyreme.ops.scan import (
     diff,
     logcumsumexp,
     trapezoid,
-)
-from polyreme.ops.scatter import (
-    diagonal_scatter,
-    index_add,
-    index_fill,
-    index_put,
-    put_along_axis,
-    scatter,
-    scatter_add,
-    scatter_add_,
-    scatter_nd,
-    scatter_nd_add,
-    scatter_reduce,
-    select_scatter,
-    slice_scatter,
 )
 from polyreme.ops.search import (
     allclose,

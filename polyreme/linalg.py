@@ -4,7 +4,7 @@ import polyreme.eager.tensor  # noqa: F401  (what ops run on, whichever name is 
 from polyreme.module_names import suggest_names
 from polyreme.ops.arithmetic import matmul
 from polyreme.ops.creation import diagonal
-from polyreme.ops.factors import (
+from polyreme.ops.matrices.factors import (
     householder_product,
     lu,
     lu_solve,
@@ -13,7 +13,7 @@ from polyreme.ops.factors import (
     pca_lowrank,
     svd_lowrank,
 )
-from polyreme.ops.linalg import (
+from polyreme.ops.matrices.linalg import (
     cholesky,
     cholesky_inverse,
     cholesky_solve,
@@ -37,8 +37,8 @@ from polyreme.ops.linalg import (
     svdvals,
     triangular_solve,
 )
-from polyreme.ops.norms import matrix_norm, norm, vector_norm
-from polyreme.ops.products import cross, matrix_transpose, multi_dot, vecdot
+from polyreme.ops.matrices.norms import matrix_norm, norm, vector_norm
+from polyreme.ops.matrices.products import cross, matrix_transpose, multi_dot, vecdot
 from polyreme.ops.statistics import corrcoef, cov
 
 inv = inverse

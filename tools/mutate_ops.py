@@ -53,7 +53,7 @@ MUTATIONS = [
     Mutation(
         "trace",
         "wrong dtype: float64 of float32",
-        "polyreme/ops/products.py",
+        "polyreme/ops/matrices/products.py",
         "else x.dtype)\n\n\ndef _einsum",
         "else dtypes.float64)\n\n\ndef _einsum",
     ),
@@ -89,7 +89,7 @@ MUTATIONS = [
     Mutation(
         "gather",
         "wrong default: the last dim for the first",
-        "polyreme/ops/gather_scatter.py",
+        "polyreme/ops/indices/gather.py",
         'dim_of(0 if axis is None else axis, x.ndim, "gather")',
         'dim_of(-1 if axis is None else axis, x.ndim, "gather")',
     ),

@@ -200,7 +200,7 @@ def with_imports(text: str, known: dict[str, str], head: str) -> str:
 
 def table(path: Path, private: set[tuple[str, str]]) -> str:
     """The stub of one op table."""
-    name = f"polyreme.ops.{path.stem}"
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     module, tree = importlib.import_module(name), ast.parse(path.read_text(encoding="utf-8"))
     parts = []
     for member, node in defined(tree):
@@ -273,7 +273,7 @@ def _homes(module: Any) -> dict[str, str]:
 def main() -> dict[Path, str]:
     """Every stub by its path."""
     private = asked_elsewhere()
-    tables = [p for p in sorted(TABLES.glob("*.py")) if p.stem != "__init__"]
+    tables = [p for p in sorted(TABLES.rglob("*.py")) if p.stem != "__init__"]
     stubs = {p.with_suffix(".pyi"): table(p, private) for p in tables}
     stubs[ROOT / "polyreme" / "eager" / "methods.pyi"] = methods()
     stubs[ROOT / "polyreme" / "eager" / "casts.pyi"] = casts()

@@ -17,7 +17,7 @@ from polyreme.audio.windows import window_of
 from polyreme.core import dtype as dtypes
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.math import exp, log, log10, maximum
 from polyreme.ops.reduce import max as maximum_of
 

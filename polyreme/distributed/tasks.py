@@ -18,7 +18,7 @@ from polyreme.io.dataloader import DataLoader
 from polyreme.io.dataset import ConcatDataset
 from polyreme.io.sampler import Sampler
 from polyreme.io.seed import epoch_rng, seed_of
-from polyreme.ops.experts import check_counts
+from polyreme.ops.experts.mixture import check_counts
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from polyreme.nn.functional import log_softmax
 from polyreme.ops.arithmetic import cast
 from polyreme.ops.bounds import check_index
 from polyreme.ops.creation import full
-from polyreme.ops.gather_scatter import take_along_axis, where
+from polyreme.ops.indices.gather import take_along_axis, where
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.math import exp, log
 from polyreme.ops.probability import gumbel_like, multinomial_counts, multinomial_entropy, xlogy

@@ -18,7 +18,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.ops.arithmetic import cast
 from polyreme.ops.creation import full_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.math import abs as abs_of
 from polyreme.ops.math import expm1, log, log1p, reciprocal, square
 from polyreme.ops.random import rand_like

@@ -29,7 +29,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError
 from polyreme.ops.arithmetic import cast
 from polyreme.ops.creation import full_like, zeros_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import stack
 from polyreme.ops.math import floor, log, log1p, sigmoid
 from polyreme.ops.probability import multinomial_entropy, poisson_entropy, xlog1py, xlogy

@@ -12,7 +12,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ShapeError
 from polyreme.nn.functional import softmax
 from polyreme.ops.creation import full_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.math import log, log1p, reciprocal, sigmoid, square
 from polyreme.ops.probability import standard_log_gamma, xlog1py, xlogy
 from polyreme.ops.random import rand_like, standard_gamma

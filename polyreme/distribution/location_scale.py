@@ -21,7 +21,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.ops.creation import complex as complex_of
 from polyreme.ops.creation import full_like, zeros_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.math import abs as abs_of
 from polyreme.ops.math import atan, exp, expm1, log, log1p, sign, sqrt, square, tan
 from polyreme.ops.probability import gumbel_like, location_scale_log_density

@@ -11,9 +11,9 @@ from polyreme.distribution.parameters import as_tensors, as_value, repeated
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.creation import diagonal, eye
-from polyreme.ops.linalg import cholesky, inverse, triangular_solve
 from polyreme.ops.manipulation import flip, reshape, swapaxes, unsqueeze
 from polyreme.ops.math import log, square
+from polyreme.ops.matrices.linalg import cholesky, inverse, triangular_solve
 from polyreme.ops.random import randn_like
 from polyreme.ops.reduce import sum as sum_of
 from polyreme.ops.repetition import broadcast_tensors, expand

@@ -31,8 +31,9 @@ from polyreme.eager.methods import OpMethods
 from polyreme.eager.rewriting import Rewriting
 from polyreme.eager.sparse.members import SparseMembers
 from polyreme.errors import ConfigError, DTypeError, GradError, ShapeError
-from polyreme.ops import OPS, creation, indexing
+from polyreme.ops import OPS, creation
 from polyreme.ops import arithmetic as ar
+from polyreme.ops.indices import subscripts
 
 _names = itertools.count()
 _new: Any = object.__new__
@@ -487,7 +488,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         if isinstance(index, (bool, np.bool_)):  # a new dim, of size 1 for True and 0 for False
             return self[None] if index else self[None][0:0]
         arrays, spec = split_index(index, list(self._array.shape))
-        return indexing.getitem(self, arrays, spec)
+        return subscripts.getitem(self, arrays, spec)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, (bool, np.bool_)):
@@ -499,13 +500,13 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
             dtypes.check_holds("x[index] = value", self.dtype, value)
         if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
             check_mask(index, list(self._array.shape))
-            rebind(self, indexing.setitem_where(self, value, index), "x[mask] = value")
+            rebind(self, subscripts.setitem_where(self, value, index), "x[mask] = value")
             return
         if state.recording():
             rebind(self, _with_item(self, index, value), "x[index] = value")
             return
         arrays, spec = split_index(index, list(self._array.shape))
-        rebind(self, indexing.setitem(self, value, arrays, spec), "x[index] = value")
+        rebind(self, subscripts.setitem(self, value, arrays, spec), "x[index] = value")
 
     # operators
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from polyreme.core.op import recorded
 from polyreme.errors import ShapeError
-from polyreme.ops.boxes import overlaps
-from polyreme.ops.proposals import descending, proposals_of_image, read_on_host, suppress, tensor_of
+from polyreme.ops.detection.boxes import overlaps
+from polyreme.ops.detection.proposals import descending, proposals_of_image, read_on_host, suppress, tensor_of
 
 
 @recorded(draws=False)

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from polyreme.errors import ConfigError
-from polyreme.ops.boxes import overlaps
-from polyreme.ops.proposals import descending
+from polyreme.ops.detection.boxes import overlaps
+from polyreme.ops.detection.proposals import descending
 
 VERSIONS = ("integral", "11point")
 

@@ -9,7 +9,7 @@ from polyreme.core import state, unique_name
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError
 from polyreme.ops.arithmetic import logical_and
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.math import minimum
 from polyreme.program import gradient
 from polyreme.program.block import Variable

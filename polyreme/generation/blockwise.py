@@ -17,7 +17,7 @@ from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
 from polyreme.models.cache import CacheRows
 from polyreme.nn.alike import are_alike, tensors_of
-from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.ops.indices.gather import take_along_axis
 
 
 class BlockwiseSteps:

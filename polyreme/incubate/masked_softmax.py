@@ -11,7 +11,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops import reduce
 from polyreme.ops.activation import softmax
 from polyreme.ops.creation import ones, tril
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 
 
 def softmax_mask_fuse(x: Any, mask: Any, name: str | None = None) -> Any:

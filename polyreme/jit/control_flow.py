@@ -23,7 +23,7 @@ from polyreme.jit.branch import branch, condition, negation
 from polyreme.jit.capture import staged
 from polyreme.jit.loop import loop
 from polyreme.ops import arithmetic as ar
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 
 _log = logging.getLogger("polyreme.jit")
 # a loop over this many rows is unrolled into so much code that compiling it takes minutes

@@ -21,7 +21,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ShapeError
 from polyreme.jit.capture import capture_in_progress
 from polyreme.jit.region import Inputs, Out, Region, evaluate, separating, trace
-from polyreme.ops.expert_exchange import exchange
+from polyreme.ops.experts.exchange import exchange
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

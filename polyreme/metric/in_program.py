@@ -9,10 +9,10 @@ from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.arithmetic import cast
 from polyreme.ops.creation import full, zeros
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
+from polyreme.ops.indices.scatter import scatter_nd_add
 from polyreme.ops.manipulation import concat, flip, reshape
 from polyreme.ops.scan import cumsum
-from polyreme.ops.scatter import scatter_nd_add
 from polyreme.ops.search import topk
 
 

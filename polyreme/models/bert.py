@@ -41,7 +41,7 @@ from polyreme.nn.initializer import Constant
 from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange, zeros_like
-from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.ops.indices.gather import take_along_axis
 from polyreme.ops.layout import constrain
 
 

@@ -12,7 +12,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
 from polyreme.ops import creation
-from polyreme.ops.caches import attend_blocks, attend_cached, blocks_written, token_codes, tokens_cached
+from polyreme.ops.attention.caches import attend_blocks, attend_cached, blocks_written, token_codes, tokens_cached
 from polyreme.ops.layout import constrain
 
 CACHE_DTYPES = ("int8", "bfloat16", "float16", "float32")

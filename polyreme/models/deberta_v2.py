@@ -38,7 +38,7 @@ from polyreme.models.published import SAME, WeightRule
 from polyreme.nn import Embedding, Layer, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.layers.linear import Linear
-from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.ops.indices.gather import take_along_axis
 from polyreme.ops.layout import constrain
 
 

@@ -19,10 +19,10 @@ from polyreme.models.families import Family
 from polyreme.models.pretrained import Pretrained
 from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
+from polyreme.ops.attention.over_devices import zigzag_ways
 from polyreme.ops.creation import arange, full_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.layout import constrain, into_zigzag, out_of_zigzag
-from polyreme.ops.segment import zigzag_ways
 from polyreme.registry import Reference
 
 _GENERATE: Reference[Callable[..., tuple[Any, Any]]] = Reference("polyreme.generation.strategies", "generate")

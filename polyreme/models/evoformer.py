@@ -31,7 +31,7 @@ from polyreme.nn.initializer import Constant, KaimingNormal, XavierUniform
 from polyreme.nn.parameter import ParamAttr, Parameter
 from polyreme.ops.creation import arange
 from polyreme.ops.layout import constrain
-from polyreme.ops.products import einsum
+from polyreme.ops.matrices.products import einsum
 
 OUTER_PRODUCT_MEAN = ("origin", "middle", "first", "end")
 """Where a block adds what the MSA says of pairs: after the MSA's layers and before the pairs' (AlphaFold 2, under both

@@ -24,9 +24,9 @@ from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, RMSNorm
 from polyreme.nn import functional as F
 from polyreme.nn.layers.linear import Linear
-from polyreme.ops.caches import tokens_cached
+from polyreme.ops.attention.caches import tokens_cached
 from polyreme.ops.creation import arange, full_like, zeros
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.layout import constrain
 from polyreme.ops.manipulation import concat
 from polyreme.registry import Reference

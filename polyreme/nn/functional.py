@@ -37,39 +37,19 @@ from polyreme.ops.activation import (
     tanhshrink,
     thresholded_relu,
 )
-from polyreme.ops.attention import (
+from polyreme.ops.attention.dense import (
     flash_attention,
     fused_rotary_position_embedding,
     scaled_dot_product_attention,
 )
-from polyreme.ops.class_loss import (
-    adaptive_log_softmax_with_loss,
-    class_center_sample,
-    hsigmoid_loss,
-    margin_cross_entropy,
-    multi_label_margin_loss,
-    multi_margin_loss,
-    npair_loss,
+from polyreme.ops.attention.packed import (
+    flash_attention_v3_varlen,
+    flash_attn_qkvpacked,
+    flash_attn_varlen_qkvpacked,
+    flashmask_attention,
+    sparse_attention,
 )
-from polyreme.ops.convolution import (
-    conv1d,
-    conv1d_transpose,
-    conv2d,
-    conv2d_transpose,
-    conv3d,
-    conv3d_transpose,
-    fold,
-)
-from polyreme.ops.convolution import (
-    image_to_columns as unfold,
-)
-from polyreme.ops.cross_entropy import (
-    cross_entropy,
-    fused_linear_cross_entropy,
-    nll_loss,
-    softmax_with_cross_entropy,
-)
-from polyreme.ops.experts import (
+from polyreme.ops.experts.mixture import (
     balance_loss,
     choose_experts,
     choose_tokens,
@@ -80,11 +60,30 @@ from polyreme.ops.experts import (
     router_logits,
     router_z_loss,
 )
-from polyreme.ops.fractional_pooling import fractional_max_pool2d, fractional_max_pool3d
-from polyreme.ops.gather_scatter import (
+from polyreme.ops.experts.routing import moe_permute, moe_unpermute
+from polyreme.ops.indices.gather import (
     one_hot,
 )
-from polyreme.ops.loss import (
+from polyreme.ops.losses.alignment import (
+    ctc_loss,
+    rnnt_loss,
+)
+from polyreme.ops.losses.classes import (
+    adaptive_log_softmax_with_loss,
+    class_center_sample,
+    hsigmoid_loss,
+    margin_cross_entropy,
+    multi_label_margin_loss,
+    multi_margin_loss,
+    npair_loss,
+)
+from polyreme.ops.losses.cross_entropy import (
+    cross_entropy,
+    fused_linear_cross_entropy,
+    nll_loss,
+    softmax_with_cross_entropy,
+)
+from polyreme.ops.losses.elementwise import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cosine_embedding_loss,
@@ -133,14 +132,36 @@ from polyreme.ops.normalization import (
     normalize,
     rms_norm,
 )
-from polyreme.ops.packed_attention import (
-    flash_attention_v3_varlen,
-    flash_attn_qkvpacked,
-    flash_attn_varlen_qkvpacked,
-    flashmask_attention,
-    sparse_attention,
+from polyreme.ops.recurrent import (
+    gather_tree,
 )
-from polyreme.ops.pooling import (
+from polyreme.ops.resample import (
+    affine_grid,
+    channel_shuffle,
+    grid_sample,
+    interpolate,
+    pixel_shuffle,
+    pixel_unshuffle,
+    temporal_shift,
+)
+from polyreme.ops.slicing import (
+    pad,
+    zeropad2d,
+)
+from polyreme.ops.windows.convolution import (
+    conv1d,
+    conv1d_transpose,
+    conv2d,
+    conv2d_transpose,
+    conv3d,
+    conv3d_transpose,
+    fold,
+)
+from polyreme.ops.windows.convolution import (
+    image_to_columns as unfold,
+)
+from polyreme.ops.windows.fractional_pooling import fractional_max_pool2d, fractional_max_pool3d
+from polyreme.ops.windows.pooling import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
     adaptive_avg_pool3d,
@@ -158,27 +179,6 @@ from polyreme.ops.pooling import (
     max_unpool1d,
     max_unpool2d,
     max_unpool3d,
-)
-from polyreme.ops.recurrent import (
-    gather_tree,
-)
-from polyreme.ops.resample import (
-    affine_grid,
-    channel_shuffle,
-    grid_sample,
-    interpolate,
-    pixel_shuffle,
-    pixel_unshuffle,
-    temporal_shift,
-)
-from polyreme.ops.routing import moe_permute, moe_unpermute
-from polyreme.ops.sequence_loss import (
-    ctc_loss,
-    rnnt_loss,
-)
-from polyreme.ops.slicing import (
-    pad,
-    zeropad2d,
 )
 
 logsigmoid = log_sigmoid

@@ -15,7 +15,7 @@ from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.spectral_norm import over_singular_value, resolve_dim, vector_sizes
 from polyreme.nn.parameter import Parameter
-from polyreme.ops.norms import vector_norm
+from polyreme.ops.matrices.norms import vector_norm
 
 
 def weight_norm(layer: Layer, name: str = "weight", dim: int | None = 0) -> Layer:

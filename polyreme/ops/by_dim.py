@@ -16,7 +16,9 @@ from polyreme.core import spelling
 from polyreme.core.annotations import AnyTensor, DTypeLike
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops import activation, arithmetic, creation, gather_scatter, linalg, manipulation, math, reduce, search
+from polyreme.ops import activation, arithmetic, creation, manipulation, math, reduce, search
+from polyreme.ops.indices import gather
+from polyreme.ops.matrices import linalg
 from polyreme.ops.unique import unique as _unique
 
 
@@ -119,7 +121,7 @@ def _pick(kind: Any, x: Any, index: Any, dim: int, keepdim: builtins.bool) -> An
     """(values, indices) for one index along dim, whose size in `index` is 1."""
     if x.ndim == 0:
         return kind(x, creation.zeros([], "int64"))
-    values = gather_scatter.take_along_axis(x, index, dim, False)
+    values = gather.take_along_axis(x, index, dim, False)
     if keepdim:
         return kind(values, index)
     return kind(manipulation.squeeze(values, dim), manipulation.squeeze(index, dim))
@@ -149,7 +151,7 @@ def _median(what: str, input: Any, dim: int | None, keepdim: builtins.bool, out:
         position = creation.full(
             [1 if i == axis % builtins.max(x.ndim, 1) else n for i, n in enumerate(x.shape)], (size - 1) // 2, "int64"
         )
-    index = gather_scatter.take_along_axis(order, position, axis, False) if x.ndim else order
+    index = gather.take_along_axis(order, position, axis, False) if x.ndim else order
     found = _pick(MedianRetType, x, index, axis, keepdim)
     if dim is None:
         return _write(manipulation.reshape(found.values, [1] * input.ndim if keepdim else []), out, what)
@@ -189,7 +191,7 @@ def sort(
 ) -> SortRetType:
     """(values in order along dim, where each was); NaN counts as largest. Always stable."""
     index = search.argsort(input, dim, descending, stable)
-    values = gather_scatter.take_along_axis(input, index, dim, False) if input.ndim else input
+    values = gather.take_along_axis(input, index, dim, False) if input.ndim else input
     return _write(SortRetType(values, index), out, "sort")
 
 

@@ -22,7 +22,7 @@ from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.ops.bounds import check_index, preceded
 from polyreme.ops.by_index import bounded, read
-from polyreme.ops.gather_scatter import as_column
+from polyreme.ops.indices.gather import as_column
 
 # rows by segment
 

@@ -16,15 +16,16 @@ from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.ops import arithmetic, segment
+from polyreme.ops import arithmetic
 from polyreme.ops.activation import positive_dim, wide
+from polyreme.ops.attention import over_devices
 from polyreme.ops.by_index import bounded, read
 from polyreme.ops.creation import republish
 from polyreme.ops.ids import check_range
-from polyreme.ops.loss import cosine
-from polyreme.ops.norms import p_norm
+from polyreme.ops.losses.elementwise import cosine
+from polyreme.ops.matrices.norms import p_norm
 from polyreme.ops.sharding import dim_names, elementwise
-from polyreme.ops.windows import is_channels_last
+from polyreme.ops.windows.geometry import is_channels_last
 
 
 def _linear_rule(call: OpCall) -> ShardingRule:
@@ -57,7 +58,7 @@ def _embedding_rule(call: OpCall) -> ShardingRule:
 
 
 @op(amp="low", method=False, rule=_linear_rule)
-def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, int] = segment.WHOLE) -> Array:
+def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, int] = over_devices.WHOLE) -> Array:
     """x @ weight + bias over the last dim: [*b, in], [in, out], [out] -> [*b, out]; a bias of more dims broadcasts.
 
     A weight of 1 dim or of more than 2 is taken as matmul takes it.
@@ -74,11 +75,11 @@ def linear(x: Array, weight: Array, bias: Array | None = None, ways: tuple[int, 
         if bias.ndim > x.ndim or any(size != 1 for size in bias.shape[:-1]):
             return kernels.linear(x, weight, None) + bias
         bias = bias.reshape(-1)
-    if ways == segment.WHOLE:
+    if ways == over_devices.WHOLE:
         return kernels.linear(x, weight, bias)
     # tokens of a split sequence, joined so that the split survives
-    y = kernels.linear(segment.join_tokens(x, ways), weight, bias)
-    return segment.part_tokens(y, x.shape[:-1], ways)
+    y = kernels.linear(over_devices.join_tokens(x, ways), weight, bias)
+    return over_devices.part_tokens(y, x.shape[:-1], ways)
 
 
 _linear = linear
@@ -87,8 +88,8 @@ _linear = linear
 def _with_ways(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None = None, name: str | None = None) -> AnyTensor:
     if layout.active.layout is None:
         return _linear(x, weight, bias)
-    ways = segment.token_ways(x.shape)
-    return _linear(x, weight, bias, ways if ways[1] > 1 else segment.WHOLE)
+    ways = over_devices.token_ways(x.shape)
+    return _linear(x, weight, bias, ways if ways[1] > 1 else over_devices.WHOLE)
 
 
 linear = republish(_linear, _with_ways)

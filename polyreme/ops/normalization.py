@@ -22,7 +22,7 @@ from polyreme.core.op import composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import channel_dim, positive_dim, wide
-from polyreme.ops.norms import p_norm
+from polyreme.ops.matrices.norms import p_norm
 from polyreme.ops.sharding import along_axis, by_batch, dim_names, unnamed, without
 
 

@@ -19,9 +19,9 @@ from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
-from polyreme.ops.pooling import adaptive_average, even_bins
 from polyreme.ops.sharding import by_batch, by_image
-from polyreme.ops.windows import per_dim
+from polyreme.ops.windows.geometry import per_dim
+from polyreme.ops.windows.pooling import adaptive_average, even_bins
 
 _DIMS = {"linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "nearest": (1, 2, 3), "area": (1, 2, 3)}
 _FORMATS = {1: ("NCL", "NCW", "NLC", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}

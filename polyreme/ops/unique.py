@@ -17,7 +17,7 @@ from polyreme.core.annotations import AnyTensor, DTypeLike
 from polyreme.core.op import OPS, composite
 from polyreme.errors import DTypeError
 from polyreme.ops.bounds import dim_of
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from polyreme.core.op import recorded
 from polyreme.core.symbol import DYNAMIC
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops.proposals import read_on_host, tensor_of
+from polyreme.ops.detection.proposals import read_on_host, tensor_of
 from polyreme.sequences import lod as lods
 from polyreme.sequences.elements import elements_of
 

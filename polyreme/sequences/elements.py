@@ -16,8 +16,8 @@ from polyreme.core.op import recorded
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import HostValueError, ShapeError
 from polyreme.jit import host_calls
+from polyreme.ops.detection.proposals import tensor_of
 from polyreme.ops.manipulation import concat, stack
-from polyreme.ops.proposals import tensor_of
 
 Element = tuple[Any, ...]
 

@@ -141,7 +141,7 @@ def _pass_on(op: Call, block: Block) -> None:
 
 _PICK_ROWS = {"gather", "gather_nd", "index_select", "masked_select", "take", "index_sample"}
 """Ops whose result has as many rows as their index, which may be as unknown as those of what they pick from."""
-_SEQUENCE_OPS = ("polyreme.ops.sequence", "polyreme.sequences.")
+_SEQUENCE_OPS = ("polyreme.ops.sequences.", "polyreme.ops.losses.alignment", "polyreme.sequences.")
 """The modules whose ops hand nothing on of themselves: the layer that calls one says what its result is."""
 
 

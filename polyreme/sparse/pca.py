@@ -8,8 +8,8 @@ from polyreme.eager.sparse.elementwise import need_sparse
 from polyreme.eager.sparse.products import matmul
 from polyreme.eager.sparse.shaping import transpose
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops import linalg
 from polyreme.ops.creation import ones
+from polyreme.ops.matrices import linalg
 from polyreme.ops.random import randn
 
 

@@ -22,7 +22,7 @@ from polyreme.mesh.segment import GATHERED_TOKENS
 from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
-from polyreme.ops import segment
+from polyreme.ops.attention import over_devices
 
 EPS = np.finfo(np.float32).eps
 SEQ, ROWS = 16, 4
@@ -139,7 +139,7 @@ def attend(s=8, t=8, heads=4, kv_heads=4, **options):
 def how(heads, kv_heads, seq=8, **settings):
     plan = Plan.from_degrees(**settings)
     with layout.using(Layout(plan, jax.devices()[: plan.mesh.size])):
-        found = segment.exchange((2, seq, heads, 4), (2, seq, kv_heads, 4))
+        found = over_devices.exchange((2, seq, heads, 4), (2, seq, kv_heads, 4))
     return None if found is None else (found.how, found.repeat)
 
 
@@ -156,7 +156,7 @@ def test_which_exchange_is_taken():
     assert how(4, 2, sep=2, mp=2) == ("gather", 1)
     # one key head, which mp cannot split: each query head gets a copy
     assert how(4, 1, sep=2, mp=2) == ("ulysses", 4)
-    assert segment.exchange((2, 8, 4, 4), (2, 8, 4, 4)) is None
+    assert over_devices.exchange((2, 8, 4, 4), (2, 8, 4, 4)) is None
 
 
 def test_key_heads_that_mp_does_not_divide():
@@ -239,12 +239,12 @@ def test_refuses_what_it_cannot_do():
 
 def test_tokens_joined_by_device_come_apart_again():
     x = jnp.arange(4 * 6 * 3).reshape(4, 6, 3)
-    joined = segment.join_tokens(x, (2, 3))
+    joined = over_devices.join_tokens(x, (2, 3))
     # the first device of each axis holds rows 0 and 1, positions 0 and 1
     np.testing.assert_array_equal(joined[:4], x[:2, :2].reshape(4, 3))
-    np.testing.assert_array_equal(segment.part_tokens(joined, (4, 6), (2, 3)), x)
-    np.testing.assert_array_equal(segment.join_tokens(x, (2, 1)), x.reshape(-1, 3))
-    labels = segment.join_tokens(x[..., 0], (2, 3), kept=0)
+    np.testing.assert_array_equal(over_devices.part_tokens(joined, (4, 6), (2, 3)), x)
+    np.testing.assert_array_equal(over_devices.join_tokens(x, (2, 1)), x.reshape(-1, 3))
+    labels = over_devices.join_tokens(x[..., 0], (2, 3), kept=0)
     np.testing.assert_array_equal(labels, joined[:, 0])
 
 

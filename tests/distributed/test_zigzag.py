@@ -21,7 +21,7 @@ from polyreme.models.gpt import GPT, GPTConfig
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.nn import functional as F
-from polyreme.ops import segment
+from polyreme.ops.attention import over_devices
 
 EPS = np.finfo(np.float32).eps
 TOKENS = np.random.default_rng(0).integers(0, 128, (2, 4, 16))
@@ -169,7 +169,7 @@ def test_attention_of_code_that_knows_of_no_order(attend):
     want = [x.numpy() for x in call(*map(Tensor, attention_inputs()))]
     plan = Plan.from_degrees(sep=2, mp=2, sep_order="zigzag")
     with layout.using(Layout(plan, jax.devices()[:4])):
-        over = segment.exchange((2, 16, 4, 4), (2, 16, 2, 4), causal=True)
+        over = over_devices.exchange((2, 16, 4, 4), (2, 16, 2, 4), causal=True)
         results = [x.numpy() for x in call(*map(Tensor, attention_inputs()))]
     assert over.reorders
     assert over.split.zigzag

@@ -20,7 +20,7 @@ from polyreme.mesh import Plan
 from polyreme.models import AutoModelForCausalLM, adapters
 from polyreme.models.llama import Llama, LlamaConfig
 from polyreme.nn.layers.lora import LoRA
-from polyreme.ops.caches import attend_blocks
+from polyreme.ops.attention.caches import attend_blocks
 from tests.models.parity import FIXTURES
 
 END = (11, 30)

@@ -12,7 +12,7 @@ from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import Parameter
 from polyreme.ops import creation
 from polyreme.ops.arithmetic import logical_not, matmul
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import concat, reshape, split, transpose, unsqueeze
 from polyreme.ops.reduce import mean
 from polyreme.ops.repetition import expand

@@ -1,4 +1,4 @@
-"""Contract rows of ops/arithmetic.py and ops/indexing.py."""
+"""Contract rows of ops/arithmetic.py and ops/indices/subscripts.py."""
 
 import numpy as np
 

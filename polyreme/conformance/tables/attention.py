@@ -1,4 +1,4 @@
-"""Contract rows of ops/attention.py."""
+"""Contract rows of ops/attention/dense.py."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Contract rows of ops/boxes.py, ops/yolo.py and ops/proposals.py: the oracles walk boxes and cells one by one."""
+"""Contract rows of ops/detection: boxes.py, yolo.py and proposals.py; the oracles walk boxes and cells one by one."""
 
 import math
 

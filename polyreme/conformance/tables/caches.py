@@ -1,4 +1,4 @@
-"""Contract rows of ops/caches.py."""
+"""Contract rows of ops/attention/caches.py."""
 
 import numpy as np
 import scipy.special as sp

@@ -1,4 +1,4 @@
-"""Contract rows of ops/class_loss.py: loops over rows, written from the definitions."""
+"""Contract rows of ops/losses/classes.py: loops over rows, written from the definitions."""
 
 import numpy as np
 import scipy.special as sp

@@ -1,4 +1,4 @@
-"""Contract rows of ops/convolution.py: the oracles are sums written out entry by entry."""
+"""Contract rows of ops/windows/convolution.py: the oracles are sums written out entry by entry."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Contract rows of ops/cross_entropy.py."""
+"""Contract rows of ops/losses/cross_entropy.py."""
 
 import numpy as np
 import scipy.special as sp

@@ -1,4 +1,4 @@
-"""Contract rows of ops/experts.py and ops/expert_counts.py; values without a reference are PaddlePaddle's examples."""
+"""Contract rows of ops/experts/mixture.py and ops/experts/counts.py; values without a reference are PaddlePaddle's examples."""
 
 import numpy as np
 import scipy.special as sp

@@ -1,4 +1,4 @@
-"""Contract rows of ops/factors.py and the float8 product; the oracles are scipy.linalg and NumPy."""
+"""Contract rows of ops/matrices/factors.py and the float8 product; the oracles are scipy.linalg and NumPy."""
 
 import numpy as np
 import scipy.linalg as sl

@@ -1,4 +1,4 @@
-"""Contract rows of ops/fractional_pooling.py: loops over windows, edges as the formula in the paper has them."""
+"""Contract rows of ops/windows/fractional_pooling.py: loops over windows, edges as the formula in the paper has them."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Contract rows of ops/gate_attention.py against its formula; PaddlePaddle 3.3.1's CPU wheel has no kernel for it."""
+"""Contract rows of ops/attention/gated.py against its formula; PaddlePaddle 3.3.1's CPU wheel has no kernel for it."""
 
 import numpy as np
 import scipy.special as sp

@@ -1,4 +1,4 @@
-"""Contract rows of ops/gather_scatter.py and ops/scatter.py."""
+"""Contract rows of ops/indices/gather.py and ops/indices/scatter.py."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Contract rows of ops/linalg.py.
+"""Contract rows of ops/matrices/linalg.py.
 
 Matrices are well conditioned (identity plus little), so that rounding stays near the dtype's.
 """

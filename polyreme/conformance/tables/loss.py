@@ -1,4 +1,4 @@
-"""Contract rows of ops/loss.py: every loss unreduced, and each reduction."""
+"""Contract rows of ops/losses/elementwise.py: every loss unreduced, and each reduction."""
 
 import numpy as np
 import scipy.special as sp

@@ -1,4 +1,4 @@
-"""Contract rows of ops/norms.py."""
+"""Contract rows of ops/matrices/norms.py."""
 
 import numpy as np
 from scipy.spatial.distance import cdist, pdist

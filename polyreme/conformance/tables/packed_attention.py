@@ -1,4 +1,4 @@
-"""Contract rows of ops/packed_attention.py."""
+"""Contract rows of ops/attention/packed.py."""
 
 import numpy as np
 

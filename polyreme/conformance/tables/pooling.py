@@ -1,4 +1,4 @@
-"""Contract rows of ops/pooling.py: the oracles walk the windows one by one."""
+"""Contract rows of ops/windows/pooling.py: the oracles walk the windows one by one."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Contract rows of ops/products.py."""
+"""Contract rows of ops/matrices/products.py."""
 
 import numpy as np
 

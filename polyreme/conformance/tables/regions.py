@@ -1,4 +1,4 @@
-"""Contract rows of ops/regions.py and ops/deformable.py: the oracles walk bins, samples and taps one by one."""
+"""Contract rows of ops/detection/regions.py and ops/windows/deformable.py: the oracles walk bins, samples and taps one by one."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Contract rows of ops/routing.py; moe_gate_dispatch and cal_aux_loss gave PaddlePaddle 3.3.1's numbers by hand too."""
+"""Contract rows of ops/experts/routing.py; moe_gate_dispatch and cal_aux_loss gave PaddlePaddle 3.3.1's numbers by hand too."""
 
 import numpy as np
 

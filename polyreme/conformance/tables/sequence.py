@@ -1,4 +1,4 @@
-"""Contract rows of ops/sequence.py, sequence_layout.py, sequence_recurrent.py and sequence_labels.py."""
+"""Contract rows of ops/sequences: within.py, layout.py, recurrent.py and labels.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Contract rows of ops/sequence_loss.py; the references go through every path there is, one after the other."""
+"""Contract rows of ops/losses/alignment.py; the references go through every path there is, one after the other."""
 
 import itertools
 

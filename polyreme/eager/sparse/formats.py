@@ -20,7 +20,7 @@ from polyreme.eager.sparse import elementwise, products, shaping
 from polyreme.eager.sparse.structure import constant
 from polyreme.errors import GradError, ShapeError
 from polyreme.ops import arithmetic as ar
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.sparse import sparse_at, sparse_compress, sparse_coordinates, sparse_scatter
 

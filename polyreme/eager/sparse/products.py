@@ -9,7 +9,7 @@ from polyreme.eager.sparse.elementwise import add, multiply, need_sparse
 from polyreme.eager.sparse.structure import check_size, constant, indices_of, on_host, places_of, product
 from polyreme.errors import ShapeError
 from polyreme.ops import arithmetic as ar
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.messages import segment_reduce
 from polyreme.ops.sparse import sampled_matmul, sparse_matmul

@@ -18,7 +18,7 @@ from polyreme.ops import arithmetic as ar
 from polyreme.ops import manipulation as mp
 from polyreme.ops import reduce, slicing
 from polyreme.ops.bounds import dims_of
-from polyreme.ops.gather_scatter import gather, index_select
+from polyreme.ops.indices.gather import gather, index_select
 from polyreme.ops.messages import segment_reduce
 from polyreme.ops.sparse import sparse_gather, sparse_reshape
 

@@ -20,9 +20,9 @@ from polyreme.ops import OPS
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops.creation import full
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
+from polyreme.ops.indices.scatter import scatter
 from polyreme.ops.manipulation import concat, moveaxis, reshape, squeeze, stack, unsqueeze
-from polyreme.ops.scatter import scatter
 from polyreme.program.block import Block
 from polyreme.program.current import inside
 from polyreme.sequences import elements as el

@@ -14,12 +14,13 @@ import numpy as np
 from polyreme.core.op import recorded
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.fluid.layer import layer
-from polyreme.ops import OPS, yolo
+from polyreme.ops import OPS
 from polyreme.ops import arithmetic as ar
-from polyreme.ops import boxes as bx
 from polyreme.ops import math as mt
 from polyreme.ops.creation import ones_like
-from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.ops.detection import boxes as bx
+from polyreme.ops.detection import yolo
+from polyreme.ops.indices.gather import take_along_axis
 from polyreme.ops.manipulation import concat, reshape
 from polyreme.ops.scan import cumsum
 from polyreme.ops.search import argmax

@@ -15,10 +15,10 @@ from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
 from polyreme.ops.creation import full, ones_like, zeros_like
-from polyreme.ops.gather_scatter import gather, index_sample, where
+from polyreme.ops.indices.gather import gather, index_sample, where
+from polyreme.ops.indices.scatter import scatter_nd_add
 from polyreme.ops.manipulation import concat, reshape, transpose
 from polyreme.ops.random import rand
-from polyreme.ops.scatter import scatter_nd_add
 from polyreme.ops.search import topk
 from polyreme.program.parameters import LayerParameters
 from polyreme.sequences import lod as lods

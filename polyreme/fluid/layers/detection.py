@@ -22,7 +22,7 @@ from polyreme.ops import OPS
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
-from polyreme.ops.gather_scatter import gather, gather_nd, where
+from polyreme.ops.indices.gather import gather, gather_nd, where
 from polyreme.ops.manipulation import concat, reshape, stack, transpose
 from polyreme.ops.scan import cumsum
 from polyreme.sequences import lod as lods

@@ -14,7 +14,7 @@ from polyreme.fluid.mode import begin
 from polyreme.ops import OPS
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.creation import full
-from polyreme.ops.gather_scatter import gather, nonzero, where
+from polyreme.ops.indices.gather import gather, nonzero, where
 from polyreme.ops.manipulation import concat, reshape, squeeze, transpose, unsqueeze
 from polyreme.ops.scan import cumsum
 from polyreme.ops.search import argsort

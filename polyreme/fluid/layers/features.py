@@ -18,7 +18,7 @@ from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
 from polyreme.ops.creation import arange, ones_like, zeros_like
-from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.ops.indices.gather import take_along_axis
 from polyreme.ops.manipulation import concat, reshape, transpose, unsqueeze
 from polyreme.ops.random import rand
 from polyreme.ops.scan import cumsum

@@ -14,7 +14,7 @@ from polyreme.nn import functional as F
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape
 
 

@@ -15,7 +15,7 @@ from polyreme.fluid.layers.tensor import autoincreased_step_counter
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops.creation import full
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 
 COUNTER = "@LR_DECAY_COUNTER@"
 

@@ -10,7 +10,7 @@ from polyreme.nn import functional as F
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 
 IGNORE = -100
 

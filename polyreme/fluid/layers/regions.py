@@ -14,13 +14,14 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.fluid.layer import layer
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
-from polyreme.ops import OPS, deformable
+from polyreme.ops import OPS
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
-from polyreme.ops import regions as rg
-from polyreme.ops.gather_scatter import gather, where
+from polyreme.ops.detection import regions as rg
+from polyreme.ops.indices.gather import gather, where
 from polyreme.ops.manipulation import concat, reshape, stack
-from polyreme.ops.products import einsum
+from polyreme.ops.matrices.products import einsum
+from polyreme.ops.windows import deformable
 from polyreme.program.parameters import LayerParameters
 from polyreme.sequences import lod as lods
 from polyreme.static.nn.checks import channels

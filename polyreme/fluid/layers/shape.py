@@ -12,10 +12,11 @@ from polyreme.errors import ShapeError
 from polyreme.fluid.layer import layer, one
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic as ar
-from polyreme.ops import attributes, gather_scatter, manipulation, repetition, search, slicing
-from polyreme.ops import scatter as sc
+from polyreme.ops import attributes, manipulation, repetition, search, slicing
 from polyreme.ops.creation import arange
-from polyreme.ops.gather_scatter import nonzero
+from polyreme.ops.indices import gather as gathering
+from polyreme.ops.indices import scatter as sc
+from polyreme.ops.indices.gather import nonzero
 from polyreme.ops.math import multiplex as chosen_rows
 from polyreme.ops.unique import unique as distinct
 from polyreme.program.activations import activate
@@ -136,13 +137,13 @@ def size(input: Any) -> Any:
 @layer
 def gather(input: Any, index: Any, overwrite: bool = True) -> Any:
     """Rows of input at index. overwrite: how gradients of a row that is taken twice are added up; they are the same."""
-    return gather_scatter.gather(input, index)
+    return gathering.gather(input, index)
 
 
 @layer
 def gather_nd(input: Any, index: Any, name: str | None = None) -> Any:
     """Parts of input at places [.., k] of its first k dims."""
-    return gather_scatter.gather_nd(input, index)
+    return gathering.gather_nd(input, index)
 
 
 @layer
@@ -219,7 +220,7 @@ def pad_constant_like(x: Any, y: Any, pad_value: float = 0.0, name: str | None =
 @layer
 def shard_index(input: Any, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1) -> Any:
     """ids as they are counted in one of nshards shards, ignore_value for those of another."""
-    return gather_scatter.shard_index(input, index_num, nshards, shard_id, ignore_value)
+    return gathering.shard_index(input, index_num, nshards, shard_id, ignore_value)
 
 
 @layer
@@ -249,8 +250,8 @@ def unique_with_counts(x: Any, dtype: Any = "int32") -> tuple[Any, Any, Any]:
     values, first, inverse, counts = distinct(x, True, True, True, None, dtype)
     order = search.argsort(first)
     place = ar.cast(search.argsort(order), dtype)
-    parts = [gather_scatter.gather(v, order) for v in (values, counts)]
-    return parts[0], gather_scatter.gather(place, inverse), parts[1]
+    parts = [gathering.gather(v, order) for v in (values, counts)]
+    return parts[0], gathering.gather(place, inverse), parts[1]
 
 
 __all__ = [

@@ -9,7 +9,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttrLike, Parameter
-from polyreme.ops.class_loss import adaptive_log_softmax
+from polyreme.ops.losses.classes import adaptive_log_softmax
 from polyreme.ops.search import argmax
 
 

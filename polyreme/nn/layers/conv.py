@@ -17,7 +17,7 @@ from polyreme.nn.argument_order import also_in_order
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttrLike, Parameter
-from polyreme.ops.windows import is_channels_last
+from polyreme.ops.windows.geometry import is_channels_last
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 

@@ -18,7 +18,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit.control_flow import while_loop
 from polyreme.ops.arithmetic import cast, logical_and, logical_not, logical_or
 from polyreme.ops.creation import arange, full_like, zeros_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import flatten, reshape, stack, transpose, unflatten, unsqueeze
 from polyreme.ops.recurrent import NEVER_CHOSEN, beam_choice, beam_rows, gather_tree, initial_state
 from polyreme.ops.reduce import all as all_of

@@ -22,7 +22,7 @@ from polyreme.nn.layers.linear import Linear, map_each
 from polyreme.nn.layers.quantized import QuantizedExperts
 from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter
 from polyreme.ops import creation
-from polyreme.ops.experts import check_choice, check_counts, chosen_experts
+from polyreme.ops.experts.mixture import check_choice, check_counts, chosen_experts
 from polyreme.ops.ids import check_range
 from polyreme.ops.layout import constrain
 

@@ -30,7 +30,7 @@ from polyreme.nn.layers.recurrent_cell import (
 )
 from polyreme.nn.parameter import ParamAttrLike
 from polyreme.ops.creation import zeros_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import concat, stack, transpose, unbind, unsqueeze
 from polyreme.ops.recurrent import check_lengths, recurrent_layer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
-from polyreme.ops.packed_attention import segment_attention
+from polyreme.ops.attention.packed import segment_attention
 
 
 class LowerTriangularMask:

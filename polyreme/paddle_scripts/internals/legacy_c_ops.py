@@ -10,7 +10,7 @@ from polyreme.core.operator_names import ELEMENTWISE, REDUCTIONS, newer_names
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic, creation, manipulation
-from polyreme.ops.gate_attention import fused_gate_attention
+from polyreme.ops.attention.gated import fused_gate_attention
 from polyreme.paddle_scripts.internals.c_ops import kernel
 from polyreme.paddle_scripts.internals.kernels.registry import refuse
 from polyreme.stand_ins import Absent, absent

@@ -24,7 +24,7 @@ from polyreme.nn.eval_mode import eval_mode
 from polyreme.nn.initializer import Normal
 from polyreme.nn.parameter import Parameter
 from polyreme.ops.creation import arange
-from polyreme.ops.gather_scatter import take_along_axis
+from polyreme.ops.indices.gather import take_along_axis
 from polyreme.recipes.data.pair_samples import PairDataset
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.preference_losses import LOSSES

@@ -17,7 +17,7 @@ from polyreme.generation.sampling import SamplingParams
 from polyreme.jit import to_static
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.nn.eval_mode import eval_mode
-from polyreme.ops.indexing import getitem
+from polyreme.ops.indices.subscripts import getitem
 from polyreme.recipes.config import RunConfig
 
 Logits = Callable[[np.ndarray], np.ndarray]

@@ -17,7 +17,7 @@ from polyreme.eager.sparse import SparseCooTensor
 from polyreme.eager.sparse.structure import constant, indices_of, on_host, places_of
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.sparse import window_matmul, window_max, window_sources
-from polyreme.ops.windows import Pads, per_dim, resolve_pads
+from polyreme.ops.windows.geometry import Pads, per_dim, resolve_pads
 
 _FORMATS = {2: "NHWC", 3: "NDHWC"}
 

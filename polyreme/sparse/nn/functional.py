@@ -13,7 +13,7 @@ from polyreme.errors import ShapeError
 from polyreme.ops import activation
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.bounds import dim_of
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape, transpose
 from polyreme.ops.sparse import sparse_coordinates, sparse_softmax
 from polyreme.sparse.nn import convolution

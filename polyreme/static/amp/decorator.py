@@ -14,7 +14,7 @@ from polyreme.core import state
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError, ProgramError
 from polyreme.ops.arithmetic import logical_not
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import stack
 from polyreme.ops.math import isfinite
 from polyreme.program.gradient import Pairs, append_backward

@@ -9,7 +9,7 @@ from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Normal
 from polyreme.nn.layers.conv import sizes_of
-from polyreme.ops import deformable
+from polyreme.ops.windows import deformable
 from polyreme.program.activations import activation
 from polyreme.program.parameters import LayerParameters
 from polyreme.static.nn.checks import channels

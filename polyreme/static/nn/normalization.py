@@ -9,7 +9,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
 from polyreme.nn.layers.spectral_norm import SpectralNorm
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import reshape
 from polyreme.program.activations import activation
 from polyreme.program.parameters import LayerParameters, check_recording

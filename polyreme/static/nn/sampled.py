@@ -10,7 +10,7 @@ import numpy as np
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.initializer import Assign
 from polyreme.ops.arithmetic import cast
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape, unsqueeze
 from polyreme.ops.math import log1p, sigmoid
 from polyreme.ops.random import rand

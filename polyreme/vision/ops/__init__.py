@@ -1,11 +1,11 @@
 """Operations of detectors: boxes, regions, deformable convolution, JPEG files. Ops are declared in polyreme.ops."""
 
 from polyreme.module_names import suggest_names
-from polyreme.ops.boxes import box_coder, prior_box
-from polyreme.ops.deformable import deform_conv2d
-from polyreme.ops.proposals import distribute_fpn_proposals, generate_proposals, matrix_nms, nms
-from polyreme.ops.regions import psroi_pool, roi_align, roi_pool
-from polyreme.ops.yolo import yolo_box, yolo_loss
+from polyreme.ops.detection.boxes import box_coder, prior_box
+from polyreme.ops.detection.proposals import distribute_fpn_proposals, generate_proposals, matrix_nms, nms
+from polyreme.ops.detection.regions import psroi_pool, roi_align, roi_pool
+from polyreme.ops.detection.yolo import yolo_box, yolo_loss
+from polyreme.ops.windows.deformable import deform_conv2d
 from polyreme.vision.ops.files import decode_jpeg, read_file
 from polyreme.vision.ops.layers import DeformConv2D, PSRoIPool, RoIAlign, RoIPool
 

@@ -11,8 +11,8 @@ from polyreme.nn.initializer import Normal
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.conv import sizes_of
 from polyreme.nn.parameter import Parameter
-from polyreme.ops.deformable import deform_conv2d
-from polyreme.ops.regions import psroi_pool, roi_align, roi_pool
+from polyreme.ops.detection.regions import psroi_pool, roi_align, roi_pool
+from polyreme.ops.windows.deformable import deform_conv2d
 
 
 class DeformConv2D(Layer):

@@ -14,7 +14,7 @@ from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.conv import Conv2D
-from polyreme.ops.segment import SegmentExchange, exchanging
+from polyreme.ops.attention.over_devices import SegmentExchange, exchanging
 
 _BACKENDS = {"p2p": "ring", "all2all": "ulysses"}
 _NAMES = ("sep", "cp")

@@ -15,7 +15,7 @@ from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.kernels.ring_attention import Split
 from polyreme.mesh import nearest_multiples
 from polyreme.nn import functional as F
-from polyreme.ops.segment import SegmentExchange, exchanging
+from polyreme.ops.attention.over_devices import SegmentExchange, exchanging
 
 
 def exchange_over(

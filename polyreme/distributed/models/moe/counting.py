@@ -9,8 +9,8 @@ from polyreme.distributed.communication.group import Group, resolve
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError
 from polyreme.ops.creation import empty_like, full
-from polyreme.ops.expert_counts import assign_pos, number_count, prune_gate_by_capacity
-from polyreme.ops.expert_counts import limit_by_capacity as limit_counts
+from polyreme.ops.experts.counts import assign_pos, number_count, prune_gate_by_capacity
+from polyreme.ops.experts.counts import limit_by_capacity as limit_counts
 from polyreme.ops.scan import cumsum
 
 

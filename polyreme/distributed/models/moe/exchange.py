@@ -12,7 +12,7 @@ from polyreme.distributed.communication.group import Group, resolve
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.creation import zeros
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 
 
 def global_scatter(

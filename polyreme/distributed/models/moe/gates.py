@@ -17,7 +17,7 @@ from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
 from polyreme.ops.arithmetic import cast
-from polyreme.ops.expert_counts import random_routing
+from polyreme.ops.experts.counts import random_routing
 from polyreme.ops.random import rand
 
 

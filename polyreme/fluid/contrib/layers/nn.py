@@ -15,7 +15,7 @@ from polyreme.ops import OPS
 from polyreme.ops import math as mt
 from polyreme.ops.activation import relu
 from polyreme.ops.arithmetic import matmul
-from polyreme.ops.gather_scatter import gather
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import concat, reshape
 from polyreme.ops.search import argsort
 from polyreme.program.activations import activate

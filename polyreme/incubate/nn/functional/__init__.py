@@ -27,14 +27,14 @@ from polyreme.incubate.nn.functional.experts import fused_ec_moe, fused_moe, moe
 from polyreme.incubate.nn.functional.gradients import embedding_grad_add_to_
 from polyreme.incubate.nn.functional.transformer import fused_multi_head_attention, fused_multi_transformer
 from polyreme.nn.functional import fused_rotary_position_embedding
+from polyreme.ops.attention.gated import fused_gate_attention
+from polyreme.ops.experts.routing import cal_aux_loss, int_bincount, moe_combine, moe_gate_dispatch
 from polyreme.ops.float8 import (
     cross_entropy_with_softmax_bwd_w_downcast,
     fused_act_dequant,
     fused_swiglu_weighted_bwd,
     fused_weighted_swiglu_act_quant,
 )
-from polyreme.ops.gate_attention import fused_gate_attention
-from polyreme.ops.routing import cal_aux_loss, int_bincount, moe_combine, moe_gate_dispatch
 
 __all__ = [
     "blha_get_max_len",

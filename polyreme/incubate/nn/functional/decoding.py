@@ -9,8 +9,7 @@ from typing import Any
 
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.incubate.nn.functional.blocks import refuse
-from polyreme.ops.attention import scaled_dot_product_attention, turned_by
-from polyreme.ops.caches import (
+from polyreme.ops.attention.caches import (
     block_angles,
     blocks_gathered,
     blocks_written,
@@ -20,11 +19,12 @@ from polyreme.ops.caches import (
     stage_mask,
     token_places,
 )
+from polyreme.ops.attention.dense import scaled_dot_product_attention, turned_by
+from polyreme.ops.attention.packed import ragged_rows, ragged_tokens
 from polyreme.ops.creation import full, ones, zeros_like
-from polyreme.ops.gather_scatter import where
 from polyreme.ops.ids import check_none, check_range
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import concat, transpose
-from polyreme.ops.packed_attention import ragged_rows, ragged_tokens
 from polyreme.ops.reduce import max as largest
 
 

@@ -8,11 +8,11 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.ops.arithmetic import cast
 from polyreme.ops.creation import arange, ones
-from polyreme.ops.expert_counts import number_count
-from polyreme.ops.experts import chosen_experts
-from polyreme.ops.gather_scatter import gather, where
+from polyreme.ops.experts.counts import number_count
+from polyreme.ops.experts.mixture import chosen_experts
+from polyreme.ops.experts.routing import moe_combine
+from polyreme.ops.indices.gather import gather, where
 from polyreme.ops.manipulation import chunk, flatten, reshape, squeeze, transpose, unsqueeze
-from polyreme.ops.routing import moe_combine
 from polyreme.ops.scan import cumsum
 from polyreme.ops.search import argsort, searchsorted
 

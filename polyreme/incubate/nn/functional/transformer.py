@@ -14,10 +14,10 @@ from polyreme.incubate.nn.functional.blocks import activated, refuse
 from polyreme.incubate.nn.functional.decoding import attend_cache, check_places, split_heads
 from polyreme.nn import functional as F
 from polyreme.ops.arithmetic import matmul
-from polyreme.ops.attention import scaled_dot_product_attention, turned_by
-from polyreme.ops.caches import cache_written, padded_seen
+from polyreme.ops.attention.caches import cache_written, padded_seen
+from polyreme.ops.attention.dense import scaled_dot_product_attention, turned_by
 from polyreme.ops.creation import full
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import concat, stack, transpose
 
 

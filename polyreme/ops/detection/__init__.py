@@ -1,0 +1,1 @@
+"""Object detection: boxes, the choice among them, pooling over regions, YOLO heads."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, what experts compute, and how tokens reach experts on other devices."""

@@ -1,0 +1,1 @@
+"""Losses: between arrays of one shape, over classes, and over alignments of sequences."""

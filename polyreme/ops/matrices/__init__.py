@@ -1,0 +1,1 @@
+"""Linear algebra: products, norms, factorizations and what solves with them."""

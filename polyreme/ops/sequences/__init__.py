@@ -1,0 +1,1 @@
+"""Ops on ragged rows: sequences of different lengths, one after the other in one array."""
