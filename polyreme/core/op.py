@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import math
 import re
 import types
@@ -47,6 +48,8 @@ Integers = Literal["fit", "wrap", "any"]
 which count modulo 2 ** bits, or any, because the function says what it gives."""
 TENSOR, TENSORS, ATTR, KEY = "tensor", "tensors", "attr", "key"
 # what jax raises when a traced function asks for a value
+_log = logging.getLogger("polyreme.core")
+
 _READS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -216,6 +219,8 @@ class Op:
         slots = self._without_gathers(template)
 
         def fn(*arrays: jax.Array) -> Any:
+            if self.amp == "low" and self.name not in _told_to_widen:
+                _tell_widening(self.name, arrays)
             cast = iter(amp_policy.cast(policy, self.name, self.amp, _without(arrays, left)))
             given = iter([array if i in left else next(cast) for i, array in enumerate(arrays)])
             filled = [_fill(slot, given) for slot in slots]
@@ -304,6 +309,28 @@ class Op:
         if _OF_TYPES.search(text):
             kind = ArgumentTypeError
         return kind(f"{self.name}({', '.join(shown)}): {_unbroadcast(text) or text}")
+
+
+_told_to_widen: set[str] = set()
+"""Ops of which this process was warned that they met float64 and narrower arrays."""
+
+
+def _tell_widening(name: str, arrays: Sequence[jax.Array]) -> None:
+    """Warn once of an op that computes a product of float64 and narrower arrays in float64.
+
+    Mostly that is data that NumPy has made float64, in a model of float32: every layer then computes in float64.
+    """
+    floats = [a for a in arrays if dtypes.is_floating(a.dtype) and a.ndim and not getattr(a, "weak_type", False)]
+    wide = [a.dtype == dtypes.float64 for a in floats]
+    if all(wide) or not any(wide):
+        return
+    _told_to_widen.add(name)
+    _log.warning(
+        "%s(%s) is computed in float64, the widest of them, which takes twice the time and which autocast leaves "
+        "alone; data that NumPy has made float64 is cast by x.astype('float32')",
+        name,
+        ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in floats),
+    )
 
 
 _UNBROADCAST = re.compile(r"ncompatible (?:shapes|types) for broadcasting")

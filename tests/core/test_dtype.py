@@ -72,3 +72,16 @@ def test_names_and_refusals():
         paddle.set_default_dtype("int32")
     with pytest.raises(DTypeError, match="give numbers"):
         paddle.to_tensor(["a"])
+
+
+def test_float64_data_for_a_layer_of_float32_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr("polyreme.core.op._told_to_widen", set())
+    layer = paddle.nn.Linear(3, 5)
+    layer(paddle.ones([7, 3]))
+    paddle.ones([7, 3], "float64") @ paddle.ones([3, 5], "float64")
+    assert not caplog.records
+    for rows in (7, 11):
+        assert dtype_of(layer(paddle.ones([rows, 3], "float64"))) == "float64"
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told.startswith("linear(float64[7, 3], float32[3, 5], float32[5]) is computed in float64")
+    assert "astype('float32')" in told
