@@ -309,6 +309,17 @@ ABSENT: dict[str, str] = {
         "distributed.save_state_dict and load_state_dict lay arrays out for another mesh"
     ),
     "distributed.auto_parallel.high_level_api": "use distributed.to_distributed",
+    "distributed.auto_tuner": "`polyreme plan` searches for the parallel configuration: docs/planner.md",
+    "distributed.passes distributed.auto_parallel.static": _PIR,
+    "distributed.launch.context distributed.launch.controllers distributed.launch.job distributed.launch.plugins": (
+        "start ranks with `polyreme launch`: docs/launch.md"
+    ),
+    "distributed.launch.utils distributed.fleet.elastic": "start ranks with `polyreme launch`: docs/launch.md",
+    "distributed.auto_parallel.pipelining": _PIPELINE,
+    "distributed.fleet.runtime": _PARAMETER_SERVERS,
+    "jit.sot jit.dy2static.transformers jit.pir_translated_layer static.pir_io framework.ir": _PIR,
+    "incubate.autograd.primrules incubate.autograd.primitives incubate.autograd.primx": _PIR,
+    "incubate.autograd.composite_rules": _PIR,
     "pir framework.IrGraph framework.IrNode decomposition incubate.autograd.primreg": _PIR,
     "base.libpaddle.ProgramDesc base.libpaddle.Graph base.libpaddle.AttrType": _PIR,
     "base.framework.IrGraph base.framework.OpProtoHolder base.framework.Operator framework.OpProtoHolder": _PIR,
