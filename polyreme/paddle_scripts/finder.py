@@ -111,10 +111,11 @@ class AsPaddle(AbstractContextManager):
                 inner = name.removeprefix("polyreme.")
                 if sys.modules.setdefault(f"paddle.{inner}", module) is module:
                     self._extend(inner, module)
-            self._extend_classes()
             if len(loaded) < len(modules):
+                # what extends classes imports modules, which may wait for the one that is being loaded
                 self._seen = 0
                 return
+            self._extend_classes()
 
     def _extend(self, inner: str, module: ModuleType) -> None:
         if inner in self._extended or not (inner in lookup.modules() or inner == ""):

@@ -412,6 +412,8 @@ RELEASE["dtype"] = f"{_INTERNALS}.dtypes.DType"
 CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",
+    "io.batch_sampler.BatchSampler": f"{_INTERNALS}.loading.BatchSamplerNames",
+    "core.place.Place": f"{_INTERNALS}.devices.PlaceNames",
     "hapi.model.Model": f"{_INTERNALS}.models.ModelNames",
     "jit.to_static.StaticFunction": f"{_INTERNALS}.capture.StaticFunctionNames",
     "nn.layers.attention.MultiHeadAttention": f"{_INTERNALS}.layers.MultiHeadAttentionNames",

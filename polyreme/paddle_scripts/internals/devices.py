@@ -1,4 +1,4 @@
-"""The default device and its module, by the names of the root."""
+"""The default device and its module, by the names of the root, and attributes of places."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ def get_device_module(device: Any = None) -> ModuleType:
     """The module of a device's functions: device.cuda for a GPU, device.xpu for an XPU, device itself for the rest."""
     platform = place_of(device).platform
     return {"gpu": devices.cuda, "xpu": devices.xpu}.get(platform, devices)
+
+
+class PlaceNames:
+    """Attributes of Place: of hardware that no Place here is, and comparisons."""
+
+    def is_ipu_place(self) -> bool:
+        """False: there is no such device here."""
+        return False
+
+    is_xpu_pinned_place = is_ipu_place
+
+    def _equals(self: Any, other: Any) -> bool:
+        return self == other
