@@ -6,6 +6,7 @@ means.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,13 +21,46 @@ from polyreme.core.operator_names import newer_names
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.ops import OPS
 
+_log = logging.getLogger("polyreme.amp")
 LEVELS = ("O0", "OD", "O1", "O2")
 _CROSS_ENTROPY = ("cross_entropy_of_classes", "softmax_and_cross_entropy")
+_ATTENTION = ("attention", "attention_with_dropout")
 _CARRIED_OUT_BY = {
     **dict.fromkeys(["cross_entropy", "softmax_with_cross_entropy", "c_softmax_with_cross_entropy"], _CROSS_ENTROPY),
     **dict.fromkeys(["embedding", "c_embedding"], ("embedding_rows", "embedding_within")),
+    **dict.fromkeys(["flash_attention", "flash_attn", "flash_attn_unpadded", "flash_attn_varlen"], _ATTENTION),
+    **dict.fromkeys(["flashmask_attention", "scaled_dot_product_attention"], _ATTENTION),
+    **dict.fromkeys(["batch_norm", "sync_batch_norm"], ("batch_norm_train", "batch_norm_eval")),
+    "instance_norm": ("instance_norm_train",),
+    "dropout": ("dropout_train",),
+    "nll_loss": ("nll_of_classes",),
+    "mul": ("matmul",),
+    "fused_gemm_epilogue": ("linear",),
+    "depthwise_conv2d": ("conv2d",),
+    "pool2d": ("max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d"),
+    "max_pool2d_with_index": ("max_pool2d",),
+    "deformable_conv": ("deform_conv2d",),
+    "grid_sampler": ("grid_sample",),
+    "flatten_contiguous_range": ("flatten",),
+    "tanh_shrink": ("tanhshrink",),
+    "huber_loss": ("smooth_l1_loss",),
+    "kldiv_loss": ("kl_div",),
+    "bce_loss": ("binary_cross_entropy",),
+    "sigmoid_cross_entropy_with_logits": ("binary_cross_entropy_with_logits",),
+    "warpctc": ("ctc_loss",),
+    "warprnnt": ("rnnt_loss",),
+    **dict.fromkeys(["p_norm", "pnorm", "frobenius_norm"], ("norm", "vector_norm", "matrix_norm")),
+    **{f"{mode}_interp": ("interpolate",) for mode in ("bilinear", "nearest", "bicubic", "trilinear", "linear")},
 }
 """Functions and operators that are no op themselves -> the ops that compute them."""
+_COMPOSED = (
+    "fused_attention", "fused_feedforward", "fused_rotary_position_embedding", "fused_dropout_add", "fused_bias_act",
+    "fused_rms_norm", "fused_moe", "fused_linear_param_grad_add", "fused_softmax_mask",
+    "fused_softmax_mask_upper_triangle", "memory_efficient_attention", "margin_cross_entropy", "softmin", "rnn",
+    "c_softmax_with_multi_label_cross_entropy", "squared_l2_norm", "fake_quantize_dequantize_abs_max",
+    "fake_quantize_dequantize_moving_average_abs_max",
+)  # fmt: skip
+"""Operators in lists of PaddlePaddle and its projects that are several ops here, each cast by its own class."""
 
 
 @contextmanager
@@ -90,6 +124,9 @@ def _ops(what: str, name: Any) -> list[str]:
         ops = [op for op in _CARRIED_OUT_BY.get(newer, (newer,)) if hasattr(OPS.get(op), "op")]
         if ops:
             return ops
+    if name in _COMPOSED:
+        _log.warning("auto_cast: %s names %r, which is several ops here: each is cast by its own class", what, name)
+        return []
     raise ConfigError(f"auto_cast: {what} names the op {name!r}, which is not one{_near(name)}")
 
 

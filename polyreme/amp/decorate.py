@@ -92,11 +92,17 @@ def _cast(model: Layer, low: np.dtype, excluded: tuple, optimizers: Iterable[Opt
         optimizer.keep_masters({key: state.read(t) for key, t in tensors.items()})
     for tensor in tensors.values():
         state.write(tensor, state.read(tensor).astype(low))
-        if master_grad and not tensor.stop_gradient and not tensor.__dict__.get("_master_grad"):
-            tensor._master_grad = True
-            tensor.register_hook(lambda g: g.astype("float32"))
+        if master_grad:
+            add_up_in_float32(tensor)
     for layer in layers:
         layer._dtype = low
+
+
+def add_up_in_float32(parameter: Any) -> None:
+    """Let the gradients of a trainable parameter be added up in float32, whatever dtype it has."""
+    if not parameter.stop_gradient and not parameter.__dict__.get("_master_grad"):
+        parameter._master_grad = True
+        parameter.register_hook(lambda g: g.astype("float32"))
 
 
 def _keeps(layer: Layer, low: np.dtype, excluded: tuple[set[int], tuple[type, ...]]) -> bool:

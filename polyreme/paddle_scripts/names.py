@@ -377,7 +377,6 @@ ABSENT: dict[str, str] = {
     ),
     "distributed.fleet.base.topology.EPHybridCommunicateGroup": "HybridCommunicateGroup has the expert axis",
     "distributed.fleet.meta_optimizers": "fleet.distributed_optimizer makes the optimizer that the strategy asks for",
-    "distributed.fleet.utils.mix_precision_utils": "use amp.decorate(level='O2', master_grad=True)",
     "distributed.fleet.utils.tensor_fusion_helper optimizer.fusion_utils": "XLA lays out what one program reads",
     "distributed.fleet.meta_parallel.sharding": _SHARDING,
     "distributed.fleet.meta_parallel.zero_bubble_utils distributed.fleet.meta_parallel.LocalSharedLayerDesc": _PIPELINE,

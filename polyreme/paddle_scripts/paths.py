@@ -114,6 +114,7 @@ PATHS: dict[str, str] = {
     "distributed.fleet.base.fleet_base": "distributed.fleet",
     "distributed.fleet.utils.hybrid_parallel_util": "distributed.fleet.utils",
     "distributed.fleet.utils.log_util": "paddle_scripts.internals.logs",
+    "distributed.fleet.utils.mix_precision_utils": "paddle_scripts.internals.mixed_precision",
     "distributed.fleet.utils.timer_helper": "paddle_scripts.internals.timers",
     "distributed.fleet.layers.mpu.mp_ops": "distributed.fleet.layers.mpu",
     "distributed.parallel_helper": "distributed",

@@ -48,11 +48,17 @@ def test_custom_lists_move_ops():
 
 def test_custom_lists_take_operators_and_what_ops_compute():
     x, labels = tensor(), to_tensor(np.zeros(2, "int64"))
-    lists = ["elementwise_add", "c_softmax_with_cross_entropy", "lookup_table_v2"]
+    lists = ["elementwise_add", "c_softmax_with_cross_entropy", "lookup_table_v2", "flash_attn", "batch_norm"]
     with amp.auto_cast(custom_white_list=lists, custom_black_list=["matmul_v2", "reduce_sum"], dtype="bfloat16"):
         assert add(x, x).dtype == F.cross_entropy(x, labels).dtype == "bfloat16"
         assert F.embedding(labels, x).dtype == "bfloat16"
         assert matmul(x, x).dtype == "float32"
+
+
+def test_operators_that_are_several_ops_here_are_logged(caplog):
+    with amp.auto_cast(custom_black_list=["fused_attention", "flatten_contiguous_range"], dtype="bfloat16"):
+        assert matmul(tensor(), tensor()).dtype == "bfloat16"
+    assert "custom_black_list names 'fused_attention', which is several ops here" in caplog.text
 
 
 def test_float64_and_integers_are_left_alone():

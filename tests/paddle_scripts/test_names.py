@@ -102,6 +102,31 @@ def test_what_is_absent_says_so_when_it_is_used_and_may_be_derived_from():
         value_at("tensor.no_such_name")
 
 
+def test_what_subclasses_of_samplers_and_trainers_read_of_places():
+    import paddle
+
+    assert paddle.io.BatchSampler(dataset=range(3))._acc_steps == 1
+    place = paddle.ones([1]).place
+    assert place._equals(paddle.CPUPlace())
+    assert not place.is_xpu_pinned_place()
+
+
+def test_gradients_beside_16_bit_parameters_are_added_up_in_float32():
+    import paddle
+    from paddle.distributed.fleet.utils import mix_precision_utils as utils
+
+    model = paddle.nn.Linear(2, 2).astype("bfloat16")
+    wrapped = utils.MixPrecisionLayer(model, dtype="bfloat16")
+    optimizer = utils.MixPrecisionOptimizer(paddle.optimizer.SGD(0.5, parameters=model.parameters()))
+    for _ in range(2):
+        wrapped(paddle.ones([1, 2], "bfloat16")).sum().backward()
+    assert (model.weight.grad.dtype, model.weight.grad.tolist()) == ("float32", [[2, 2], [2, 2]])
+    before = model.bias.tolist()
+    optimizer.step()
+    assert model.bias.tolist() == [b - 1 for b in before]
+    assert list(wrapped.state_dict()) == ["weight", "bias"]
+
+
 def test_attributes_of_programs_and_parameters():
     import paddle
     from paddle.base.framework import EagerParamBase
