@@ -7,7 +7,7 @@ import typer
 
 from polyreme.cli.key_file import first_line
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure a server, or a model without one.")
+bench_app = typer.Typer(name="bench", no_args_is_help=True, help="Measure a server, or a model without one.")
 
 
 @bench_app.callback()

@@ -9,7 +9,7 @@ import typer
 
 from polyreme.errors import ConfigError, DataError
 
-data_app = typer.Typer(no_args_is_help=True, help="Prepare training data, and look at it.")
+data_app = typer.Typer(name="data", no_args_is_help=True, help="Prepare training data, and look at it.")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration, such as configs/gpt_kjv.yaml.")]
 Overrides = Annotated[

@@ -10,7 +10,7 @@ import typer
 from polyreme.cli import output_file
 from polyreme.errors import ConfigError
 
-device_app = typer.Typer(no_args_is_help=True, help="List, check and measure devices.")
+device_app = typer.Typer(name="device", no_args_is_help=True, help="List, check and measure devices.")
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Such as cpu, gpu:0; the default device.")]
 Library = Annotated[

@@ -102,7 +102,9 @@ def _shortened(path: str) -> str:
 def _describe_usage(error: Any) -> str:
     if not hasattr(error, "possibilities"):  # not an unknown option: no argument, an option without its value
         text = " ".join(error.format_message().split())
-        return text[:1].lower() + text[1:]
+        text = text[:1].lower() + text[1:]
+        is_unlike_any = text.startswith("no such command") and "Did you mean" not in text
+        return f"{text.rstrip('.')}; {error.ctx.command_path} --help lists them" if is_unlike_any else text
     option, context = error.option_name, error.ctx
     known = [name for parameter in context.command.params for name in parameter.opts] if context else []
     near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the list that --help shows."""
+def register(app: typer.Typer, panel: str) -> None:
+    """Add the command to the list that --help shows, under a heading."""
     app.command(
         "launch",
         add_help_option=False,
+        rich_help_panel=panel,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         help="Start a script in several processes, on one node or several, and watch over them.",
     )(_launch)

@@ -42,13 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train and run large models: imperative code, whole-step programs, any parallel plan.",
 )
-app.add_typer(data_app, name="data")
-app.add_typer(models_app, name="models")
-app.add_typer(bench_app, name="bench")
-app.add_typer(device_app, name="device")
-launcher.register(app)
-runner.register(app)
-
 
 Resume = Annotated[
     str, typer.Option(metavar="auto|never|STEP", help="Go on from the newest checkpoint, none, or that of a step.")
@@ -95,7 +88,6 @@ def _options(
     """Options before any command; --debug is taken out by main, which needs it for errors in the options themselves."""
 
 
-@app.command()
 def pretrain(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -120,7 +112,6 @@ def pretrain(
     _train("pretrain", config, overrides or [], resume, dry_run, {"output": output, "device": device})
 
 
-@app.command()
 def finetune(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -187,7 +178,6 @@ def _train(
         raise DeviceMemoryError(facts.facts, facts.asked, facts.parts, planned) from error
 
 
-@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the devices.")] = 60.0,
@@ -229,25 +219,28 @@ def _examine_cluster(sheet: Path | None, least: float, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-app.command()(plan)
-app.command()(profile)
-app.command()(prove)
-app.command()(examples)
-app.command()(schedule)
-app.command()(comm)
-app.command()(calibrate)
-app.command()(export)
-app.command()(infer)
-app.command()(merge)
-app.command()(convert)
-app.command()(quantize)
-app.command()(prune)
-app.command()(serve)
-app.command()(generate)
-app.command("eval")(evaluate)
-app.command()(explain)
-app.command()(dash)
-app.command()(chat)
+# the order and the headings of --help
+_PANELS: dict[str, tuple[Any, ...]] = {
+    "Begin": (doctor, examples, explain, device_app),
+    "Train": (pretrain, finetune, runner, launcher, dash, profile),
+    "Before hardware is rented": (plan, prove, comm, schedule, calibrate),
+    "Models and data": (data_app, models_app, merge, convert, quantize, prune, evaluate),
+    "Use a model": (generate, chat, serve, export, infer, bench_app),
+}
+
+
+def _register() -> None:
+    for panel, entries in _PANELS.items():
+        for entry in entries:
+            if isinstance(entry, typer.Typer):
+                app.add_typer(entry, rich_help_panel=panel)
+            elif entry in (runner, launcher):
+                entry.register(app, panel)
+            else:
+                app.command("eval" if entry is evaluate else None, rich_help_panel=panel)(entry)
+
+
+_register()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

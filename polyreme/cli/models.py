@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-models_app = typer.Typer(no_args_is_help=True, help="Published weights: families, folders, GGUF files, packages.")
+models_app = typer.Typer(
+    name="models", no_args_is_help=True, help="Published weights: families, folders, GGUF files, packages."
+)
 
 Weights = Annotated[
     str, typer.Argument(metavar="WEIGHTS", help="A folder, a GGUF file, or the name of fetched weights.")

@@ -11,11 +11,12 @@ from polyreme.cli.failure import report
 from polyreme.errors import ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the list that --help shows."""
+def register(app: typer.Typer, panel: str) -> None:
+    """Add the command to the list that --help shows, under a heading."""
     app.command(
         "run",
         add_help_option=False,
+        rich_help_panel=panel,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         help="Run a script written for PaddlePaddle, with polyreme as paddle.",
     )(_run)

@@ -23,8 +23,10 @@ def describe_finetune() -> str:
 def _described(defaults: RunConfig) -> str:
     sections = []
     for name, entries in groupby(flatten(defaults).items(), lambda entry: entry[0].partition(".")[0]):
-        rows = [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
         section = getattr(defaults, name)
+        own = inspect.get_annotations(type(section))  # those of single families, which it inherits, stand last
+        entries = sorted(entries, key=lambda entry: entry[0].partition(".")[2] not in own)
+        rows = [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
         about = inspect.getdoc(type(section)).partition("\n\n>>>")[0] if hasattr(section, "model_fields") else ""
         sections.append("\n".join([*([about, ""] if about else []), *rows]))
     return "\n\n".join(sections)

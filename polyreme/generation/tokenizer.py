@@ -271,7 +271,10 @@ class TextTokenizer:
         runs in jinja2's sandbox. Raises ConfigError for a model without one, without jinja2, and where it fails.
         """
         if self.template is None:
-            raise ConfigError("the tokenizer has no chat template; give text, or a model that was trained to chat")
+            raise ConfigError(
+                "the tokenizer has no chat template; give text, a model trained to chat, or in a configuration of "
+                "fine-tuning template: roles, chatml, another name or a .jinja file"
+            )
         given = {**self._special, **variables, "messages": [dict(message) for message in messages]}
         return _render(self.template, given | {"add_generation_prompt": add_generation_prompt})
 

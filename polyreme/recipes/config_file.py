@@ -128,8 +128,9 @@ def known_keys(kind: type[RunConfig] = PretrainConfig) -> list[str]:
 
 def _hint(key: str, kind: type[RunConfig]) -> str:
     """What an unknown key was meant for."""
-    meant = OTHER_WORDS.get(key.rsplit(".", 1)[-1]) if kind is FinetuneConfig else None
-    return f"; did you mean {meant!r}?" if meant else nearest(key, known_keys(kind))
+    known = known_keys(kind)
+    meant = OTHER_WORDS.get(key.rsplit(".", 1)[-1])
+    return f"; did you mean {meant!r}?" if meant in known else nearest(key, known)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -49,6 +49,14 @@ OTHER_WORDS = {
     "packing_strategy": "packing", "r": "lora_rank", "lora_r": "lora_rank", "target_modules": "lora_target",
     "use_rslora": "rslora", "load_in_4bit": "weight_quantize_algo", "load_in_8bit": "weight_quantize_algo",
     "chat_template": "template", "chat_template_path": "template", "dataset_text_field": "data.train",
+    # nanoGPT, Hugging Face's configurations, and scripts
+    "lr": "train.learning_rate", "max_lr": "train.learning_rate", "max_iters": "train.steps", "epochs": "train.steps",
+    "batch_size": "train.global_batch", "grad_clip": "train.clip_norm", "warmup_iters": "train.warmup_steps",
+    "block_size": "model.seq_len", "n_layer": "model.num_layers", "n_head": "model.num_heads",
+    "n_embd": "model.hidden_size", "max_position_embeddings": "model.seq_len", "max_seq_len": "model.seq_len",
+    "num_hidden_layers": "model.num_layers", "num_attention_heads": "model.num_heads",
+    "num_key_value_heads": "model.num_kv_heads", "intermediate_size": "model.ffn_size", "tp": "plan.mp",
+    "eval_interval": "log.validation_interval", "out_dir": "output",
     # PaddleFormers
     "lora_plus_scale": "loraplus_lr_ratio", "pissa": "pissa_init", "lora": "fine_tuning",
     "train_dataset_path": "data.train", "train_dataset_type": "data.train", "eval_dataset_path": "data.validation",

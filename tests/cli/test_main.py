@@ -93,6 +93,7 @@ def test_version_is_printed():
     [
         (["pretran", CONFIG], "no such command 'pretran'. Did you mean 'pretrain'?"),
         (["data", "previw", CONFIG], "no such command 'previw'. Did you mean 'preview'?"),
+        (["data", "zzzz", CONFIG], "no such command 'zzzz'; polyreme data --help lists them"),
         (["pretrain", CONFIG, "--rezume", "never"], "unknown option --rezume; did you mean --resume?"),
         (["pretrain", CONFIG, "--zzzzzzzz"], "unknown option --zzzzzzzz; see --help"),
         (["pretrain", CONFIG, "--resume"], "option '--resume' requires an argument"),

@@ -152,8 +152,9 @@ def _narrow(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _beginning(recording: Recording) -> list[str]:
     profile = recording.profile
+    devices = "1 device" if len(profile.devices) == 1 else f"{len(profile.devices)} devices"
     head = (
-        f"{profile.steps} steps of {_ms(profile.step_seconds)} ms on {len(profile.devices)} devices, "
+        f"{profile.steps} steps of {_ms(profile.step_seconds)} ms on {devices}, "
         f"{profile.plan.mesh}; {_ms(recording.plain_seconds)} ms a step when not recorded"
     )
     sentences = [textwrap.fill(text, _WIDTH) for text in (head, *notes(recording))]
