@@ -157,7 +157,7 @@ class ProgramRecorder(Watcher, Protocol):
     """Records calls into a static Program. Its members: program.recorder.Recorder."""
 
     records: ClassVar[Literal[True]]
-    has_truth: bool
+    as_in_1x: bool
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def carrying(self) -> AbstractContextManager[dict[int, Any]]: ...

@@ -21,7 +21,8 @@ class _Counters:
         self.prefix = prefix
 
 
-_current = _Counters({}, "")
+generator: _Counters = _Counters({}, "")
+"""The counters in force; a copy of them is what guard takes to count on from there."""
 
 
 def generate(key: str, kind: str = "") -> str:
@@ -32,8 +33,8 @@ def generate(key: str, kind: str = "") -> str:
     ('doc/linear_0', 'doc/linear_1')
     """
     counted = f"{kind}/{key}"
-    count = _current.counts[counted] = _current.counts.get(counted, -1) + 1
-    return f"{_current.prefix}{key}_{count}"
+    count = generator.counts[counted] = generator.counts.get(counted, -1) + 1
+    return f"{generator.prefix}{key}_{count}"
 
 
 def reserve(names: Iterable[str]) -> None:
@@ -44,9 +45,9 @@ def reserve(names: Iterable[str]) -> None:
     ...     generate("linear")
     'linear_3'
     """
-    counts = _current.counts
+    counts = generator.counts
     for name in names:
-        for found in re.finditer(r"_(\d{1,9})(?!\d)", name.removeprefix(_current.prefix)):
+        for found in re.finditer(r"_(\d{1,9})(?!\d)", name.removeprefix(generator.prefix)):
             for kind in ("", "op"):
                 counted = f"{kind}/{found.string[: found.start()]}"
                 counts[counted] = max(counts.get(counted, -1), int(found[1]))
@@ -60,9 +61,9 @@ def switch(new_generator: str | _Counters | None = None, new_para_name_checker: 
     """
     if new_para_name_checker is not None:
         raise ConfigError("unique_name.switch: there is no checker of parameter names here; leave it out")
-    before = _Counters(_current.counts, _current.prefix)
+    before = _Counters(generator.counts, generator.prefix)
     wanted = new_generator if isinstance(new_generator, _Counters) else _Counters({}, new_generator or "")
-    _current.counts, _current.prefix = wanted.counts, wanted.prefix
+    generator.counts, generator.prefix = wanted.counts, wanted.prefix
     return before, None
 
 

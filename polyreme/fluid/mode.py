@@ -34,12 +34,13 @@ def begin() -> None:
     """Record from here on, unless dygraph was asked for or a function is being captured.
 
     `if variable:` then asks whether there is a Variable, as in 1.x; of one number, or of truth values, it is an error.
+    `x - y`, y with fewer dims of which the first is open: it stands under the first dim of x.
     """
     if state.watch.active is None and not _guards.dygraph:
         enable_static()
     recorder = state.recorder()
     if recorder is not None:
-        recorder.has_truth = True
+        recorder.as_in_1x = True
 
 
 def in_dygraph_mode() -> bool:

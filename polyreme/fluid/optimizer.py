@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ from polyreme.program import gradient
 from polyreme.program.current import defaults, program_guard
 from polyreme.program.program import Program
 from polyreme.static.average import ExponentialMovingAverage
+
+_log = logging.getLogger("polyreme.fluid")
 
 
 class Optimizer:
@@ -93,9 +96,14 @@ class Optimizer:
         self, loss: Any, startup_program: Program | None = None, parameter_list: Any = None, no_grad_set: Any = None,
         callbacks: Any = None,
     ) -> list[tuple[Any, Any]]:  # fmt: skip
-        """Record backward alone; -> [(parameter, gradient), ...]."""
+        """Record backward alone; -> [(parameter, gradient), ...]. Names that the Program does not have are left out."""
         chosen = parameter_list if parameter_list is not None else self._chosen
-        with program_guard(_program_of(loss), startup_program):
+        program = _program_of(loss)
+        absent = [n for n in chosen or () if isinstance(n, str) and program.global_block().find_var(n) is None]
+        if absent:
+            _log.warning("%s: the Program of the loss has no parameters %s", type(self).__name__, absent)
+            chosen = [p for p in chosen if p not in absent]
+        with program_guard(program, startup_program):
             return gradient.append_backward(loss, chosen, no_grad_set, callbacks)
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -320,6 +328,8 @@ Adagrad = AdagradOptimizer
 Adam = AdamOptimizer
 Adamax = AdamaxOptimizer
 Adadelta = AdadeltaOptimizer
+RMSProp = RMSPropOptimizer
+Lamb = LambOptimizer
 
 __all__ = [
     "SGD",

@@ -127,6 +127,17 @@ base.data_feeder
   fluid.data_feeder: convert_dtype check_dtype check_type check_variable_and_dtype DataFeeder
 base.layer_helper
   internals.framework: LayerHelper
+fluid
+  fluid.io: load_program_state set_program_state
+fluid.core
+  internals.core: EnforceNotMet
+fluid.executor
+  internals.saving: _fetch_var as_numpy
+fluid.framework
+  nn: ParamBase=Parameter
+  internals.framework: _current_expected_place _dygraph_tracer
+fluid.layers
+  static: Variable
 fluid.layer_helper
   internals.framework: LayerHelper
 fluid.contrib.mixed_precision.decorator

@@ -87,6 +87,8 @@ PATHS: dict[str, str] = {
         "sequence_lod tensor",
         "fluid.layers",
     ),
+    "fluid.core_avx": "fluid.core",
+    "fluid.core_noavx": "fluid.core",
     "fluid.dygraph.tracer": "fluid.dygraph",
     **_below("fluid", "compiler parallel_executor unique_name", "fluid"),
     # vision

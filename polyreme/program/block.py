@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from polyreme.core import dtype as dtypes
@@ -12,6 +13,21 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError, did_you_mean
 from polyreme.program.operation import Operation
 from polyreme.program.values import refs
+
+
+def _operator(name: str) -> Callable[[Any, Any], Any]:
+    """An operator of Tensors, which aligns the batch of fewer dims on the right as the Program's code expects."""
+    plain = getattr(Tensor, name)
+
+    @functools.wraps(plain)
+    def operator(self: Variable, y: Any) -> Any:
+        recorder = state.recorder()
+        is_in_1x = recorder is not None and recorder.as_in_1x
+        if is_in_1x and isinstance(y, Variable) and 0 < y.ndim < self.ndim and y._array.shape[0] == DYNAMIC:
+            y = y.unsqueeze([*range(y.ndim, self.ndim)])
+        return plain(self, y)
+
+    return operator
 
 
 class Variable(Tensor):
@@ -38,12 +54,20 @@ class Variable(Tensor):
         recorder = state.recorder()
         is_one = self.dtype == dtypes.bool_ or (not self._array.is_dynamic and self._array.size == 1)
         # what could be no condition is asked whether it is there
-        return True if recorder is not None and recorder.has_truth and not is_one else super().__bool__()
+        return True if recorder is not None and recorder.as_in_1x and not is_one else super().__bool__()
 
     @property
     def type(self) -> str:
         """What kind of value it stands for: always "lod_tensor", dense numbers."""
         return "lod_tensor"
+
+    __add__, __sub__, __mul__ = _operator("__add__"), _operator("__sub__"), _operator("__mul__")
+    __truediv__, __floordiv__ = _operator("__truediv__"), _operator("__floordiv__")
+    __mod__, __pow__ = _operator("__mod__"), _operator("__pow__")
+    __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")
+    __lt__, __le__ = _operator("__lt__"), _operator("__le__")
+    __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
+    __hash__ = Tensor.__hash__
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
         """Its name, dtype and shape. The two settings change nothing."""

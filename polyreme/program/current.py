@@ -13,6 +13,7 @@ from polyreme.program.program import Program
 from polyreme.program.training import Optimize
 
 _MAIN, _STARTUP = Program(), Program()
+_STARTUP.is_startup = True
 
 
 class _Defaults(threading.local):
@@ -56,6 +57,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
     outer = defaults.main, defaults.startup
     defaults.main = main_program
     if startup_program is not None:
+        startup_program.is_startup = True
         defaults.startup = startup_program
     try:
         yield

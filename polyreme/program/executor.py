@@ -149,7 +149,7 @@ class Executor:
         return [np.asarray(out) for out in outs] if return_numpy else outs
 
     def _made(self, program: Program, feed: Any, fetch_list: Any, scope: Scope) -> Any:
-        if not program.global_block().ops and not fetch_list:
+        if not (program.global_block().ops or fetch_list or program.is_startup):
             _log.warning("Executor.run: the Program has no operations; was it built under another program_guard?")
         names = fetched(program, fetch_list)
         return make_run(program, scope, fed(program, feed), names, self.on_place)

@@ -141,14 +141,14 @@ def _as_other(
 
 
 def _as_open(name: str, symbol: Symbol, other: Symbol) -> list[tuple[tuple[str, int], tuple[int, ...]]]:
-    """The dynamic dims of symbol with the sizes that those of another of as many dims have under each of the PROBES."""
+    """The dynamic dims of symbol with the sizes that another of as many dims has there under each of the PROBES."""
     if len(symbol.shape) != len(other.shape):
         return []
     mine, theirs = ([tuple(s.at(probe).shape) for probe in PROBES] for s in (symbol, other))
     return [
         ((name, dim), tuple(sizes[dim] for sizes in theirs))
         for dim, (a, b) in enumerate(zip(symbol.shape, other.shape, strict=True))
-        if a == b == DYNAMIC and any(m[dim] != t[dim] for m, t in zip(mine, theirs, strict=True))
+        if a == DYNAMIC and b != 1 and any(m[dim] != t[dim] for m, t in zip(mine, theirs, strict=True))
     ]
 
 

@@ -26,7 +26,8 @@ class Program:
 
     random_seed: 0 draws random numbers from the default generator, anything else from a stream of this seed that each
     scope keeps. held: Tensors with values that were used while recording: shared with whoever made them.
-    made_elsewhere: it came from a file, so its names were counted in another process.
+    made_elsewhere: it came from a file, so its names were counted in another process. is_startup: initial values are
+    recorded into it, of which there may be none.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Program:
         self.is_test = False
         self.unused_feeds: set[str] = set()
         """Names that runs were fed in vain, and said so."""
-        self.made_elsewhere = False
+        self.made_elsewhere = self.is_startup = False
 
     @property
     def random_seed(self) -> int:

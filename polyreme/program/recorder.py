@@ -48,18 +48,18 @@ class Given(Initializer):
 
 class Recorder:
     """What `state.watch.active` is in static mode: every op, composite or Tensor method called in this thread comes to
-    `call`, every write of a Tensor to `write`. has_truth: a Variable of several numbers is true, as any object is.
+    `call`, every write of a Tensor to `write`. as_in_1x: operators align, and Variables are true, as in 1.x.
     """
 
     made: _Everything
-    has_truth: bool
+    as_in_1x: bool
 
     stages: ClassVar[bool] = True
     records: ClassVar[Literal[True]] = True
 
     def __init__(self) -> None:
         self.made = _Everything()
-        self.has_truth = False
+        self.as_in_1x = False
         self._rebound: list[dict[int, tuple[Variable, Symbol]]] = []
 
     # what the state under Tensors asks

@@ -97,6 +97,7 @@ EXECUTION: Mapping[str, Field] = {
     "num_iteration_per_drop_scope": _same(100, "temporaries are freed after their last use"),
     "num_iteration_per_run": Field(1, HONOURED, "runs on the same feeds; the last one's fetches are returned"),
     "use_thread_barrier": _same(False, _THREADS),
+    "use_experimental_executor": _same(False, _THREADS),
 }
 
 

@@ -64,6 +64,14 @@ def test_targets_are_fed_for_a_map_whose_size_is_computed(script):
     assert exe.run(feed={"image": x, "target": 3 * x[:, :, ::2, ::2]}, fetch_list=[loss])[0] == [2.0]
 
 
+def test_targets_of_a_known_batch_meet_a_map_whose_size_is_computed(script):
+    image, target = script.data("image", [2, 2, None, None]), script.data("target", [None, 2, None, None])
+    loss = L.mean(target * L.pool2d(image, 2, "avg", pool_stride=2))
+    x = np.ones((2, 2, 8, 8), "float32")
+    exe = script.Executor(script.CPUPlace())
+    assert exe.run(feed={"image": x, "target": 3 * x[:, :, ::2, ::2]}, fetch_list=[loss])[0] == [3.0]
+
+
 def test_levels_of_boxes_have_the_dims_that_are_known(script):
     boxes = script.data("boxes", [None, 4], lod_level=1)
     levels, order = L.distribute_fpn_proposals(boxes, 2, 3, 4, 224)

@@ -1,5 +1,6 @@
 """Modules of Fluid that scripts import by paths of their own: what is here, and stand-ins for the rest."""
 
+import copy
 import importlib
 
 import pytest
@@ -14,6 +15,8 @@ SAME = {
     "contrib.layers.rnn_impl": ("basic_lstm", fluid.contrib.layers.basic_lstm),
     "incubate.fleet.base.fleet_base": ("Fleet", fluid.incubate.fleet.base.fleet_base.Fleet),
     "transpiler": ("memory_optimize", fluid.memory_optimize),
+    "core_avx": ("AnalysisConfig", fluid.core.AnalysisConfig),
+    "layers": ("Variable", static.Variable),
 }
 STAND_INS = {
     "transpiler": ("DistributeTranspilerConfig", "parameter servers"),
@@ -40,3 +43,18 @@ def test_what_is_not_here_says_so_when_it_is_called(module):
         stand_in = getattr(importlib.import_module(f"paddle.fluid.{module}"), name)
         with pytest.raises(AbsentError, match=says):
             stand_in()
+
+
+def test_names_of_1x_for_values_counters_and_errors(script):
+    with as_paddle():
+        paddle_fluid = importlib.import_module("paddle.fluid")
+        counters = copy.deepcopy(paddle_fluid.unique_name.generator)
+        names = [script.unique_name.generate("fc") for _ in range(2)]
+        with script.unique_name.guard(counters):
+            assert script.unique_name.generate("fc") == names[0]
+        script.layers.create_parameter([2], "float32", "w", default_initializer=script.initializer.Constant(3.0))
+        fetch = importlib.import_module("paddle.fluid.executor")._fetch_var
+        with pytest.raises(paddle_fluid.core.EnforceNotMet, match="no variable 'w'"):
+            fetch("w")
+        script.Executor().run(script.default_startup_program())
+        assert fetch("w").tolist() == [3.0, 3.0]

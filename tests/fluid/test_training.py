@@ -334,3 +334,46 @@ def test_metrics_equal_counts_by_hand(script):
     average = script.average.WeightedAverage()
     with pytest.raises(DataError, match="nothing was added"):
         average.eval()
+
+
+def test_a_schedule_of_ones_own_counts_runs(script):
+    L = script.layers
+    rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")
+    step = L.learning_rate_scheduler._decay_step_counter()
+    with L.Switch() as switch:
+        with switch.case(step < 2):
+            L.assign(step / 2, rate)
+        with switch.default():
+            L.assign(L.polynomial_decay(1.0, 4, 0.0), rate)
+    _, loss = linear(script)
+    script.optimizer.RMSProp(rate).minimize(loss)
+    exe = script.Executor()
+    exe.run(script.default_startup_program())
+    rates = [exe.run(feed={"x": ONES}, fetch_list=[rate])[0].item() for _ in range(5)]
+    assert rates == [0.0, 0.5, 0.5, 0.25, 0.0]
+
+
+def test_an_operator_puts_the_batch_of_fewer_dims_under_the_batch(script):
+    x, column = script.data("x", [None, 2]), script.data("column", [None, 1])
+    best, row = script.layers.reduce_max(x, dim=1), script.data("row", [2])
+    a = np.array([[1, 3], [5, 2]], "float32")
+    feed = {"x": a, "column": a[:, :1], "row": a[0]}
+    results = script.Executor().run(feed=feed, fetch_list=[x - best, column * best, x > best, x + row])
+    expected = [a - [[3], [5]], [[3], [25]], np.zeros((2, 2), bool), a + a[0]]
+    for result, want in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, want)
+
+
+def test_parameters_of_other_programs_are_left_out_by_name(script, caplog):
+    _, loss = linear(script)
+    _, pairs = script.optimizer.SGD(0.1).minimize(loss, parameter_list=["w", "other.w_0"])
+    assert [p.name for p, _ in pairs] == ["w"]
+    assert "no parameters ['other.w_0']" in caplog.text
+
+
+def test_an_empty_startup_program_is_nothing_to_warn_of(script, caplog):
+    exe = script.Executor()
+    exe.run(script.default_startup_program())
+    assert not caplog.records
+    exe.run(script.Program())
+    assert "no operations" in caplog.text

@@ -20,12 +20,14 @@ from polyreme.ops.indices.gather import where
 COUNTER = "@LR_DECAY_COUNTER@"
 
 
-def _step(begin: int = 0) -> Any:
+@layer
+def _decay_step_counter(begin: int = 0) -> Any:
+    """How many runs came before this one, float32 [1], from begin on; schedules of one's own use it, as BERT's do."""
     return ar.cast(autoincreased_step_counter(COUNTER, begin), "float32")
 
 
 def _share(decay_steps: int, staircase: bool) -> Any:
-    share = mt.scale(_step(), 1.0 / decay_steps)
+    share = mt.scale(_decay_step_counter(), 1.0 / decay_steps)
     return mt.floor(share) if staircase else share
 
 
@@ -52,7 +54,7 @@ def polynomial_decay(
     learning_rate: float, decay_steps: int, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False
 ) -> Any:
     """(learning_rate - end) * (1 - step / decay_steps)^power + end; after decay_steps end, or again longer if cycle."""
-    step = _step()
+    step = _decay_step_counter()
     if cycle:
         length = mt.scale(mt.maximum(mt.ceil(mt.scale(step, 1.0 / decay_steps)), 1.0), float(decay_steps))
         share = ar.divide(step, length)
@@ -69,7 +71,7 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Any:
         raise ConfigError(
             f"fluid.layers.piecewise_decay: {len(boundaries)} boundaries and {len(values)} values; give one value more"
         )
-    step = _step()
+    step = _decay_step_counter()
     rate = full([1], float(values[-1]), "float32")
     for bound, value in zip(reversed(boundaries), reversed(values[:-1]), strict=True):
         rate = where(ar.less_than(step, float(bound)), full([1], float(value), "float32"), rate)
@@ -79,14 +81,14 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Any:
 @layer
 def noam_decay(d_model: int, warmup_steps: int) -> Any:
     """d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5). Source: arXiv:1706.03762, equation 3."""
-    step = _step(1)
+    step = _decay_step_counter(1)
     return mt.scale(mt.minimum(mt.rsqrt(step), mt.scale(step, float(warmup_steps) ** -1.5)), float(d_model) ** -0.5)
 
 
 @layer
 def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Any:
     """learning_rate / 2 * (cos(pi * epoch / epochs) + 1), epoch = floor(step / step_each_epoch)."""
-    epoch = mt.floor(mt.scale(_step(), 1.0 / step_each_epoch))
+    epoch = mt.floor(mt.scale(_decay_step_counter(), 1.0 / step_each_epoch))
     half = 0.5 * float(learning_rate)
     return mt.scale(mt.cos(mt.scale(epoch, math.pi / epochs)), half, half)
 
@@ -94,7 +96,7 @@ def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Any
 @layer
 def linear_lr_warmup(learning_rate: Any, warmup_steps: int, start_lr: float, end_lr: float) -> Any:
     """From start_lr to end_lr in warmup_steps, then learning_rate, a number or another decay."""
-    step = _step()
+    step = _decay_step_counter()
     rising = mt.scale(step, (float(end_lr) - float(start_lr)) / warmup_steps, float(start_lr))
     after = full([1], float(learning_rate), "float32") if isinstance(learning_rate, (int, float)) else learning_rate
     return where(ar.less_than(step, float(warmup_steps)), rising, after)

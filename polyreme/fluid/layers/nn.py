@@ -186,13 +186,13 @@ def batch_norm(
     input: Any, act: str | None = None, is_test: bool = False, momentum: float = 0.9, epsilon: float = 1e-05,
     param_attr: Any = None, bias_attr: Any = None, data_layout: str = "NCHW", in_place: bool = False,
     name: str | None = None, moving_mean_name: str | None = None, moving_variance_name: str | None = None,
-    do_model_average_for_mean_and_var: bool = True, use_global_stats: bool = False,
+    do_model_average_for_mean_and_var: bool = True, use_global_stats: bool = False, fuse_with_relu: bool = False,
 ) -> Any:  # fmt: skip
     """act((x - mean) / sqrt(variance + epsilon) * scale + bias), channel by channel.
 
     Mean and variance are the batch's while training, and move momentum * old + (1 - momentum) * new; is_test,
     use_global_stats and clone(for_test=True) take the moved ones. in_place: it always is a new value here, which the
-    compiler may put in the old one's memory.
+    compiler may put in the old one's memory; fuse_with_relu, which 1.5 had, says nothing of values either.
     """
     parts = LayerParameters("batch_norm", name)
     channels = input.shape[1 if data_layout == "NCHW" and input.ndim > 1 else -1]

@@ -21,11 +21,13 @@ from polyreme.device import (
     memory,
 )
 from polyreme.eager.tape import grad_mode
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import ConfigError, Explained, did_you_mean
 from polyreme.fluid.core import EOFException, LoDTensor, LoDTensorArray, VarDesc, get_cuda_device_count
 from polyreme.paddle_scripts.internals.dtypes import DType
 from polyreme.program.scope import Scope
 
+EnforceNotMet = tuple(Explained.__subclasses__())
+"""Every error class of polyreme: what `except core.EnforceNotMet` catches."""
 DenseTensor = Tensor = LoDTensor
 DenseTensorArray = LoDTensorArray
 

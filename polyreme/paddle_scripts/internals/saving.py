@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from polyreme.eager.tensor import Tensor, to_tensor
+from polyreme.errors import ProgramError
+from polyreme.program.scope import global_scope
 
 
 def _to_LodTensor(ndarray: Any) -> Tensor:
@@ -33,6 +35,14 @@ def _parse_every_object(obj: Any, condition_func: Callable[[Any], bool], convert
 def use_pinned_memory(*args: bool) -> bool | None:
     """Asked without an argument, False: transfers manage their own pinned memory. One that is given changes nothing."""
     return None if args else False
+
+
+def _fetch_var(name: str, scope: Any = None, return_numpy: bool = True) -> Any:
+    """The value of a persistable Variable of a scope, the global one unless given; ProgramError if there is none."""
+    tensor = (global_scope() if scope is None else scope).find_var(name)
+    if tensor is None:
+        raise ProgramError(f"_fetch_var: the scope has no variable {name!r}; run the startup Program first")
+    return np.asarray(tensor.get_tensor()) if return_numpy else tensor.get_tensor()
 
 
 def as_numpy(tensor: Any, copy: bool = False) -> Any:
