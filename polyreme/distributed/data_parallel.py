@@ -123,7 +123,7 @@ class DataParallel(Layer):
         return loss
 
     def apply_collective_grads(self) -> None:
-        """Nothing is left to do: backward() has averaged the gradients."""
+        """Does nothing: backward() has averaged the gradients already."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The wrapped model's state_dict, under its own names."""
@@ -176,7 +176,8 @@ def _constrain(tensor: Tensor, layout: Layout, dims: Sequence[str | None]) -> Te
 
 
 def _global_shape(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Of the batch whose share in this process has this shape: rows are in proportion to the pieces of dim 0 here."""
+    """The shape of the global batch whose share in this process has this shape: rows are in proportion to the pieces of
+    dim 0 here."""
     whole = (layout.mesh.devices.size, *shape[1:])
     pieces = layout.sharding("act", ("batch", *[None] * (len(shape) - 1)), whole).devices_indices_map(whole)
     every = {index[0].indices(whole[0])[:2] for index in pieces.values()}

@@ -142,7 +142,7 @@ def _name(p: Any) -> str:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _count(count: Any, overflowed: Any, steps: int) -> tuple[Any, Any]:
-    """-> (steps counted, True unless it is time to update)."""
+    """(steps counted so far, True unless this step updates the parameters)."""
     bad = jnp.zeros((), bool) if overflowed is None else overflowed
     count = (count + jnp.where(bad, 0, 1)) % steps
     return count, (count != 0) | bad
@@ -150,7 +150,7 @@ def _count(count: Any, overflowed: Any, steps: int) -> tuple[Any, Any]:
 
 @functools.partial(jax.jit, static_argnums=3)
 def _add(sums: list[Any], grads: list[Any], overflowed: Any, divisor: int) -> tuple[list[Any], list[Any]]:
-    """-> (the sums with the gradients added, the sums over the divisor)."""
+    """(the sums with the gradients added, these sums over the divisor)."""
     bad = jnp.zeros((), bool) if overflowed is None else overflowed
     totals = [s if g is None else jnp.where(bad, s, s + g.astype(s.dtype)) for s, g in zip(sums, grads, strict=True)]
     return totals, [t / divisor for t in totals]
@@ -206,7 +206,7 @@ class MergingOptimizer:
     def minimize(
         self, loss: Tensor, startup_program: Any = None, parameters: Any = None, no_grad_set: Any = None
     ) -> tuple[None, list[tuple[Any, Any]]]:
-        """As the optimizer's; with gradient merge, of all parameters only."""
+        """The optimizer's minimize; with gradient merge for all parameters only."""
         if self._merge is None:
             return self._inner_opt.minimize(loss, startup_program, parameters, no_grad_set)
         if startup_program is not None or parameters is not None or no_grad_set is not None:
@@ -217,7 +217,7 @@ class MergingOptimizer:
         return [], [(p, p.grad) for p in self._inner_opt._parameters if p._grad is not None]
 
     def apply_gradients(self, params_grads: Any) -> None:
-        """As the optimizer's; ConfigError with gradient merge, which takes gradients from backward()."""
+        """The optimizer's apply_gradients; ConfigError with gradient merge, which takes its gradients from backward()."""
         if self._merge is not None:
             raise ConfigError("apply_gradients passes gradient merge by; set .grad and call step()")
         self._inner_opt.apply_gradients(params_grads)

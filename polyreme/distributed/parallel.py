@@ -156,7 +156,7 @@ def _share(address: str | None) -> str:
 
 
 class ParallelEnv:
-    """What a process knows of the job: its rank, the number of ranks, where they live.
+    """The environment of a process in a job: its rank, the number of ranks, their addresses.
 
     >>> env = ParallelEnv()
     >>> env.rank, env.world_size

@@ -85,9 +85,10 @@ def place_on(layout: Layout, model: Layer) -> None:
 
 
 def parameter_layouts(layout: Layout, p: Parameter) -> dict[str, NamedSharding]:
-    """Where a parameter, its gradient and its optimizer state go on a layout's mesh, how an op reads it ("use"; not
-    there when it is read as it is kept), and how the op leaves its gradient ("sum"; not there if as it is read). State
-    that the plan offloads is in host memory between updates. A running statistic is whole on every device."""
+    """The shardings of a parameter, its gradient and its optimizer state on a layout's mesh, of the parameter where an
+    op reads it ("use"; absent if it is read as it is stored), and of the gradient that the op leaves ("sum"; absent if
+    that is as it is read). State that the plan offloads is in host memory between updates. A running statistic is whole
+    on every device."""
     if p.is_statistic:
         return dict.fromkeys(("param", "grad", "state"), layout.replicated())
     layouts = {kind: layout.sharding(kind, p.dims, p.shape) for kind in KINDS}
@@ -114,7 +115,7 @@ def _moves_by_entry(plan: Plan, p: Parameter) -> bool:
 
 
 def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
-    """Of state that is offloaded in part, that of the first parameters stays on the devices."""
+    """Keep the state of the first parameters on the devices where state is offloaded in part."""
     if plan.offload_ratio == 1:
         return
     trained = [p for p in parameters if not (p.stop_gradient or p.is_statistic)]
@@ -128,7 +129,7 @@ def _keep_near(plan: Plan, parameters: Sequence[Parameter]) -> None:
 
 
 def _move_values(plan: Plan, parameters: Sequence[Parameter]) -> None:
-    """Give parameters their values in the order in which they were made, each moved to its tier before the next."""
+    """Initialize parameters in the order in which they were made, each moved to its tier before the next."""
     if "expert" in plan.offload and not any(_moves_by_entry(plan, p) for p in parameters):
         raise PlacementError(
             "plan: offload 'expert', and the model has no parameters of experts (logical dim 'expert' in front); leave "

@@ -122,7 +122,7 @@ class PlannedStep:
 
     @property
     def files(self) -> list[StateFiles]:
-        """What lies on disk; str() of each tells how much, where, and how fast a trial of that disk was."""
+        """The files on disk; str() of each tells its size, its place, and the measured speed of that disk."""
         pipeline = self.step.pipeline if self.is_staged else None
         streamed = pipeline.files if isinstance(pipeline, StreamedPipeline) else []
         return [*streamed, *([self.optimizer.files] if self.optimizer.files is not None else [])]
@@ -168,7 +168,7 @@ class PlannedStep:
         return of_whole
 
     def outputs(self, inputs: Any) -> np.ndarray:
-        """What the model gives for inputs without labels, taken as one piece, on the host of every process, each of
+        """The model's outputs for inputs without labels, taken as one piece, on the host of every process, each of
         which must call it."""
         [(_, out)] = self.step.evaluate(cut([inputs, None], 1, None), losses=False, outputs=True)
         if self.is_staged:
@@ -218,7 +218,7 @@ def check_offload(plan: Plan, policy: StepPolicy, *, has_loss: bool) -> None:
 
 
 def _streamed(plan: Plan) -> str:
-    """What of the parameters a plan offloads, for messages."""
+    """The parts of the model that a plan offloads, for messages."""
     return " and ".join(kind for kind in ("param", "expert") if kind in plan.offload)
 
 

@@ -55,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, in the order it was computed."""
+    """The comparisons of one proof, in the order they were computed."""
 
     plan: Plan
     differences: tuple[Difference, ...]
@@ -173,7 +173,7 @@ def _step(ours: _Side, alone: _Side, step: int, inputs: Any, labels: Any) -> lis
 
 @dataclass(frozen=True)
 class Bound:
-    """How far rounding alone may move a result when sums are taken in another order.
+    """Bounds on the change of a result by rounding alone when sums are taken in another order.
 
     eps: of the arithmetic. terms: summands of the longest sum, rows of the batch times the longest dim. depth: how many
     such sums follow one another. An error of a sum of n terms grows like eps sqrt(n) (Higham, Accuracy and Stability of
@@ -186,7 +186,7 @@ class Bound:
 
     @classmethod
     def of(cls, weights: Mapping[str, np.ndarray], inputs: Any, precision: MixedPrecision = FULL_PRECISION) -> Bound:
-        """For a model of these weights on a batch."""
+        """The bounds for a model with these weights on a batch."""
         leaves = [np.asarray(a) for a in jax.tree.leaves(inputs) if np.ndim(a)]
         positions = max((math.prod(a.shape[:2]) for a in leaves), default=1)
         longest = max(max(w.shape, default=1) for w in weights.values())
@@ -196,12 +196,13 @@ class Bound:
         return cls(eps, positions * longest, len(weights))
 
     def loss(self, value: np.ndarray) -> float:
-        """For the mean loss: its last sum runs over the batch, those before it only blur its terms."""
+        """The bound for the mean loss: its last sum runs over the batch; earlier sums only perturb its terms."""
         return self._relative * self.largest(value)
 
     def gradient(self, value: np.ndarray, largest: float) -> float:
-        """For a gradient, from its largest element: small ones are differences of large terms. One that is nothing but
-        rounding, as that of a bias which cancels, is bounded by the largest element of all gradients."""
+        """The bound for a gradient, from its largest element: small elements are differences of large terms. A gradient
+        that is nothing but rounding, as that of a bias that cancels, is bounded by the largest element of all
+        gradients."""
         return self._relative * self.largest(value) + self.eps * math.sqrt(self.depth) * largest
 
     @staticmethod
@@ -211,8 +212,8 @@ class Bound:
         return float(np.abs(np.asarray(value, wide)).max(initial=0))
 
     def update(self, value: np.ndarray, moved: float) -> float:
-        """For what an update leaves, moved at most so far: the gradients' common norm is summed in another order, the
-        rest is the same few roundings element by element, at most 8."""
+        """The bound for parameters that an update moves by at most `moved`: the gradients' common norm is summed in
+        another order, the rest is the same few roundings element by element, at most 8."""
         own = float(jax.numpy.finfo(value.dtype).eps) if dtypes.is_inexact(value.dtype) else 0.0
         single = max(own, 2.0**-23)
         return 8 * single * moved * (1 + math.sqrt(self.depth)) + own * self.largest(value)
@@ -272,7 +273,7 @@ class _Side:
         return {n: np.asarray(a) for n, a in self.optimizer.state_arrays(self._names).items()}
 
     def arrays(self) -> dict[str, jax.Array]:
-        """What a checkpoint holds."""
+        """The arrays of a checkpoint."""
         found = {f"model/{n}": state.read(t) for n, t in self.model.state_dict().items()}
         return found | {f"optimizer/{n}": a for n, a in self.optimizer.state_arrays(self._names).items()}
 

@@ -149,7 +149,7 @@ def _read(report: Connection) -> tuple[float, str]:
 
 
 def _run(func: Callable[..., Any], args: tuple, report: Connection) -> None:
-    """What each process does."""
+    """The main function of each process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         func(*args)

@@ -23,7 +23,7 @@ from polyreme.ops.experts.mixture import check_counts
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """Where the rows of several tasks lie in one batch that devices split evenly.
+    """The positions of the rows of several tasks in one batch that devices split evenly.
 
     rows: samples of each task in a batch; devices: how many split it, dp * sharding * ep of the plan in force. A batch
     has the tasks one after the other, so a heavy task is spread over several devices and light ones share one: no

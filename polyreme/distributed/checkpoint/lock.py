@@ -106,7 +106,7 @@ class FolderLock:
             )
 
     def release(self) -> None:
-        """Give the folder free; a lock that another process has taken over since is left alone."""
+        """Release the folder; a lock that another process has taken over since is left alone."""
         self._released.set()
         with contextlib.suppress(FileNotFoundError), lock_folder(self.path.parent):  # the folder may be deleted by now
             if self._holder() == self.owner:
@@ -137,7 +137,8 @@ def _alive(holder: dict[str, Any], age: float, timeout: float) -> bool:
 
 
 def _birth(pid: int) -> dict[str, Any]:
-    """When the process began, in clock ticks since a boot, and which boot; nothing where the system does not say."""
+    """The start of the process in clock ticks since a boot, and the id of that boot; empty where the system does not
+    tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -56,7 +56,7 @@ class TensorEntry:
 
     @property
     def files(self) -> list[str]:
-        """Names of the files that hold it, sorted."""
+        """Names of the files that store the tensor, sorted."""
         return sorted({chunk.file for chunk in self.chunks})
 
 
@@ -119,7 +119,7 @@ class Manifest:
 
 
 def part_to_json(tensors: dict[str, TensorEntry], files: tuple[FileEntry, ...]) -> bytes:
-    """What one of several processes wrote of a checkpoint: its files, and the chunks in them."""
+    """The part of a checkpoint that one of several processes wrote, as JSON: its files, and the chunks in them."""
     meshes: list[dict[str, int]] = []
     body = {
         "files": [asdict(file) for file in files],

@@ -75,7 +75,7 @@ def hand_in_failure(folder: Path, error: BaseException) -> bool:
 
 
 def collect(folder: Path, part: Written, is_abandoned: Callable[[], bool]) -> Written:
-    """What all processes wrote, once each has handed it in; what they left for that is taken away.
+    """The parts that all processes wrote, once each has handed in its own; the files of this exchange are deleted.
 
     Raises CheckpointError if one failed, gives the save up (is_abandoned) or is not done in POLYREME_WATCHDOG_TIMEOUT
     seconds.

@@ -74,7 +74,7 @@ ShardedStateDict = dict[str, ShardedWeight] | OrderedDict[str, ShardedWeight]
 
 
 def shard_weight(key: str, weight: Tensor, axis: int, group: Group | None) -> ShardedWeight:
-    """What this process holds of the tensor of that key, which group splits along dim `axis`.
+    """The part of a tensor that this process holds; the group splits it along dim `axis`.
 
     In a group of processes weight is this one's part: all parts are equal, in the order of ranks. In a group of mesh
     axes, and without one, weight is global: the box is the whole. Raises ConfigError for an axis that weight has not.

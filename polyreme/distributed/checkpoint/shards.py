@@ -156,8 +156,8 @@ def _entry(array: jax.Array | np.ndarray | ShardBox | StoredArray) -> TensorEntr
 
 
 def _is_saved_here(array: jax.Array | np.ndarray) -> bool:
-    """What no mesh places is there in every process: the first one saves it. On a mesh replica 0 of a shard is saved,
-    by the process that has it."""
+    """Whether this process saves a shard. A tensor on no mesh exists in every process, and the first one saves it; of a
+    shard on a mesh, the process that holds replica 0 saves it."""
     is_on_mesh = isinstance(array, jax.Array) and (
         isinstance(array.sharding, jax.sharding.NamedSharding) or not array.is_fully_addressable
     )

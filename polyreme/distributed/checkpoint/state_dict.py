@@ -152,7 +152,7 @@ def load_merged_state_dict(
     aoa_config: Mapping[str, Any] | None = None,
     safetensors: bool = False,
 ) -> dict[str, Any]:
-    """All that a folder holds, whole, in this process: dotted key -> Tensor (or plain value).
+    """The whole content of a checkpoint folder, in this process: dotted key -> Tensor (or plain value).
 
     prefix: only the keys inside this dict of the saved state dict, without it ("model": "model.w" becomes "w").
     offload: Tensors stay in host memory, as they do on a CPU. Raises as load_state_dict does, and CheckpointError for a
@@ -215,7 +215,7 @@ def _holder(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _save(key: str, value: Tensor | ShardedWeight) -> Any:
-    """What is written for a value: its array, or a box of a tensor."""
+    """The array to write for a value, or a box of a tensor."""
     if isinstance(value, Tensor):
         return state.read(value)
     if value.is_flattened:

@@ -143,7 +143,7 @@ class CheckpointStore:
         return steps[-1] if steps else None
 
     def manifest(self, step: int) -> Manifest:
-        """What a step holds: tensors with shapes, dtypes, placements and files, and the meta saved with them."""
+        """The manifest of a step: tensors with shapes, dtypes, placements and files, and the meta saved with them."""
         stat = self._stat(step)
         if step not in self._manifests or self._manifests[step][0] != stat:
             self._manifests[step] = (stat, folder.read_manifest(self.path, step))
@@ -388,7 +388,7 @@ class CheckpointStore:
     def _restore_beside_writer(
         self, steps: list[int], target: dict[str, Any] | None, strict: bool, partial: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As _restore_newest; a run that writes may commit a step and delete those listed before they are read."""
+        """The same as _restore_newest while another run writes, which may delete listed steps before they are read."""
         for _ in range(_SCANS - 1):
             try:
                 return self._restore_newest(steps, target, strict, partial)
@@ -470,7 +470,7 @@ class _UntoldError(CheckpointError):
 
 
 def _name(error: BaseException | None, step: int) -> CheckpointError | None:
-    """What a save raised, as a CheckpointError."""
+    """The error of a failed save, as a CheckpointError."""
     if error is None or isinstance(error, CheckpointError):
         return error
     named = CheckpointError(f"save of step {step} failed: {type(error).__name__}: {error}")

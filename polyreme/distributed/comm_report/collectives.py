@@ -51,7 +51,8 @@ _CONTROL_START = ("branch_", "custom_vjp", "rematted_computation")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an instruction was written: phase, dotted layer ("" outside all), kernel ("linear_grad") and primitive."""
+    """The origin of an instruction in the source: phase, dotted layer ("" outside all), kernel ("linear_grad") and
+    primitive."""
 
     phase: str
     layer: str
@@ -309,7 +310,7 @@ def _parts(
 
 
 def _producer(computation: Computation, operand: Instruction, default: Origin) -> Origin:
-    """Where an operand was computed, looked for through instructions that only rename."""
+    """The instruction that computed an operand, sought through instructions that only rename."""
     instruction: Instruction | None = operand
     while (
         instruction is not None
@@ -357,7 +358,7 @@ class _Work:
 
     @functools.cached_property
     def before(self) -> list[int]:
-        """For each instruction a bit set of those it depends on."""
+        """Bit sets of the instructions that each instruction depends on."""
         result: list[int] = []
         for instruction in self.computation:
             bits = 0
@@ -370,7 +371,7 @@ class _Work:
 
     @functools.cached_property
     def after(self) -> list[int]:
-        """For each instruction a bit set of those that depend on it."""
+        """Bit sets of the instructions that depend on each instruction."""
         result = [0] * len(self.order)
         for at, instruction in reversed(list(enumerate(self.computation))):
             for name in instruction.operands:

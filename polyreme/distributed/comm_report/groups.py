@@ -1,4 +1,4 @@
-"""Who talks to whom in a collective: every notation of replica_groups, and the mesh axes that a grouping runs along."""
+"""Members of a collective: every notation of replica_groups, and the mesh axes that a grouping runs along."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Instruction:
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Where it comes from, as jax wrote it: jit(step)/GPT/blocks.0/jit(linear)/dot_general."""
+        """The origin of the instruction, as jax wrote it: jit(step)/GPT/blocks.0/jit(linear)/dot_general."""
         found = _OP_NAME.search(self.rest)
         return found[1] if found else ""
 
@@ -135,7 +135,7 @@ class Module:
         self._flop: dict[str, int] = {}
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a while loop's body runs: XLA's own count, else the one constant its condition compares with, whose
+        """The trip count of a while loop: XLA's own count, else the one constant its condition compares with, whose
         counter has 32 bits, or 64 in two words on TPU. None if neither is there.
         """
         known = re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.rest)

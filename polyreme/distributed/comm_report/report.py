@@ -41,7 +41,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Report:
-    """What a step communicates.
+    """The communication of one step.
 
     expected: the formula for the backend; bound: with every pass at work; None, both of them, for a model that no
     formula is of.
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def unnamed(self) -> list[Total]:
-        """What the program does and the formula does not name; nothing where there is none."""
+        """Collectives of the program that the formula does not name; empty without a formula."""
         return [t for t in self.totals if t.expected == 0 and t.measured] if self.expected is not None else []
 
     @property

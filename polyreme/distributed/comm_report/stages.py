@@ -20,7 +20,7 @@ _PHASES = {"activations": "forward", "parameters": "forward"}
 
 @dataclass(frozen=True)
 class PipelineReport:
-    """What a step over pipeline stages communicates; stages: the Report of each."""
+    """The communication of one step over pipeline stages; stages: the Report of each."""
 
     plan: Plan
     backend: str
@@ -40,7 +40,7 @@ class PipelineReport:
 
     @property
     def unnamed(self) -> list[Total]:
-        """What a stage does and its formula does not name."""
+        """Collectives of a stage that its formula does not name."""
         return [total for stage in self.stages for total in stage.unnamed]
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class PipelineReport:
 
 
 def sends_of(sent: Iterable[Sending]) -> list[CollectiveInstruction]:
-    """What one stage sends as rows of the report, equal ones together; axis pp, each device to its like."""
+    """The sends of one stage as rows of the report, equal ones joined; along axis pp, each device to its counterpart."""
     sends = []
     for (what, dtype, shape, nbytes), times in Counter(sent).items():
         origin = Origin(_PHASES.get(what, "backward"), what, "", "")

@@ -1,4 +1,4 @@
-"""What a training step of a transformer must communicate under a plan, by formula, before anything is compiled.
+"""Communication of a transformer's training step under a plan, by formula, before anything is compiled.
 
 Symbols: b rows of a microbatch on one device, s positions on one device, h hidden size, w bytes of an activation's
 element, l layers, v vocabulary, m microbatches, P_i bytes of parameter i on one device where an op reads it (split by
@@ -90,7 +90,7 @@ PHASES = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Compiler:
-    """What a backend's XLA does to collectives that the formulas leave open.
+    """Properties of a backend's XLA compiler that the formulas of collectives depend on.
 
     reduce_scatter: an all-reduce of which each device keeps a piece becomes a reduce-scatter (ReduceScatterCreator).
     reassociates: a sum of all-reduces becomes an all-reduce of the sum (AllReduceReassociate), so that a gradient made
@@ -459,7 +459,7 @@ class _Terms:
         return tuple(a for a in self.mesh.order if a in axes and self.mesh.degree(a) > 1)
 
     def _bytes(self, p: ParameterShape, kind: str) -> float:
-        """Of the piece on one device."""
+        """Bytes of the piece on one device."""
         return math.prod(p.shape) * p.itemsize / math.prod(self.mesh.degree(a) for a in self._axes(p, kind))
 
     def _splits(self, p: ParameterShape, kind: str) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What a step trains: the parameters, how they are used, and the batch; of a whole model, or of one pipeline stage."""
+"""The workload of a training step: the parameters, their use, and the batch; of a whole model or of one pipeline stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one member does in each collective, as a function of its local values.
+"""The body of each collective: a function of one member's local values.
 
 Run under jax.shard_map: axes are the mesh axes of the group, n the number of members. A list of values goes
 in and a list comes out.
@@ -28,7 +28,7 @@ _JOIN = {
 
 
 def all_reduce(xs: Values, axes: tuple[Any, ...], n: int, op: int) -> Values:
-    """Each value joined over the members."""
+    """Each value reduced over the members."""
     return [_reduce(x, axes, n, op) for x in xs]
 
 
@@ -50,7 +50,7 @@ def all_gather(xs: Values, axes: tuple[Any, ...], n: int) -> Values:
 
 
 def reduce_scatter(xs: Values, axes: tuple[Any, ...], n: int, op: int) -> Values:
-    """Of n values, the one at this member's position, joined over the members."""
+    """The value at this member's position among n, reduced over the members."""
     stacked = jnp.stack(xs)
     if op in (ReduceOp.SUM, ReduceOp.AVG) and stacked.dtype != jnp.bool_:
         total = lax.psum_scatter(stacked, axes, scatter_dimension=0)
@@ -59,13 +59,13 @@ def reduce_scatter(xs: Values, axes: tuple[Any, ...], n: int, op: int) -> Values
 
 
 def alltoall(xs: Values, axes: tuple[Any, ...], n: int) -> Values:
-    """Of n values, the i-th goes to member i."""
+    """Send the i-th of n values to member i."""
     received = lax.all_to_all(jnp.stack(xs), axes, 0, 0)
     return [received[i] for i in range(n)]
 
 
 def scatter(xs: Values, axes: tuple[Any, ...], n: int, root: int) -> Values:
-    """Of the root's n values, the one at this member's position."""
+    """The value at this member's position among the root's n."""
     return [lax.all_to_all(jnp.stack(xs), axes, 0, 0)[root]]
 
 

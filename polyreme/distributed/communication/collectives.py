@@ -64,7 +64,7 @@ def reduce(
 
 
 def broadcast(tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True) -> CollectiveTask | None:
-    """Give every member rank src's tensor, in place, bit for bit."""
+    """Copy rank src's tensor to every member, in place, bit for bit."""
     members = resolve(group, "broadcast")
     _check_tensors("broadcast", [tensor])
     if members is None:
@@ -76,7 +76,7 @@ def broadcast(tensor: Tensor, src: int, group: Group | None = None, sync_op: boo
 def all_gather(
     tensor_list: list[Tensor] | Tensor, tensor: Tensor, group: Group | None = None, sync_op: bool = True
 ) -> CollectiveTask | None:
-    """Give every member every member's tensor, in order of rank.
+    """Collect every member's tensor on every member, in order of rank.
 
     tensor_list: an empty list is filled; the Tensors in a list of nranks are written; a Tensor takes all along dim 0.
     """
@@ -136,7 +136,8 @@ def scatter(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> CollectiveTask | None:
-    """Give each member the entry at its position of rank src's list of nranks Tensors; the others' list is not read."""
+    """Send each member the entry at its position in rank src's list of nranks Tensors; other members' lists are not
+    read."""
     members = resolve(group, "scatter")
     _check_tensors("scatter", [tensor])
     if members is None:

@@ -29,7 +29,7 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 
 
 class ReduceOp:
-    """How a reduction joins values: sum, largest, smallest, product, or mean (AVG, of floating-point values)."""
+    """The operation of a reduction: sum, largest, smallest, product, or mean (AVG, of floating-point values)."""
 
     SUM, MAX, MIN, PROD, AVG = range(5)
 
@@ -66,12 +66,12 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What the watchdog calls it."""
+        """The name of the group in reports of the watchdog."""
         return WORLD if self.id == 0 else self.name
 
     @property
     def backend(self) -> str:
-        """What carries the data: GLOO between processors, NCCL between GPUs, XLA elsewhere."""
+        """The backend that carries the data: GLOO between processors, NCCL between GPUs, XLA elsewhere."""
         return get_backend(self)
 
     def is_member(self) -> bool:
@@ -166,7 +166,7 @@ def resolve(group: Group | None, what: str) -> Group | None:
 
 
 def position(group: Group, rank: Any, what: str, role: str) -> int:
-    """Where a rank that plays a role (src, dst) stands in the group; ConfigError if it does not."""
+    """The position in the group of a rank in a role (src, dst); ConfigError if it is no member."""
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise ConfigError(f"{what}: {role} must be a rank, a whole number, got {rank!r}")
     at = group.get_group_rank(rank)
@@ -255,7 +255,7 @@ def get_world_size(group: Group | None = None) -> int:
 
 
 def get_backend(group: Group | None = None) -> str:
-    """What carries the data of a group: "GLOO" between processors, "NCCL" between GPUs, "XLA" elsewhere."""
+    """The backend that carries the data of a group: "GLOO" between processors, "NCCL" between GPUs, "XLA" elsewhere."""
     if group is not None and not group.is_member():
         raise ConfigError(f"get_backend: rank {this_rank()} is not in group {group.name} {group.ranks}")
     platform = jax.default_backend()

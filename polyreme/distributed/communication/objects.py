@@ -51,7 +51,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
 def scatter_object_list(
     out_object_list: list[Any], in_object_list: list[Any] | None = None, src: int = 0, group: Group | None = None
 ) -> None:
-    """Give each member the value at its position of rank src's in_object_list, as the one entry of out_object_list."""
+    """Send each member the value at its position in rank src's in_object_list, as the one entry of out_object_list."""
     _check_list("scatter_object_list", out_object_list)
     members = resolve(group, "scatter_object_list")
     if members is None:

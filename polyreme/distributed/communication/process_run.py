@@ -169,7 +169,7 @@ def _check_agreement(kind: str, arrays: Sequence[Any], group: Group, static: dic
 
 
 def _card(kind: str, arrays: Sequence[Any], static: dict[str, int]) -> bytes:
-    """What this rank calls, in words."""
+    """The collective call of this rank, in words."""
     options = {"op": lambda v: REDUCE_NAMES[v], "root": lambda v: f"position {v}"}
     told = sorted((name, value) for name, value in static.items() if name in options)
     given = "".join(f", {name} {options[name](value)}" for name, value in told)

@@ -24,7 +24,8 @@ def spans_processes(mesh: Mesh) -> bool:
 
 
 def agree(tensors: Iterable[TensorState], group: Group | None = None) -> None:
-    """Give every process of a group (all by default) the first one's values of Tensors that each holds for itself.
+    """Copy the first process's values of Tensors that every process holds for itself to all processes of a group (all
+    by default).
 
     Those that span the processes already are left alone. Every process of the group calls it with as many Tensors.
     """

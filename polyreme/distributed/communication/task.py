@@ -12,7 +12,7 @@ from polyreme.core.state import Tracer
 
 
 class CollectiveTask:
-    """What a collective returns: `wait()` blocks until its values are there.
+    """The result of a collective call: `wait()` blocks until its values are there.
 
     finish: what is left to do once they are, such as writing what a rank received into its Tensor.
     """

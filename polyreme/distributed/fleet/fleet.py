@@ -40,7 +40,7 @@ _NO_PROGRAM = "belongs to static programs; save a model with polyreme.save(model
 
 
 class Fleet:
-    """What fleet.init set up: the strategy, the Plan it makes, who is who, and who talks to whom."""
+    """The state that fleet.init sets up: the strategy, the Plan it makes, the topology and its groups."""
 
     def __init__(self) -> None:
         self._forget()
@@ -126,7 +126,7 @@ class Fleet:
         return self._init_strategy
 
     def get_hybrid_communicate_group(self) -> HybridCommunicateGroup:
-        """Where this rank is on each mesh axis, and its groups; NotReadyError before fleet.init."""
+        """The coordinates and groups of this rank on each mesh axis; NotReadyError before fleet.init."""
         _ = self.job
         assert self._group is not None  # they are set together
         return self._group
@@ -240,7 +240,7 @@ def _job_of(strategy: Any, num_devices: int) -> tuple[Job, DistributedStrategy]:
 
 
 def _strategy_of(plan: Plan) -> DistributedStrategy:
-    """What a plan says in the words of a strategy, for who reads those: degrees, order and microbatches."""
+    """The degrees, order and microbatches of a plan as a strategy, for code that reads strategies."""
     strategy = DistributedStrategy()
     strategy.hybrid_configs = {
         **{f"{axis}_degree": degree for axis, degree in plan.mesh.degrees.items()},

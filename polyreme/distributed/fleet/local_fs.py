@@ -33,7 +33,7 @@ class LocalFS:
         os.makedirs(fs_path, exist_ok=True)
 
     def rename(self, fs_src_path: str, fs_dst_path: str) -> None:
-        """Give a file or folder another path."""
+        """Rename a file or folder."""
         os.rename(fs_src_path, fs_dst_path)
 
     def delete(self, fs_path: str) -> None:

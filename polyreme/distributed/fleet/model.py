@@ -94,7 +94,7 @@ def distributed_optimizer(optimizer: Optimizer, strategy: DistributedStrategy | 
 
 
 def _hand_over(model: Any, optimizer: Optimizer) -> None:
-    """Give the optimizer the master weights of its parameters; the model keeps none of those."""
+    """Hand the master weights of its parameters to the optimizer; the model keeps none of them."""
     masters = model.__dict__["_masters"]
     chosen = {id(p): masters.pop(id(p)) for p in optimizer._parameters if id(p) in masters}
     if chosen:

@@ -1,4 +1,5 @@
-"""How far the clocks of a job's processes are apart: rank 0 asks each for its time, as NTP does, and keeps the best.
+"""Offsets between the clocks of a job's processes: rank 0 asks each for its time several times, as NTP does, and takes
+the best answer.
 
 The clock is time.monotonic_ns, which no adjustment moves. Source: Mills, RFC 5905, section 8.
 """

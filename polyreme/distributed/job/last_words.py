@@ -1,4 +1,4 @@
-"""What a rank does when it ends by an error: report first, so that the other ranks end with it and name it.
+"""The end of a rank that fails: it reports first, so that the other ranks end with it and name it.
 
 Replaces sys.excepthook, threading.excepthook and sys.exit, and registers an exit function that runs before
 jax's own, which would wait minutes for ranks that will never come.
@@ -25,7 +25,7 @@ _LONGEST_TRACEBACK = 20_000  # characters
 
 
 class Failure(NamedTuple):
-    """How this rank failed: an exception, or (error None) sys.exit with an error's code."""
+    """The failure of this rank: an exception, or (error None) sys.exit with an error's code."""
 
     line: str
     code: int

@@ -70,7 +70,7 @@ class Monitor:
     # what the server calls
 
     def token(self, who: Message) -> str:
-        """What a rank must show."""
+        """The token that a rank must show."""
         return flags.job_token()
 
     def refusal(self, who: Message) -> str | None:

@@ -1,4 +1,4 @@
-"""How far this rank is: its step, the phase each thread is in, and how many collectives it has entered.
+"""Progress of this rank: its step, the phase of each thread, and the number of collectives it has entered.
 
 Kept by threads that work and read by the watchdog's; nothing here takes a lock or does I/O.
 """
@@ -53,7 +53,7 @@ class Phase:
 
 
 class _Lane:
-    """What one thread is in: phases, outermost first, and when that last changed.
+    """The phases of one thread, outermost first, and the time of the last change.
 
     broken is the innermost phase that an exception is coming out of: a collective fails when its peer is gone, and who
     asks then wants to know that it was in the collective. The next phase or step forgets it.
@@ -83,7 +83,7 @@ class Progress:
         self._lanes: dict[int, _Lane] = {}
 
     def lane(self) -> _Lane:
-        """Of the thread that asks."""
+        """The lane of the calling thread."""
         ident = threading.get_ident()
         lane = self._lanes.get(ident)
         return self._lanes.setdefault(ident, _Lane()) if lane is None else lane
@@ -105,7 +105,7 @@ class Progress:
         return self._overdue_lane() is not None
 
     def status(self) -> dict[str, Any]:
-        """For the monitor: the overdue thread's place, else the main thread's, else that of the last to move."""
+        """The status for the monitor: of the overdue thread, else the main thread, else the one that changed last."""
         lane = self._overdue_lane() or self._lanes.get(threading.main_thread().ident or 0)
         if lane is None or not lane.is_busy():
             busy = [found for found in list(self._lanes.values()) if found.is_busy()]

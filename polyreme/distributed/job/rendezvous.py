@@ -1,4 +1,4 @@
-"""Where processes of a job meet: lines of JSON over TCP, one server, many clients.
+"""The meeting point of a job's processes: lines of JSON over TCP, one server, many clients.
 
 The launcher of node 0 (or rank 0, without a launcher) serves; launchers and watchdogs connect. A client shows the token
 of the job in its greeting (POLYREME_JOB_TOKEN, which a launcher makes up for the processes that it starts); nothing is
@@ -90,10 +90,10 @@ class Connection:
 
 
 class Handler(Protocol):
-    """What a server does with its clients; runs in the server's event loop, one call at a time."""
+    """The server's reactions to its clients; all run in the server's event loop, one call at a time."""
 
     def token(self, who: Message) -> str:
-        """What such a client must show; empty if anybody may come."""
+        """The token that a client of this kind must show; empty if anybody may connect."""
         ...
 
     def refusal(self, who: Message) -> str | None:
@@ -149,7 +149,7 @@ _GREETINGS: dict[str, dict[str, type]] = {
 
 
 def _malformed(who: Message) -> str | None:
-    """What is wrong with a greeting; None if each field is there and of its kind."""
+    """The fault of a greeting; None if each field is present and of the right type."""
     kind = who.get("kind")
     fields = _GREETINGS.get(kind) if isinstance(kind, str) else None
     if fields is None:

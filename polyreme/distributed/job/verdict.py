@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def status(self) -> Status:
-        """What was last known of the rank to blame."""
+        """The last known status of the rank to blame."""
         return self.statuses.get(self.rank, {})
 
     @property
@@ -73,12 +73,12 @@ class Verdict:
         return f"rank {self.rank}{f' on {self.host}' if self.host else ''} {what}; it was {place(self.status)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of JSON's types."""
+        """The verdict as JSON values."""
         return {**asdict(self), "statuses": {str(rank): dict(status) for rank, status in self.statuses.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Verdict":
-        """What to_json gave."""
+        """The verdict from the values of to_json."""
         return cls(**{**values, "statuses": {int(rank): status for rank, status in values["statuses"].items()}})
 
 
@@ -114,7 +114,7 @@ def ending_code(verdict: Verdict) -> int:
 
 
 def place(status: Status) -> str:
-    """Where a rank is, in words.
+    """The place of a rank in its run, in words.
 
     >>> place({"step": 7, "phase": "all_reduce", "group": "world", "number": 42})
     'at step 7, in all_reduce #42 of group world'

@@ -168,7 +168,7 @@ def stop_requested_anywhere(step: int, here: bool = False) -> bool:
 
 
 def reclaim_signals() -> None:
-    """Let SIGTERM end this process again: jax.distributed.initialize takes it and then ignores it.
+    """Make SIGTERM end this process again: jax.distributed.initialize handles the signal and then ignores it.
 
     Called by start; call it after jax.distributed.initialize if that comes later. A handler of Python's own is kept.
     """
@@ -351,7 +351,7 @@ class _StopAgreement:
             return self._passed
 
     def set(self, last: int | None) -> None:
-        """All ranks stop after step last; None: after the first step that any of them asks about."""
+        """Make all ranks stop after step last; None: after the first step that any of them asks about."""
         with self._changed:
             self._last, self._is_agreed, self._is_open = last, True, True
             self._changed.notify_all()

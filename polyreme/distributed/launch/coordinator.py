@@ -75,7 +75,8 @@ class Coordinator:
     # what the server calls
 
     def token(self, who: Message) -> str:
-        """What a client must show: ranks what their launcher was told, launchers what the user gave them all, if so."""
+        """The token that a client must show: for ranks the launcher's, for launchers the one the user gave to all of
+        them, if any."""
         return self._token if who["kind"] == "rank" else flags.job_token()
 
     def refusal(self, who: Message) -> str | None:

@@ -1,4 +1,4 @@
-"""Which accelerators a process of this node may use, decided without starting any."""
+"""The accelerators that each process of this node may use, decided without starting any of them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def backend(name: str) -> str:
 def share_out(
     name: str, devices: Sequence[int], num_processes: int, environment: Mapping[str, str]
 ) -> list[dict[str, str]]:
-    """For each process of this node, the variables that leave it its devices.
+    """The environment variables that give each process of this node its share of the devices.
 
     devices count among those that the node's own variable shows; none given means all. num_processes 0: one for each
     given device, else one. Raises ConfigError for devices that are not there or do not divide evenly.

@@ -143,7 +143,7 @@ class LaunchNode:
         return self._follower is not None and self._follower.log == log
 
     async def _end(self, watched: set[int], seconds: float) -> None:
-        """Let ranks with a watchdog leave by themselves, ask the others to end, then kill what is left."""
+        """Wait for ranks with a watchdog to leave, ask the others to end, then kill those that remain."""
         for rank, worker in self._workers.items():
             if rank not in watched:
                 worker.send_signal(signal.SIGTERM)

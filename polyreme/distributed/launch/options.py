@@ -84,7 +84,8 @@ _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 @dataclass(frozen=True)
 class Options:
-    """What to launch, and how; min_nodes < max_nodes if the job is elastic. num_processes 0: as devices say.
+    """The command to launch and its settings; min_nodes < max_nodes if the job is elastic. num_processes 0: as devices
+    say.
 
     script is a file, or with is_module the name of a module.
     """
@@ -149,7 +150,7 @@ def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
 
 
 def _scheduled(told: Mapping[str, str], environment: Mapping[str, str]) -> tuple[Scheduler | None, NodePlace | None]:
-    """Who runs the job, and this launcher's place if it is in one.
+    """The scheduler that runs the job, and this launcher's place in it if it has one.
 
     Left to itself (auto), a scheduler whose job has several nodes, unless flags say where the nodes are.
     """
@@ -174,7 +175,7 @@ def _place_texts(place: NodePlace) -> dict[str, str]:
 
 
 def help_text() -> str:
-    """What --help prints."""
+    """The text that --help prints."""
     width = max(len(flag.name) for flag in FLAGS)
     lines = []
     for flag in FLAGS:
@@ -205,7 +206,7 @@ def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _target(rest: list[str]) -> tuple[str, tuple[str, ...], bool]:
-    """What to run, its arguments, whether it is a module. Raises ConfigError."""
+    """The target to run, its arguments, and whether it is a module. Raises ConfigError."""
     if rest[0] == "-m":
         if len(rest) < 2:
             raise ConfigError("launch: -m needs the name of a module, such as -m package.train")

@@ -1,4 +1,4 @@
-"""What the launcher says of a failure: the first failing rank, how it ended, where it was, what comes next."""
+"""The launcher's report of a failure: the first failing rank, how it ended, where it was, what comes next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _LONGEST_WAIT = 60.0  # seconds between two attempts
 
 @dataclass(frozen=True)
 class Ending:
-    """How the process of a rank ended; tail is the end of its log, shown if it is on the console already."""
+    """The end of a rank's process; tail is the end of its log, shown if it is on the console already."""
 
     code: int
     log: str = ""
@@ -28,7 +28,7 @@ class Ending:
 
 
 class Decision(NamedTuple):
-    """What the launcher does next: start again after wait seconds, or (wait None) end with the failure's code."""
+    """The launcher's next action: start again after wait seconds, or (wait None) end with the failure's code."""
 
     wait: float | None
     text: str

@@ -19,7 +19,7 @@ TAIL_LINES = 25
 
 
 def command(script: str, arguments: Sequence[str], is_module: bool = False) -> list[str]:
-    """How to run a script: Python files and modules by this Python, anything else by itself."""
+    """The command that runs a script: Python files and modules by this Python, anything else by itself."""
     if is_module:
         return [sys.executable, "-u", "-m", script, *arguments]
     if script.endswith(".py"):
@@ -32,7 +32,7 @@ def command(script: str, arguments: Sequence[str], is_module: bool = False) -> l
 
 
 def environment(plan: Message, local_rank: int, num_local: int, backend: str, log_dir: Path) -> dict[str, str]:
-    """What a worker is told about the job and its place in it."""
+    """The environment of a worker: the job, and its place in it."""
     rank = plan["first_rank"] + local_rank
     endpoints = plan["endpoints"]
     return {

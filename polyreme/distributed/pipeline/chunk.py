@@ -94,7 +94,8 @@ class Chunk:
         self._copies.clear()
 
     def forward(self, flow: Flow, key: Any, *, backward: bool) -> tuple[Flow, Any, Done]:
-        """-> outputs, the random key that follows, what backward needs. key: may be anywhere if it does not draw."""
+        """Run the forward program: (outputs, the next random key, the state for backward). key may lie anywhere if the
+        chunk draws no random numbers."""
         program = self._program(flow, backward)
         if not program.draws:
             if self._no_key is None:
@@ -108,7 +109,7 @@ class Chunk:
         return outs, key, Done(program, self._moved(residuals, HOST))
 
     def backward(self, done: Done, cotangents: list[Any]) -> tuple[list[Any], Done]:
-        """-> gradients of the input arrays, None where there are none; what weights needs."""
+        """Run the backward program: (gradients of the input arrays, None where there are none; the state for weights)."""
         program, residuals = done.program, self._moved(done.kept, "device")
         read = self._read(program)
         if self.cut:
@@ -121,7 +122,7 @@ class Chunk:
         return gradients, Done(program, residuals)
 
     def _moved(self, kept: Kept, memory: str) -> Kept:
-        """What a forward leaves for its backward, in this memory of its devices where the plan offloads activations."""
+        """The residuals of a forward, moved to this memory of their devices where the plan offloads activations."""
         if "act" not in self.stage.plan.offload or mode.on:
             return kept
         arrays, form = jax.tree.flatten(kept)
@@ -141,7 +142,7 @@ class Chunk:
 
     @property
     def known_reads(self) -> list[TensorState]:
-        """What the programs of this step or the last one read."""
+        """The Tensors that the programs of this step or the last one read."""
         return list({id(t): t for program in self._programs.values() for t in map(self._own, program.read)}.values())
 
     def lend(self, tensor: TensorState, array: jax.Array) -> None:
@@ -150,12 +151,12 @@ class Chunk:
 
     @property
     def copies(self) -> list[jax.Array]:
-        """What this step has copied here of other stages' Tensors."""
+        """The copies of other stages' Tensors that this step made here."""
         return list(self._copies.values())
 
     @property
     def programs(self) -> list[tuple[str, Called]]:
-        """What ran in this step or the last one: ("forward" | "backward" | "weights", call)."""
+        """The calls of this step or the last one: ("forward" | "backward" | "weights", call)."""
         return [found for program in self._programs.values() for found in program.programs]
 
     @property

@@ -111,7 +111,7 @@ class DryRun:
         return self._works[id(program)]
 
     def _compile_updates(self, step: PipelineStep) -> None:
-        """Each stage's norms and update, for gradients laid out as the backward gives them."""
+        """Compile each stage's norms and update, for gradients laid out as the backward returns them."""
         stages = self._pipeline.layout.stages
         everywhere = stages[-1].replicated()
         count = len(step.optimizer._parameters)

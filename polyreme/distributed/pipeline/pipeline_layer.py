@@ -178,7 +178,7 @@ class PipelineLayer(Layer):
         return self._chunks[k]
 
     def chunk_items(self, k: int) -> list[Callable[[Any], Any]]:
-        """What a chunk calls, in order."""
+        """The layers and functions that a chunk calls, in order."""
         return [item.call for item in self._chunks[k].items]
 
     def run_chunk(self, k: int, x: Any) -> Any:
@@ -349,7 +349,7 @@ def _check_items(layers: Any) -> list[Any]:
 
 
 def _name_of(item: Any) -> str:
-    """What 'layer:' looks in: the class's name, or the function's."""
+    """The name that 'layer:' patterns are matched against: the class's, or the function's."""
     if isinstance(item, LayerDesc):
         return item.layer_class.__name__
     return getattr(item, "__name__", type(item).__name__) if not isinstance(item, Layer) else type(item).__name__

@@ -28,7 +28,7 @@ _CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "Ord
 
 
 class Piece(NamedTuple):
-    """What a receiver must know of an array: its whole shape, its dtype, how a stage's mesh splits it."""
+    """The description of an array that a receiver needs: its whole shape, its dtype, how a stage's mesh splits it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, array: jax.Array) -> Piece:
-        """That of an array on a stage."""
+        """The Piece of an array on a stage."""
         sharding = array.sharding
         spec = tuple(sharding.spec) if isinstance(sharding, NamedSharding) else ()
         return cls(tuple(array.shape), array.dtype.name, spec)
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def read(cls, value: Any) -> Piece:
-        """What `plain` gave."""
+        """The Piece from the values of `plain`."""
         shape, dtype, spec = value
         return cls(tuple(shape), dtype, tuple(tuple(e) if isinstance(e, list) else e for e in spec))
 

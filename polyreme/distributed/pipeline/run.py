@@ -84,7 +84,7 @@ class Run:
             self._finish(i, outs)
 
     def _flow_into(self, k: int, i: int) -> Flow:
-        """What a chunk takes: the batch's inputs, or what the chunk before gave; for the last, the labels too."""
+        """The inputs of a chunk: the batch's, or the outputs of the chunk before; for the last chunk the labels too."""
         stage = self.chunks[k].stage
         flow = place(self.batch[i].inputs, stage) if k == 0 else self._arrived.pop((k, i))
         if k == len(self.chunks) - 1 and self.loss is not None:
@@ -157,11 +157,11 @@ class Run:
             p._grad = Tensor(array if p._grad is None else sum_arrays(p._grad._array, array))
 
     def results(self) -> list[tuple[list[jax.Array], Any]]:
-        """Of each microbatch, every loss and what the last chunk gives beside them."""
+        """The losses of each microbatch, and the outputs of the last chunk beside them."""
         return [self.found[i] for i in range(len(self.batch))]
 
     def end(self) -> None:
-        """Let go of every array."""
+        """Release every array."""
         for chunk in self.chunks:
             chunk.end()
 

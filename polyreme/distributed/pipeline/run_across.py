@@ -26,7 +26,7 @@ from polyreme.training.microbatches import Microbatch
 
 
 class Agreed:
-    """What processes have agreed on, for as long as a Pipeline lives.
+    """The facts that processes have agreed on, kept for as long as a Pipeline lives.
 
     chunks: the model's, each with the layout of its stage; their Tensors are in the same order in every process, so
     that one is named by its place.
@@ -48,8 +48,8 @@ class Agreed:
         self._layers = [layer for chunk, _ in chunks for layer in chunk.sublayers(include_self=True)]
 
     def mode(self) -> tuple[Any, ...]:
-        """What, besides the shapes of a microbatch, changes what chunks give: alike in every process, since all run the
-        same script."""
+        """The settings besides the shapes of a microbatch that the programs of chunks depend on; they are equal in
+        every process, since all run the same script."""
         return (
             amp_policy.active.policy,
             dtypes.default_dtype(),

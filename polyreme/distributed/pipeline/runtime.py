@@ -77,7 +77,7 @@ class Pipeline:
         return self.plan.stage_of_chunk
 
     def _agreement(self, chunks: Sequence[Any]) -> Agreed | None:
-        """What processes agree on that run tasks of other stages each; None where all run the same."""
+        """The agreement of processes that run different stages; None where every process runs all."""
         return _agreed(chunks, self.layout) if spans_processes(self.layout) and not mode.on else None
 
     @property
@@ -138,7 +138,7 @@ class Pipeline:
         return [(i, k) for i in range(num_microbatches) for k in range(len(self.stage_of_chunk))]
 
     def programs(self, loss: int | None = 0) -> list[tuple[int, str, Called]]:
-        """What ran for the last batch that was run with this loss: (stage, "chunk 0, forward", call)."""
+        """The calls for the last batch that was run with this loss: (stage, "chunk 0, forward", call)."""
         placed = zip(self.stage_of_chunk, self._chunks(loss), strict=True)
         return [(at, f"chunk {k}, {name}", c) for k, (at, chunk) in enumerate(placed) for name, c in chunk.programs]
 
@@ -243,7 +243,7 @@ def _check_loss(loss: Any) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _order(schedule: Schedule) -> tuple[tuple[int, Task], ...]:
-    """All stages' tasks in one order in time, each after those it needs."""
+    """The tasks of all stages in one order, each after those it depends on."""
     return tuple((step.stage, step.task) for step in schedule.order())
 
 

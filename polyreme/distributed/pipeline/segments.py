@@ -1,4 +1,4 @@
-"""Where a sequence of layers is cut into parts: boundaries from a rule, by count, by class name or by parameters.
+"""Cuts of a sequence of layers into parts: boundaries by count, by class name, by parameters, or as listed.
 
 Boundaries are a list that starts at 0 and ends at the number of layers: part k is [b[k], b[k + 1]).
 """
@@ -39,7 +39,7 @@ def segment(method: Any, parts: int, names: Sequence[str], sizes: Sequence[int] 
 
 
 def uniform(count: int, parts: int) -> list[int]:
-    """As many layers in each part; what is left over goes one each to the last parts.
+    """Boundaries for equal numbers of layers in each part; the remainder goes one each to the last parts.
 
     >>> uniform(7, 3)
     [0, 2, 4, 7]
@@ -52,7 +52,7 @@ def uniform(count: int, parts: int) -> list[int]:
 
 
 def by_name(pattern: str, parts: int, names: Sequence[str]) -> list[int]:
-    """As many layers whose class name the pattern is found in (whatever the case) in each part.
+    """Boundaries for equal numbers, in each part, of layers whose class name contains the pattern (in any case).
 
     A part ends right after its last such layer; what follows the last of all belongs to the last part.
 

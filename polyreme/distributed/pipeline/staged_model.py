@@ -197,7 +197,7 @@ def _plan_for(layers: PipelineLayer, plan: Plan) -> Plan:
 
 
 def _schedule_for(plan: Plan, virtual: int, is_v: bool) -> str | None:
-    """Name of the schedule of a plan for a model with so many chunks a stage."""
+    """The name of a plan's schedule for a model with this many chunks on each stage."""
     kind = plan.schedule_kind
     if plan.schedule is None:
         return None

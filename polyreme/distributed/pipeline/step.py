@@ -112,7 +112,8 @@ class PipelineStep:
         return judged
 
     def updating(self, optimizer: Any = None) -> Any:
-        """What steps for an optimizer: a StagedUpdate where its step() is the plain one, else itself."""
+        """The object that updates for an optimizer: a StagedUpdate where its step() is the plain one, else the
+        optimizer itself."""
         optimizer = self.optimizer if optimizer is None else optimizer
         is_wrapped = isinstance(optimizer, MergingOptimizer) and not optimizer.merges
         plain: Any = optimizer.inner_opt if is_wrapped else optimizer
@@ -177,6 +178,6 @@ class PipelineStep:
 
 @jax.jit
 def _judge(loss: jax.Array, squares: list[jax.Array], halted: jax.Array, looks: bool) -> tuple[jax.Array, jax.Array]:
-    """-> (gradient norm, whether this step must change nothing)."""
+    """(the gradient norm, whether this step must leave the parameters unchanged)."""
     norm = jnp.sqrt(sum(jnp.sum(s) for s in squares)).astype(jnp.float32)
     return norm, halted | (looks & ~jnp.isfinite(loss + norm))

@@ -42,7 +42,7 @@ Values = list[tuple[TensorState, jax.Array]]
 
 
 class Waiting:
-    """How long a step took so far and how much of that it waited for weights and gradients to move, in seconds."""
+    """Seconds of a step so far, and how many of them it waited for weights and gradients to move."""
 
     seconds: float
     waited: float
@@ -51,7 +51,7 @@ class Waiting:
         self.seconds, self.waited = 0.0, 0.0
 
     def result(self, future: Future) -> Any:
-        """What a thread gives, once it does."""
+        """The result of a thread, once there is one."""
         begin = time.perf_counter()
         try:
             return future.result()
@@ -143,7 +143,7 @@ class StreamedPipeline(Pipeline):
 
     @property
     def files(self) -> list[StateFiles]:
-        """Those of parameters and gradients, where they lie on disk."""
+        """The files of parameters and gradients that lie on disk."""
         arrays = [p._array for p in self._parameters if isinstance(p._array, StoredArray)]
         keepers = {id(array.keeper): array.keeper for array in arrays}
         return [*keepers.values(), self.gradients.files] if arrays else []
@@ -155,7 +155,7 @@ class StreamedPipeline(Pipeline):
         """None: every process runs every task on its devices of the one mesh."""
 
     def schedule(self, num_microbatches: int) -> Schedule:
-        """Each chunk's forwards, then from the last chunk to the first its backwards."""
+        """The order of tasks: each chunk's forwards, then from the last chunk to the first its backwards."""
         return _schedule(len(self.stage_of_chunk), num_microbatches)
 
     def _forwards(self, num_microbatches: int) -> list[tuple[int, int]]:
@@ -175,7 +175,7 @@ class StreamedPipeline(Pipeline):
         return _start(self._reader, lambda: [(t, array.read()) for t, array in away])
 
     def experts(self, at: int) -> ChosenExperts | None:
-        """Those of a chunk that brings them one by one, none of them brought yet; None of any other."""
+        """The experts of a chunk that loads them one by one, none loaded yet; None for any other chunk."""
         return ChosenExperts(self._experts[at], self._reader) if self._experts[at] else None
 
     def send(self, gradients: Sequence[tuple[TensorState, jax.Array]], chosen: frozenset[int] | None = None) -> Future:

@@ -90,8 +90,8 @@ class StagedUpdate:
         self._gradients.clear()
 
     def compiled(self, squares: Sequence[Tensor], skip: Tensor | None = None) -> list[tuple[MeshGroup, list[Any]]]:
-        """For each stage, what squares() and step(squares, skip) would run for the gradients there are, compiled and
-        not run: jax.stages.Compiled."""
+        """The programs of squares() and step(squares, skip) of each stage for the present gradients, compiled and not
+        run: jax.stages.Compiled."""
         self._take()
         return [
             (
@@ -107,7 +107,7 @@ class StagedUpdate:
         ]
 
     def unscale(self, scaler: GradScaler) -> None:
-        """What scaler.unscale_ does, over stages that lie in several processes; scaler.step then takes this object."""
+        """scaler.unscale_ over stages that lie in several processes; scaler.step then takes this object."""
         if not self._is_spread or not scaler.is_enable():
             return
         self._take()
@@ -138,7 +138,7 @@ class StagedUpdate:
     def _arguments(
         self, group: MeshGroup, squares: Sequence[Tensor], skip: Tensor | None, factor: Tensor | None = None
     ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
-        """What a group's update takes."""
+        """The arguments of a group's update."""
         ours = [self._on(group, s) for s in squares] if self.optimizer.clips_together else []
         skip, factor = (None if number is None else self._on(group, number) for number in (skip, factor))
         return skip, ours, factor
@@ -156,7 +156,7 @@ class StagedUpdate:
 
 
 def frozen_settings(optimizer: Optimizer) -> tuple[Any, ...]:
-    """What of the parameters a StagedUpdate is made for: another one is needed once any of it changes."""
+    """The settings of the parameters that a StagedUpdate is made for; once one changes another StagedUpdate is needed."""
     return tuple(
         (
             p.stop_gradient,

@@ -32,4 +32,4 @@ def all_reduce(tensor: Any) -> Any:
 
 
 def grad_sync(param_groups: Any) -> None:
-    """Nothing: gradients are sums over all devices already."""
+    """Does nothing: gradients are sums over all devices already."""

@@ -28,7 +28,7 @@ def get_rank_in_group() -> int:
 
 
 def set_dap_sync_op(sync_op: bool) -> None:
-    """Nothing for True, the only one in HelixFold too; XLA decides when to wait. ConfigError for others."""
+    """Does nothing for True, the only value in HelixFold too: XLA decides when to wait. ConfigError for others."""
     if sync_op is not True:
         raise ConfigError(f"dap.set_dap_sync_op: sync_op={sync_op!r}; give True, XLA decides when to wait")
 
@@ -49,12 +49,12 @@ def gather(input: Any, axis: int = -1) -> Any:
 
 
 def all_gather(input: Any, axis: int = -1) -> Any:
-    """As gather; all_gather_opp, where it would be waited for, has nothing left to do."""
+    """The same as gather; all_gather_opp, at which HelixFold waits for the result, has nothing left to do."""
     return _moved("all_gather", input, axis, None)
 
 
 def all_gather_opp(output: Any, axis: int = -1) -> Any:
-    """What all_gather gave."""
+    """The result of all_gather."""
     return output
 
 
@@ -64,7 +64,7 @@ def all_to_all(input: Any, in_axis: int, out_axis: int) -> Any:
 
 
 def all_to_all_opp(output: Any, in_axis: int, out_axis: int) -> Any:
-    """What all_to_all gave."""
+    """The result of all_to_all."""
     return output
 
 
@@ -79,7 +79,7 @@ def col_to_row(input: Any) -> Any:
 
 
 def grad_sync(param_groups: Any) -> None:
-    """Nothing: gradients are sums over all devices already."""
+    """Does nothing: gradients are sums over all devices already."""
 
 
 def _moved(what: str, x: Any, before: int | None, after: int | None) -> Any:

@@ -28,6 +28,7 @@ def param_sync(model: Layer, src_rank: int = 0) -> None:
 
 
 def grad_sync(param_groups: Any, grad_avg: bool = True) -> None:
-    """Nothing: the loss is the mean over the whole batch, and gradients are its own. ConfigError for grad_avg=False."""
+    """Does nothing: the loss is the mean over the whole batch, and so are its gradients. ConfigError for
+    grad_avg=False."""
     if not grad_avg:
         raise ConfigError("dp.grad_sync: grad_avg=False asks for sums over devices; a mean loss has means, give True")

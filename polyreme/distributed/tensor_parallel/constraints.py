@@ -1,4 +1,4 @@
-"""Where one dim of an activation lies over the `mp` axis; the other dims are left to the partitioner.
+"""Constraints that place one dim of an activation over the `mp` axis; the other dims are left to the partitioner.
 
 A layer that is told nothing about its input's other dims (is the first one batch or seq?) must not say
 where they go: naming them whole would gather the batch.

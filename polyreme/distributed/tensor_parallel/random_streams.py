@@ -58,7 +58,7 @@ class RNGStatesTracker:
         self._streams[name], self._seeds[name] = Generator().manual_seed(seed), seed
 
     def get_states_tracker(self) -> dict[str, np.ndarray]:
-        """Where every stream stands: name -> uint32 [2]."""
+        """The state of every stream: name -> uint32 [2]."""
         return {name: stream.get_state() for name, stream in self._streams.items()}
 
     def set_states_tracker(self, states: Mapping[str, Any]) -> None:

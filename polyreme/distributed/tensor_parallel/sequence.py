@@ -46,7 +46,7 @@ class ScatterOp:
 
 
 class GatherOp:
-    """As apply(input): gathered along dim 0; its gradient, which is whole too, is split and not summed again."""
+    """apply(input) gathers along dim 0; its gradient, which is whole too, is split and not summed again."""
 
     @staticmethod
     def apply(input: Any) -> Any:
@@ -150,7 +150,7 @@ def is_sequence_parallel_parameter(parameter: Any) -> bool:
 def register_sequence_parallel_allreduce_hooks(
     model: Layer, accumulation_steps: int, fuse_sequence_parallel_allreduce: bool
 ) -> None:
-    """Nothing to register: the gradient of a global Tensor is summed over the devices that computed parts of it.
+    """Does nothing: the gradient of a global Tensor is summed over the devices that computed parts of it.
 
     Kept, like the three functions below, so that scripts written for rank-local gradients run unchanged. Raises
     ConfigError for a model that is no Layer.
@@ -174,7 +174,7 @@ def create_non_fused_allreduce_gradient_hook(param: Any, accumulation_steps: int
 def fused_allreduce_gradients_with_group(
     parameter_list: Sequence[Any], group: Any, bucket_size: int = 128 * 1024 * 1024, scale: float | None = None
 ) -> None:
-    """Nothing to do: gradients are summed already, over every axis; XLA joins small all-reduces by itself.
+    """Does nothing: gradients are summed over every axis already, and XLA joins small all-reduces by itself.
 
     Raises ConfigError for a scale, which would have to divide them: divide the loss instead.
     """

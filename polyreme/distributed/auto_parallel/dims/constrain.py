@@ -1,7 +1,7 @@
-"""Where a plan's activations should live, said at the layers of a model that does not say it itself.
+"""Sharding constraints on activations, set by hooks at the layers of a model that sets none itself.
 
-The partitioner finds most placements from those of the parameters. What pays to say: what comes out of
-weights that are split by columns, the residual stream between blocks, and tokens looked up in a split table.
+The partitioner derives most placements from those of the parameters. A constraint pays for the output of weights that
+are split by columns, for the residual stream between blocks, and for tokens looked up in a split table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from polyreme.ops.layout import constrain
 
 @dataclass(frozen=True, slots=True)
 class DimConstraint:
-    """The dims of a layer's output, or of its first input; path: the layer's dotted name. They are said one after
-    another: a value that is summed over devices is whole first, and then cut."""
+    """The dims of a layer's output, or of its first input; path: the layer's dotted name. Constraints are applied one
+    after another: a value that is summed over devices is made whole first, then split."""
 
     path: str
     at: str
@@ -32,7 +32,7 @@ class DimConstraint:
 
 
 def constraints(inferred: Inferred) -> list[DimConstraint]:
-    """What to say where. A layer that is called in ways that need different dims is left alone."""
+    """The constraints that are worth setting. A layer whose calls need different dims gets none."""
     found: dict[tuple[str, str], set[tuple[Names, ...]]] = {}
     for path, at, dims in _wanted(inferred):
         if any(name is not None for names in dims for name in names):
@@ -41,7 +41,8 @@ def constraints(inferred: Inferred) -> list[DimConstraint]:
 
 
 def constrain_layers(model: Layer, wanted: Sequence[DimConstraint]) -> list[HookHandle]:
-    """Say them, by hooks on the model's layers, which do nothing while no plan is in force; remove() takes one away.
+    """Set constraints by hooks on the model's layers; they do nothing while no plan is in force. remove() of a handle
+    takes one away.
 
     A value that has another number of dims than was traced is left alone.
     """
@@ -81,8 +82,8 @@ def _wanted(inferred: Inferred) -> Iterator[tuple[str, str, tuple[Names, ...]]]:
 def _around(
     inferred: Inferred, call: LayerCall, use: Use, op: TracedOp
 ) -> Iterator[tuple[str, str, tuple[Names, ...]]]:
-    """What to say of a layer that holds one weight: of its output if its columns are split in whole parts, of its input
-    if its rows are."""
+    """The constraint of a layer that holds one weight: on its output if the weight is split by columns in whole parts,
+    on its input if it is split by rows."""
     roles = inferred.roles
     output = op.outputs[0]
     last = inferred.values[output].dims[-1:]

@@ -1,4 +1,4 @@
-"""What the planner asks of a traced call, read off the primitives of its function and of the function's derivative."""
+"""Properties of a traced call that the planner needs, read off the primitives of its function and of the derivative."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Step(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What a derivative reads beside cotangents: positions of the call's inputs, whether its outputs, and how many dear
-    values of the size of an output, in float32, that the call computes on the way."""
+    """The values that a derivative reads beside cotangents: positions of the call's inputs, whether its outputs, and
+    how many dear values of the size of an output, in float32, that the call computes on the way."""
 
     inputs: frozenset[int] = frozenset()
     outputs: bool = False
@@ -70,7 +70,7 @@ class CallFacts:
         return any(step.primitive in REDUCTIONS.split() for step in self.steps)
 
     def read_by_derivative(self, wanted: Sequence[int]) -> Reads:
-        """What the derivative reads, with respect to the inputs at these positions, which are floating."""
+        """The values that the derivative with respect to the inputs at these positions, which are floating, reads."""
         if any(step.primitive == "while" for step in self.steps):
             return Reads(frozenset(wanted))  # such a loop has no backward to look at
         if not wanted:

@@ -1,4 +1,4 @@
-"""What ops say of dims, as facts: products, lookups, and dims that are summed, mixed or cut."""
+"""Facts about dims that follow from ops: products, lookups, and dims that are summed, mixed or cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyreme.distributed.auto_parallel.dims.factors import Dims, Factor, equal_
 
 @dataclass(frozen=True, slots=True)
 class KnownArray:
-    """What is known of an array: its dims; origin: the parameter of which it is a rearrangement or cast."""
+    """The dims of a traced array. origin: the parameter that it is a rearrangement or cast of, else None."""
 
     dims: Dims
     origin: str | None = None
@@ -61,7 +61,7 @@ class ElementRun:
 
 @dataclass
 class Facts:
-    """All that was found.
+    """All facts collected from one traced model.
 
     mixed: dims whose parts depend on each other; reduced: summed or the like; classes: over which a loss normalizes;
     losses: the ops that do; heads: (of queries, of keys) of attention; attentions: the ops that have them; channels: of

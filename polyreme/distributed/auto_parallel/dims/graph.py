@@ -97,7 +97,7 @@ class _GraphBuilder:
     # operations
 
     def operations(self, index: int) -> list[OperationCost]:
-        """What the planner sees of one op; nothing of one that only changes a shape."""
+        """The planner's operations for one op; none for an op that only changes a shape."""
         op = self.traced.ops[index]
         if not op.outputs:
             return []
@@ -178,7 +178,7 @@ class _GraphBuilder:
         return OperationCost("lookup", self.title(op), inputs, output, self.weights(op), saved=saved, contracted=rows)
 
     def loss(self, op: TracedOp, logits: Value, *, is_whole: bool = False) -> OperationCost:
-        """What makes a number of logits; is_whole: that another operation made."""
+        """The operation that computes a loss from logits; is_whole: another operation computed the logits."""
         output = Value(self.title(op), logits.dims[:-1], logits.shape[:-1])
         return OperationCost("loss", self.title(op), (logits,), output, saved=(logits.name,), is_whole=is_whole)
 
@@ -199,7 +199,7 @@ class _GraphBuilder:
         )  # fmt: skip
 
     def facts(self, op: TracedOp) -> CallFacts:
-        """What the function of a call says of it."""
+        """The facts about an op's function, collected once for each kind of call."""
         return self.calls.setdefault(op.key, CallFacts(op))
 
     def is_trained(self, value: TracedValue) -> bool:
@@ -278,8 +278,8 @@ class _GraphBuilder:
         return f"{op.path or self.traced.model.__class__.__name__}:{op.name}:{self.numbers[id(op)]}"
 
     def _parts(self) -> dict[int, Part]:
-        """What recompute may leave out: softmax(q k) v, written out from the first product of activations in a Layer's
-        call to the last; and the other ops of that Layer, if it is not a whole block."""
+        """The parts that recompute may cover: softmax(q k) v, from the first product of activations in a Layer's call
+        to the last, and the other ops of that Layer if it is not a whole block."""
         parts: dict[int, Part] = {}
         spans: dict[int, list[int]] = {}
         for index, op in enumerate(self.traced.ops):
@@ -302,7 +302,7 @@ class _GraphBuilder:
         return any(w not in own for op in blocks[-1].operations for w in op.weights)
 
     def _tokens(self) -> int:
-        """Of a sample: the size of its seq, 1 without one."""
+        """Tokens of a sample: the size of its seq dim, 1 without one."""
         sizes = [n for v in self.values.values() for d, n in zip(v.dims, v.shape, strict=True) if d == "seq"]
         return max(sizes, default=1)
 

@@ -28,8 +28,8 @@ _OF_PARAMETERS = ("embed", "heads", "kv_heads", "ffn", "vocab", "expert")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is known of a parameter: its shape, the factors of each dim, its dims, the ops they are from, what to know
-    about it, and how many parts each dim can be cut into (0: any that divide its size)."""
+    """A parameter as the report lists it: its shape, the factors of each dim, its dims, the ops they are from, what to
+    know about it, and how many parts each dim can be cut into (0: any that divide its size)."""
 
     name: str
     shape: tuple[int, ...]
@@ -83,7 +83,8 @@ class Inferred:
         return fitted, left
 
     def set_dims(self, plan: Plan | None = None) -> list[str]:
-        """Give the model's parameters their dims, those that fit the plan if one is given; -> what was left out."""
+        """Set the inferred dims on the model's parameters, if a plan is given only those that fit it; returns what was
+        left out."""
         dims, left = (self.dims, []) if plan is None else self.fitted(plan)
         for name, parameter in self.traced.model.named_parameters():
             if name in dims:

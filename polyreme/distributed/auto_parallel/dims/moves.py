@@ -1,4 +1,4 @@
-"""What primitives that move elements say of dims: which stay as they are, are cut, joined or looked up."""
+"""Rules of the primitives that move elements: which dims stay as they are, are cut, joined or looked up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the ops of a traced model say of its dims: by their declared rules where these say more, else by primitives."""
+"""Facts about the dims of a traced model, from the declared rules of its ops where these say more, else from
+primitives."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from polyreme.distributed.auto_parallel.dims.trace import Traced, TracedOp, Trac
 
 
 def propagate(traced: Traced) -> tuple[dict[TracedValue, KnownArray], Facts]:
-    """What is known of every value, and what the ops say of the dims, once all have been looked at."""
+    """The dims of every traced value, and the facts about them, after all ops have been looked at."""
     values = {v: KnownArray(fresh(v.shape), v.name) for v in traced.parameters.values()}
     facts, jaxprs = Facts(), {}
     batch = Factor(traced.batch)

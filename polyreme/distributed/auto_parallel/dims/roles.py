@@ -1,4 +1,4 @@
-"""What each factor of a model's dims is for: batch, sequence, width of the residual stream, heads, hidden, vocabulary,
+"""The role of each factor of a model's dims: batch, sequence, width of the residual stream, heads, hidden, vocabulary,
 experts.
 
 A factor can be split over devices that then work on their parts alone if some weights make it (their columns
@@ -43,7 +43,7 @@ class Use:
 
 @dataclass
 class Roles:
-    """Names of factors, found from facts. names: factor -> dim; heads: factors that count attention heads; uses: of
+    """Names of factors, derived from facts. names: factor -> dim; heads: factors that count attention heads; uses: of
     weights in products; embed: factors of the residual stream's width."""
 
     names: dict[Factor, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""What a primitive says of dims: which of its inputs' and outputs' are the same, which are summed, which are mixed.
+"""Rules of primitives: which dims of the inputs and outputs are the same, which are summed, which are mixed.
 
-What an op says of dims follows from the primitives it is made of, so there is one set of rules for all ops; those
-whose kernels differ by device, such as attention and losses, declare it (core/sharding_rule.py; op_rules.py reads it).
-A primitive without a rule says nothing, and its inputs' dims are mixed: not to be split.
+The facts about an op follow from the primitives it is made of, so one set of rules serves all ops; those whose kernels
+differ by device, such as attention and losses, declare theirs (core/sharding_rule.py; op_rules.py reads it). A
+primitive without a rule mixes all dims of its inputs, so that none of them is split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyreme.distributed.auto_parallel.dims.moves import MOVES
 
 
 def run(jaxpr: Any, given: Sequence[KnownArray], facts: Facts) -> list[KnownArray]:
-    """What is known of a jaxpr's outputs; jaxpr: open or closed."""
+    """The dims of a jaxpr's outputs. jaxpr: open or closed; given: the dims of its inputs."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     env: dict[Any, KnownArray] = dict(zip(inner.invars, given, strict=True))
     for var in inner.constvars:
@@ -60,7 +60,7 @@ def _elementwise(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownA
 
 
 def _each(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
-    """Each output is the input of its place."""
+    """Each output is the input at the same position."""
     return given[: len(eqn.outvars)]
 
 

@@ -89,7 +89,7 @@ class TracedOp:
         return next((v for v, n in zip(self.inputs, self.names, strict=True) if n == name), None)
 
     def jaxpr(self) -> Any:
-        """What it computes, as jax's closed expression."""
+        """The function of the op as a closed jaxpr."""
         return jax.make_jaxpr(self.fn)(*[jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self.inputs])
 
     def __repr__(self) -> str:
@@ -307,11 +307,11 @@ class _Tracing:
         return self.traced.calls[self.open[-1]].path if self.open else "loss"
 
     def took(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """What the innermost Layer's forward was called with."""
+        """Record the arguments of the innermost Layer's forward."""
         self.traced.calls[self.open[-1]].inputs = self._values_of((args, kwargs))
 
     def gave(self, result: Any) -> Any:
-        """What the innermost Layer's forward returned."""
+        """Record the results of the innermost Layer's forward."""
         self.traced.calls[self.open[-1]].outputs = self._values_of(result)
         return result
 
@@ -377,8 +377,8 @@ class _Tracing:
         return self._value(constant(value))
 
     def _value(self, array: Any) -> TracedValue:
-        """What stands for an array. One that no op made is a constant, or, if it depends on something that is traced,
-        came out of a branch or loop: of an op that is not known."""
+        """The traced value of an array. An array that no op made is a constant, or, if it depends on something traced,
+        the result of a branch or loop, which counts as an unknown op."""
         found = self.values.get(id(array))
         if found is None:
             return self._new(array, "op" if isinstance(array, state.Tracer) else "constant")

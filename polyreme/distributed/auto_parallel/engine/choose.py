@@ -188,7 +188,8 @@ def _rank(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> tuple[Ranked, 
 
 
 def cluster_of(devices: Sequence[Device]) -> Cluster:
-    """What is known of devices: the data sheet of their kind, else of this machine as it was calibrated or declared."""
+    """The cluster that the planner assumes: the data sheet of the devices' kind, else this machine as it was calibrated
+    or declared."""
     kind = devices[0].device_kind.lower().replace(" lite", "e")
     known = [name for name in device_kinds() if all(word in kind for word in name.split("-"))]
     if devices[0].platform != "cpu" and known:
@@ -197,8 +198,8 @@ def cluster_of(devices: Sequence[Device]) -> Cluster:
 
 
 def training_of(model: Layer, optimizer: Any = None) -> Training:
-    """How a step of this model computes: its parameters' dtype or that of the autocast in force, and whether the
-    optimizer keeps a float32 copy of parameters."""
+    """How a training step of this model computes: its parameters' dtype or that of the autocast in force, and whether
+    the optimizer keeps a float32 copy of parameters."""
     policy = amp_policy.active.policy
     held = [p.dtype.name for p in model.parameters()]
     name = max(held, key=held.count, default="float32")
@@ -209,8 +210,8 @@ def training_of(model: Layer, optimizer: Any = None) -> Training:
 
 
 def space_of(chosen: Chosen) -> Space:
-    """What a plain model may be split by: axes that name one of its dims, stages if it has blocks, and recompute of
-    whole blocks, or of what it recomputes by itself."""
+    """The choices of the planner for a plain model: axes that name one of its dims, stages if it has blocks, and
+    recompute of whole blocks, or of what it recomputes by itself."""
     axes = ["dp", "pp", "sharding", "mp"]
     if any("expert" in row.dims for row in chosen.inferred.rows.values()):
         axes.append("ep")
@@ -272,7 +273,7 @@ def _search(chosen: Chosen, space: Space, refuse: Refuse | None = None) -> Searc
 
 
 def _nothing_fits(chosen: Chosen, space: Space) -> str:
-    """What to say if there is no plan."""
+    """The error for a model that no plan fits."""
     search = _search(chosen, space)
     head = f"no plan trains {chosen.graph.name} with batch {chosen.batch} on {len(chosen.devices)} devices"
     if not search.too_big:

@@ -1,4 +1,4 @@
-"""What an Engine's training step will cost, predicted before it runs."""
+"""The cost of an Engine's training step, predicted before it runs."""
 
 from __future__ import annotations
 

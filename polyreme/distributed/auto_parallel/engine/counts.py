@@ -1,5 +1,5 @@
-"""What share a microbatch has in the loss of its batch, where that is not its part of the rows: under a loss that is a
-sum, or a mean over labels that are not ignored, or by weights of classes.
+"""The weight of a microbatch in the loss of its batch where that is not its share of the rows: under a loss that is a
+sum, a mean over the labels that are not ignored, or a mean by class weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _known(loss: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _count(settings: Mapping[str, Any], microbatch: Microbatch) -> float:
-    """What the mean over a microbatch's labels divides by; its rows where there are none."""
+    """The divisor of the mean over a microbatch's labels; the number of rows where there are no labels."""
     weight, smoothing = settings.get("weight"), settings.get("label_smoothing", 0.0)
     if not microbatch.labels or (settings.get("soft_label") and weight is None):
         return microbatch.rows

@@ -1,4 +1,4 @@
-"""What an Engine makes of the data it is given: loaders, epochs, and batches in inputs and labels."""
+"""Data of an Engine: loaders, epochs, and batches split into inputs and labels."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def in_order(values: Mapping[str, Any], specs: Sequence[InputSpec]) -> list[Any]
 
 
 class History(Callback):
-    """What each epoch gave: `history` has a list by name (loss, metrics, lr, val_loss, ...), `epoch` their numbers."""
+    """Results of each epoch: `history` has a list by name (loss, metrics, lr, val_loss, ...), `epoch` their numbers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -136,7 +136,7 @@ class DistModel:
 
     @property
     def plan(self) -> Plan:
-        """How the model runs: what was marked, or found, as one value."""
+        """The Plan in force: marked by the user or chosen by the planner."""
         return self.layout.plan
 
     @property
@@ -146,7 +146,7 @@ class DistModel:
 
     @property
     def chosen(self) -> Chosen | None:
-        """How the planner came to the plan: str() of it is the report. None if it was not asked, or not yet."""
+        """The planner's choice; str() of it is the report. None if the planner was not asked, or not yet."""
         return None if self._placed is None else self._placed.chosen
 
     @property

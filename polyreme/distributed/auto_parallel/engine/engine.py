@@ -102,12 +102,12 @@ class Engine:
 
     @property
     def plan(self) -> Plan:
-        """How the model runs. Raises ConfigError where the first batch decides it and there was none yet."""
+        """The Plan in force. Raises ConfigError where the first batch decides it and there was none yet."""
         return self._placed().plan
 
     @property
     def chosen(self) -> Any:
-        """How the planner came to the plan: str() of it is the report; None if it was not asked, or not yet."""
+        """The planner's choice; str() of it is the report. None if the planner was not asked, or not yet."""
         return self._placed().chosen
 
     @property
@@ -127,7 +127,7 @@ class Engine:
 
     @property
     def mode(self) -> str:
-        """What run() does: "train", "eval" or "predict"."""
+        """The mode of run(): "train", "eval" or "predict"."""
         return self._mode
 
     @property
@@ -155,7 +155,7 @@ class Engine:
         return self._placed().compiled(mode)
 
     def to_mode(self, mode: str) -> None:
-        """What run() does from now on: "train", "eval" or "predict"."""
+        """Set the mode of run(): "train", "eval" or "predict"."""
         self._mode = check_mode(mode, self._loss, self._optimizer)
 
     # getting ready
@@ -281,7 +281,7 @@ class Engine:
         callbacks: Any = None,
         verbose: int = 2,
     ) -> Logs:
-        """-> {"loss": the mean over all samples, metric name: value}; arguments are those of fit."""
+        """Evaluate a dataset: {"loss": the mean over all samples, metric name: value}; arguments as for fit."""
         data_of.check_counts("evaluate", batch_size=batch_size, steps=steps, valid_sample_split=valid_sample_split)
         self.to_mode("eval")
         loader = data_of.as_loader("evaluate", valid_data, batch_size, collate_fn)
@@ -301,7 +301,8 @@ class Engine:
         callbacks: Any = None,
         verbose: int = 2,
     ) -> list[list[Any]]:
-        """-> for each batch the list of its outputs, as ndarrays (as Tensors with strategy.return_numpy off)."""
+        """Outputs for a dataset: for each batch the list of its outputs, as ndarrays (as Tensors with
+        strategy.return_numpy off)."""
         data_of.check_counts("predict", batch_size=batch_size, steps=steps, test_sample_split=test_sample_split)
         self.to_mode("predict")
         loader = data_of.as_loader("predict", test_data, batch_size, collate_fn)
@@ -440,7 +441,7 @@ class Engine:
         sample_split: int = 1,
         mode: str | None = None,
     ) -> EngineLoader:
-        """As dataloader(), which also reads streams; how batches are buffered changes nothing.
+        """The same as dataloader(), which reads streams too; settings of buffers have no effect.
 
         Raises ConfigError for iterable=False: batches are handed to run().
         """
@@ -456,8 +457,8 @@ class Engine:
         return loader
 
     def cost(self, inputs_spec: Any = None, labels_spec: Any = None, mode: str | None = None) -> Prediction:
-        """What a training step will cost on the cluster, before it runs: step_seconds, mfu, memory of a device by what
-        holds it, and what binds; by the planner's model, read off the network's own ops and the plan.
+        """The predicted cost of a training step on the cluster: step_seconds, mfu, memory of a device by what holds it,
+        and what binds; by the planner's model, read off the network's own ops and the plan.
 
         inputs_spec, labels_spec: of a global batch; by default what prepare() was given. Raises ConfigError for specs
         that leave its rows open, and for another mode than "train", which the planner has no model of.

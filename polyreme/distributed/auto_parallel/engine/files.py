@@ -1,4 +1,4 @@
-"""What an Engine saves and loads: training state that any mesh can go on from, and artefacts for inference.
+"""Files of an Engine: training state that a run on any mesh can resume from, and artefacts for inference.
 
 Training state is a folder PATH.train, a checkpoint (docs/checkpoints.md) with parameters and buffers under
 "model", the optimizer's arrays under "optimizer" by the parameters' names in the model, gradients merged so far under
@@ -123,7 +123,7 @@ def _rename(key: str, names: Mapping[str, str]) -> str:
 
 
 def _restore(model: DistModel, chosen: Mapping[str, Any]) -> None:
-    """What was read besides the model's own Tensors, which were filled in place."""
+    """The values read besides the model's own Tensors, which are filled in place."""
     inner, names = inner_optimizer(model.optimizer), _names(model)
     arrays = inner.state_arrays(names)
     inner.load_state_arrays(arrays | {n: t._array for n, t in chosen.get("optimizer", {}).items()}, names)
@@ -165,7 +165,7 @@ def _keys(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _prune(nested: Mapping[str, Any], names: set[str], prefix: str = "") -> dict[str, Any]:
-    """What of nested the checkpoint has."""
+    """The entries of nested that the checkpoint has."""
     result: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):

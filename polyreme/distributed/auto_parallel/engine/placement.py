@@ -1,4 +1,4 @@
-"""Where a model of an Engine or a DistModel lies: by its own marks, or data parallel over all devices."""
+"""Placement of the model of an Engine or a DistModel: by its own marks, or data parallel over all devices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from polyreme.planner import Cluster
 
 
 class TrainingBatch(NamedTuple):
-    """What a model trains on: Tensors or specs of a global batch, and what makes a loss and an update of it."""
+    """A model's training data: Tensors or specs of a global batch, with the loss and the optimizer."""
 
     inputs: Sequence[Any]
     labels: Sequence[Any] = ()

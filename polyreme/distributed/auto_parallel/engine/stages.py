@@ -85,7 +85,7 @@ def plan_of_marks(layer: Layer, mesh: ProcessMesh, settled: Settled, num_stages:
 
 
 def sharding_of_marks(mesh: ProcessMesh, settled: Settled) -> ShardingStage | None:
-    """What the strategy splits over the batch's dim of a marked model's mesh; None for nothing.
+    """The sharding that the strategy asks for over the batch's dim of a marked model's mesh; None for none.
 
     Raises ConfigError for a mesh without such a dim, and for another degree than its size.
     """

@@ -48,7 +48,7 @@ def bring_key(layout: Layout) -> None:
 
 
 class BatchSteps(ABC):
-    """What both kinds of steps do: cut a batch, run it on the layout's devices, and put together what it gives."""
+    """Base of the two kinds of steps: cuts a batch, runs it on the layout's devices and joins the results."""
 
     layout: Layout
     loss: Any
@@ -80,7 +80,7 @@ class BatchSteps(ABC):
         """A batch run in the mode of a kind."""
 
     def _count(self, inputs: Sequence[Tensor]) -> int:
-        """How many microbatches a batch makes, fewer where a last one has not rows enough."""
+        """The number of microbatches of a batch, fewer where the last batch has too few rows."""
         rows, stages = samples_in(inputs), self._stages
         if stages is None or stages.num_microbatches is not None:
             count = min(rows, self.layout.plan.num_microbatches if stages is None else stages.num_microbatches)
@@ -90,7 +90,7 @@ class BatchSteps(ABC):
 
 
 class WholeSteps(BatchSteps):
-    """Each step of a model, over all devices of a layout, as one captured program."""
+    """Steps of a model over all devices of a layout, each one captured program."""
 
     def __init__(self, network: Any, loss: Any, optimizer: Any, layout: Layout, settled: Settled) -> None:
         super().__init__(layout, loss, settled)
@@ -181,7 +181,7 @@ class WholeSteps(BatchSteps):
 
 
 class StagedSteps(BatchSteps):
-    """Each step of a model cut into the stages of a pipeline, a program for each task.
+    """Steps of a model cut into pipeline stages, with a program for each task.
 
     The model's first part takes a batch's input, of several inputs a tuple. Training gives the loss alone, several of
     them added up.

@@ -145,7 +145,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Settled:
-    """What a Strategy means: how a job computes, beside where its tensors lie.
+    """The settings that a Strategy stands for: how a job computes, apart from where its tensors lie.
 
     merge_steps: batches for one update, of their gradients' mean or sum. recompute_layers: names of sublayers to run
     again in backward; without names, what the model does under a plan that says so. sharding_stage: 0 for none.
@@ -191,7 +191,8 @@ class Settled:
 
 
 def settle(strategy: Strategy | str | None) -> Settled:
-    """What a Strategy means; "auto" stands for one whose auto_mode is "full", None for one of defaults.
+    """The settings that a Strategy stands for; "auto" is short for a Strategy with auto_mode="full", None for the
+    defaults.
 
     Raises ConfigError, naming each setting and what to do instead, for what cannot be honoured; TypeError for another
     thing than a Strategy.

@@ -94,13 +94,13 @@ def to_distributed(
 
 
 def _space(sequence_parallel: bool) -> Space:
-    """What may be chosen: what one program over all devices runs."""
+    """The plans to choose among: those that one program over all devices runs."""
     ways = (False, True) if sequence_parallel else (False,)
     return Space(axes=("dp", "sharding", "mp", "ep"), recompute=("none", "full"), offload=((),), sequence_parallel=ways)
 
 
 def _inputs(model: Layer, dataloader: DataLoader) -> list[InputSpec]:
-    """What the model takes of a batch: by name of a dict, else as many entries as forward has parameters to fill."""
+    """The inputs of the model in a batch: by name from a dict, else as many entries as forward has parameters."""
     if isinstance(dataloader.dataset, IterableDataset):
         raise ConfigError("to_distributed: the dataset is iterable, and is not begun here; give config.input_spec")
     batch = dataloader.collate_fn([dataloader.dataset[0]])

@@ -169,7 +169,7 @@ def recompute(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Fetched:
-    """What fetch was given last, by name: ndarrays."""
+    """The values last passed to fetch, by name, as ndarrays."""
 
     def __init__(self) -> None:
         self.values: dict[str, np.ndarray] = {}

@@ -25,7 +25,7 @@ MP = "mp"
 
 
 class LayerPlan:
-    """What parallelize does to a layer. A subclass writes apply, and check where a layer may not fit.
+    """The change that parallelize makes to a layer. A subclass defines apply, and check where a layer may not fit.
 
     of_parameters: whether it can be asked of one parameter, by a key that ends in .weight or .bias.
     """

@@ -21,7 +21,7 @@ from polyreme.ops.attention.over_devices import SegmentExchange, exchanging
 def exchange_over(
     how: str, mesh: ProcessMesh, axes: Sequence[Sequence[str]], query: Sequence[int], key: Sequence[int]
 ) -> SegmentExchange:
-    """How attention of [batch, s, heads, d] and [batch, t, kv_heads, d] exchanges over a mesh.
+    """The exchange over a mesh for attention of [batch, s, heads, d] to [batch, t, kv_heads, d].
 
     how: "ring" or "ulysses". axes: the mesh dims that split batch, sequence and heads; batch and heads stay whole where
     theirs do not divide them. Raises ShapeError for a sequence that its dims do not divide, ConfigError for heads that

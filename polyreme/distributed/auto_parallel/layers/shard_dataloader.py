@@ -16,7 +16,7 @@ from polyreme.io.dataloader import DataLoader
 
 
 class ShardDataloader:
-    """What shard_dataloader gives: iterates over the same batches, spread over meshes. Its length is the loader's."""
+    """A loader of another loader's batches, placed on meshes; shard_dataloader makes it. Its length is that loader's."""
 
     input_keys: list[str] | None
 

@@ -23,7 +23,7 @@ from polyreme.optimizer import LBFGS, Optimizer
 
 
 class ShardingStage:
-    """What the devices along one dim of a mesh, which would all hold the same, hold one part each of.
+    """The tensors that are split over one dim of a mesh along which every device would else hold a copy.
 
     sharding_mesh_dim: the dim, by name or index. mesh: for parameters that are dense yet; the global one by default,
     when shard_optimizer is called. A parameter that lies on another mesh (a pipeline stage's) is split along the dim of

@@ -1,4 +1,4 @@
-"""Where a model is cut into pipeline stages: SplitPoint, and the stage of every layer by a pp_config.
+"""Cuts of a model into pipeline stages: SplitPoint, and the stage of every layer by a pp_config.
 
 The cut is told by meshes: a layer of stage s has its parameters on the s-th slice of the mesh along "pp".
 """
@@ -15,14 +15,15 @@ from polyreme.nn.layer import Layer
 
 
 class SplitPoint(enum.Enum):
-    """Where the model is cut, of a layer: before it, or after it."""
+    """The side of a layer at which the model is cut."""
 
     BEGINNING = 0
     END = 1
 
 
 def stages_of_layers(model: Layer, split_spec: Any, num_stages: int) -> dict[str, int | None]:
-    """Name of every layer of the model, itself ("") included -> its stage; None for one whose sublayers are of several.
+    """The stage of every layer by its name, the model itself ("") included; None for a layer whose sublayers are on
+    several.
 
     split_spec: {layer: SplitPoint}, as many as cuts are needed, or the name of a list of layers (or several such), that
     is divided evenly, earlier stages getting one more where it does not divide: what stands before its layers goes to

@@ -140,7 +140,7 @@ class _Forwards:
         self._known: dict[Any, tuple[Recorded, list[Slice]]] = {}
 
     def run(self, index: int, flow: Any) -> Any:
-        """What chunk `at` gives for what it takes."""
+        """Run chunk number `at`: its outputs for its inputs."""
         token = signature(flow) if index == 0 else flow[0]
         recorded, parts = self._find(token)
         part = parts[index]
@@ -181,7 +181,7 @@ class _Forwards:
 
     @staticmethod
     def _guard(part: Slice) -> None:
-        """What is captured now serves as long as the Layers of this part stay in their mode and keep their parts."""
+        """The guard of a captured chunk: it serves as long as its Layers stay in their mode and keep their sublayers."""
         capture = state.watch.active
         if isinstance(capture, Capture):
             for layer in part.layers:

@@ -1,4 +1,4 @@
-"""Where a recorded forward is cut into chunks, and what each chunk runs, takes and gives.
+"""Cuts a recorded forward into chunks: the operations, inputs and outputs of each.
 
 A value that a later chunk needs is handed on through the chunks between. What depends on constants alone (a
 causal mask, a rotary table) is computed where it is needed and never sent.
@@ -31,8 +31,8 @@ class Cut(Protocol):
 
 @dataclass(frozen=True)
 class Slice:
-    """What a chunk runs: indexes of operations, in order; names of the values it takes from the chunk before, and of
-    those that the next takes from it, or the model gives; the Tensors it reads; the Layers that it runs a part of."""
+    """One chunk: indexes of its operations, in order; names of the values it takes from the chunk before, and of those
+    that the next takes from it, or the model gives; the Tensors it reads; the Layers that it runs a part of."""
 
     ops: tuple[int, ...]
     takes: tuple[str, ...]
@@ -42,7 +42,7 @@ class Slice:
 
 
 def slices(recorded: Recorded, chunk_of: Sequence[int], count: int) -> list[Slice]:
-    """Each chunk's part, for the chunk of every operation.
+    """The Slice of each chunk, given the chunk of every operation.
 
     Raises ConfigError if a chunk needs what a later one makes, or a buffer is changed in one and used in another.
     """
@@ -138,7 +138,7 @@ class AtEnds:
     ends: tuple[tuple[str, int], ...]
 
     def chunks_of(self, recorded: Recorded) -> list[int]:
-        """As Cut says. Raises ConfigError for a call that there is not, or not in this order."""
+        """The chunk of every operation. Raises ConfigError for a call that does not exist, or not in this order."""
         bounds = [self._position(recorded, *end) for end in self.ends]
         if any(a >= b for a, b in itertools.pairwise([0, *bounds, len(recorded.ops)])):
             shown = ", ".join(f"{name!r} after {n} operations" for (name, _), n in zip(self.ends, bounds, strict=True))
@@ -182,7 +182,7 @@ class ByStage:
         self._stage_of, self._stages, self._moves = stage_of, tuple(stages), moves
 
     def chunks_of(self, recorded: Recorded) -> list[int]:
-        """As Cut says. Raises ConfigError if data would have to go back to a stage before."""
+        """The chunk of every operation. Raises ConfigError if data would have to go back to an earlier stage."""
         free = free_ops(recorded)
         chunk_of: dict[str, int] = {}
         home: dict[str, int] = {}  # chunk where a parameter was first read

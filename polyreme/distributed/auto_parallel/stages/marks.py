@@ -73,7 +73,7 @@ def _devices(meshes: Sequence[ProcessMesh], plan: Plan) -> list[Any]:
 def _settle(
     model: Layer, chunks: Sequence[StageChunk], layout: Layout, meshes: Sequence[ProcessMesh], stage_of: dict[int, int]
 ) -> None:
-    """Give every parameter and buffer its place on one stage, and tell the runtime of it."""
+    """Place every parameter and buffer on one stage, and register that with the runtime."""
     stages = layout.plan.stage_of_chunk
     home = dict(stage_of)
     for stage, chunk in zip(stages, chunks, strict=True):
@@ -93,7 +93,7 @@ def _settle(
 
 
 def _form_on(mesh: ProcessMesh, tensor: Tensor) -> Form:
-    """As it lies along the dims of the same name on a mesh around this one; whole for a Tensor on no mesh."""
+    """The placement along the dims of the same name of a mesh that contains this one; whole for a Tensor on no mesh."""
     have = form_of(tensor)
     along: dict[str, Placement] = {}
     if have is not None:

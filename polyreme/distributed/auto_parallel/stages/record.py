@@ -334,7 +334,7 @@ def _run(op: Operation, frame: Frame) -> None:
 
 
 def moved_to(op: Operation) -> Form | None:
-    """Where a recorded reshard puts its Tensor; None for any other operation."""
+    """The target placement of a recorded reshard; None for any other operation."""
     if not isinstance(op, Call) or op.name != reshard.__name__:
         return None
     given = dict(zip(("dist_tensor", "mesh", "placements"), op.args, strict=False)) | op.kwargs

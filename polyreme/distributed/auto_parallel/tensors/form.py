@@ -1,9 +1,9 @@
-"""Form: how the value of a Tensor is kept on a mesh, as one jax array with a NamedSharding.
+"""Form: how the value of a Tensor is stored on a mesh, as one jax array with a NamedSharding.
 
-Where every split is even and nothing is partial, the array kept is the value itself. Else it differs: a dim
-that its devices do not divide is padded to ceil(n / k) rows each (jax splits evenly only), and cut when it is read. A
-Partial tensor's addends are stacked on leading dims, one for each Partial mesh dim, which that mesh dim splits: every
-device really holds its own addend and no other. A split_factor f makes two dims of one, [f, n / f].
+Where every split is even and nothing is partial, the stored array is the value itself. Otherwise a dim that its devices
+do not divide is padded to ceil(n / k) rows on each (jax splits evenly only) and cut when it is read. The addends of a
+Partial tensor are stacked along leading dims, one for each Partial mesh dim and split over it, so that every device
+holds its own addend alone. A split_factor f makes two dims of one, [f, n / f].
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Form:
         return tuple(i for i, p in enumerate(self.placements) if isinstance(p, Partial))
 
     def reduce_type(self, axis: int) -> ReduceType:
-        """How addends along a Partial mesh dim join."""
+        """The reduction of the addends along a Partial mesh dim."""
         placement = self.placements[axis]
         assert isinstance(placement, Partial)
         return placement.reduce_type()
@@ -137,7 +137,7 @@ class Form:
 
     @functools.cached_property
     def spec(self) -> PartitionSpec:
-        """How jax splits the array that is kept."""
+        """The PartitionSpec of the stored array."""
         if 0 in self.shape:  # XLA splits nothing without elements
             return PartitionSpec()
         names = self.mesh.dim_names
@@ -149,7 +149,7 @@ class Form:
 
     @functools.cached_property
     def sharding(self) -> NamedSharding:
-        """Where the array that is kept lies."""
+        """The sharding of the stored array."""
         return NamedSharding(self.mesh.jax_mesh, self.spec)
 
     @functools.cached_property
@@ -212,8 +212,8 @@ class Form:
         return stored
 
     def encode(self, value: Any) -> Any:
-        """What is kept of a whole value: addends are the value on coordinate 0 and what changes nothing elsewhere (the
-        value again where joining equal ones changes nothing). Traceable."""
+        """The stored array of a whole value. Addends are the value at coordinate 0 and the neutral element elsewhere
+        (the value again where reducing equal values gives that value). Traceable."""
         return self.spread(self.padded(value), self.partial)
 
     def spread(self, array: Any, axes: Sequence[int]) -> Any:
@@ -229,7 +229,7 @@ class Form:
     # one device's part
 
     def coordinates(self, process_id: int) -> tuple[int, ...]:
-        """Where a process id lies on the mesh; PlacementError if it does not."""
+        """The coordinates of a process id on the mesh; PlacementError if it is not on it."""
         if not self.mesh.contains(process_id):
             raise PlacementError(f"process id {process_id} is not on the mesh {self.mesh}")
         return tuple(self.mesh.get_rank_by_dim_and_process_id(i, process_id) for i in range(self.mesh.ndim))
@@ -295,7 +295,7 @@ class Form:
 
 
 def convert(array: Any, source: Form, target: Form) -> Any:
-    """What target keeps out of what source keeps, on one mesh; addends stay where both have them. Traceable."""
+    """The stored array of target from that of source, on one mesh; addends stay where both have them. Traceable."""
     types = {source.reduce_type(i) for i in source.partial} | {target.reduce_type(i) for i in target.partial}
     commute = len(types) == 1 or types <= _LINEAR
     same = [i for i in source.partial if commute and source.placements[i] == target.placements[i]]

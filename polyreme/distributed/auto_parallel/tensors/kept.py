@@ -34,7 +34,7 @@ _slot: Any = TensorState.__dict__["_array"]
 
 
 class _Started:
-    """What is called when the first Tensor is put on a mesh, if anything."""
+    """The function to call when the first Tensor is put on a mesh, if any."""
 
     __slots__ = ("call",)
 
@@ -113,7 +113,7 @@ class _InForm:
 
     @property
     def sharding(self) -> NamedSharding:
-        """How what is kept is laid out over devices."""
+        """The sharding of the stored array."""
         return self._form.sharding
 
     def detach(self) -> Tensor:
@@ -180,7 +180,7 @@ def _encoder(form: Form) -> Callable[[Any], Any]:
 
 
 def encoded(value: Any, form: Form) -> jax.Array:
-    """What form keeps of a value that lies anywhere."""
+    """The stored array, in the given form, of a value that lies anywhere."""
     if form.plain:
         return put(value, form.sharding)
     return _now(_encoder(form), put(value, form.everywhere))
@@ -213,7 +213,7 @@ def note(tensor: Any, form: Form) -> None:
 
 
 def form_of(tensor: Any) -> Form | None:
-    """How a Tensor lies on a mesh; None for a dense one.
+    """The Form of a Tensor on a mesh; None for a dense one.
 
     What was noted counts while the array lies so; an array that was put in its place since is read off its sharding.
     """

@@ -194,7 +194,7 @@ class DistKernel:
         return jax.lax.with_sharding_constraint(value, where)
 
     def _uneven_mean(self, flow: CallPlacement) -> float:
-        """What makes means over padded pieces average to the mean of all."""
+        """The factor that makes the means over padded pieces average to the mean of all."""
         sizes = dict(zip(self.rule_and_flow[0].inputs[0], self.call.shapes[0], strict=True))
         factor = 1.0
         for name in flow.reduced:

@@ -144,7 +144,7 @@ def _key(spec: Spec, arguments: Sequence[Any], mesh: ProcessMesh) -> Any:
 
 @dataclass
 class _Traced:
-    """What a run of the function found: the Tensors from outside that it reads, whether it draws random numbers, the
+    """Record of one run of the function: the Tensors from outside that it reads, whether it draws random numbers, the
     Layers it calls, what it returns, and which results want a gradient."""
 
     outside: list[TensorState] = field(default_factory=list)

@@ -321,7 +321,7 @@ def _edge(tensor: Any) -> Any:
 
 
 def _layout_of(tensor: Any) -> Any:
-    """Where a dense input was put, so that its gradient can go there; None if it may be anywhere, or is on a mesh."""
+    """The placement of a dense input, for its gradient to return to; None if it may be anywhere, or is on a mesh."""
     if tensor is None or (isinstance(tensor, Tensor) and form_of(tensor) is not None):
         return None
     return tensor._array.sharding if tensor._array.committed else None
@@ -390,7 +390,7 @@ class DistNode(tape.Node):
         self.arrays = None
 
     def saved(self) -> list[Any]:
-        """What is kept of the inputs."""
+        """The stored arrays of the inputs."""
         return list(self.arrays.arrays() if isinstance(self.arrays, tape.Packed) else self.arrays)
 
     def reload(self, arrays: Sequence[Any]) -> None:
@@ -403,7 +403,7 @@ class DistNode(tape.Node):
 
 
 def _keep_as(tensor: Any, form: Form) -> Any:
-    """What form keeps of a Tensor that lies anywhere."""
+    """The stored array, in the given form, of a Tensor that lies anywhere."""
     have = form_of(tensor)
     if have is None:
         return encoded(state.read(tensor), form)

@@ -14,7 +14,7 @@ from polyreme.errors import ConfigError, PlacementError
 
 
 class ReduceType(enum.Enum):
-    """How the addends of a Partial tensor join."""
+    """The reduction of the addends of a Partial tensor."""
 
     kRedSum = 0
     kRedMax = 1
@@ -37,7 +37,7 @@ _REDUCE_NAMES = ("SUM", "MAX", "MIN", "PRODUCT", "AVG", "ANY", "ALL")
 
 
 class Placement:
-    """How a tensor lies along one dim of a mesh; one of Shard, Replicate and Partial. Equal by value."""
+    """The placement of a tensor along one dim of a mesh: Shard, Replicate or Partial. Equal by value."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ class Partial(Placement):
         return True
 
     def reduce_type(self) -> ReduceType:
-        """How addends join."""
+        """The reduction of the addends."""
         return self._reduce_type
 
     def _value(self) -> tuple:

@@ -74,7 +74,7 @@ def moved(tensor: Tensor, source: Form, target: Form) -> Tensor:
 
 
 def moved_array(array: Any, source: Form, target: Form) -> Any:
-    """What target keeps of what source keeps, over meshes if need be."""
+    """The stored array of target from that of source, moved to another mesh if need be."""
     if source.mesh == target.mesh:
         return converter(source, target)(array)
     if source.plain and target.plain:

@@ -1,4 +1,4 @@
-"""How placements follow from an op's sharding rule: SPMD propagation over one mesh.
+"""Placements of an op's results from its sharding rule: SPMD propagation over one mesh.
 
 A name that a mesh dim splits in an input is split in the results that have it; where no result has it, the results
 are Partial along that mesh dim, if the rule says how its pieces join. Values never depend on rules, only layouts do.
@@ -32,7 +32,7 @@ _REDUCE_TYPES: dict[Reduce, ReduceType] = {
 
 @dataclass
 class CallPlacement:
-    """How one call lies on a mesh.
+    """The placements of one call on a mesh.
 
     split: name -> the mesh dims that split it. partial: mesh dim along which inputs stay Partial -> how they join.
     reduced: name that no result has -> the mesh dims along which its pieces make results Partial. outs: of each result.
@@ -55,7 +55,7 @@ class CallPlacement:
 
 
 def propagate(rule: ShardingRule, forms: Sequence[Form | None], call: OpCall, mesh: ProcessMesh) -> CallPlacement:
-    """How the results of a call lie. forms: of each input, None for a dense one, which is whole everywhere.
+    """The placements of the results of a call. forms: of each input, None for a dense one, which is whole everywhere.
 
     A mesh dim splits one name: where inputs differ, that of the first input that has one.
     """

@@ -137,7 +137,7 @@ def _as_words(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert(found: Mapping[str, list[Any]], table: Table, where: str) -> dict[str, Any]:
-    """What was read, with the types of the table."""
+    """The values read from a file, converted to the types of the table."""
     values: dict[str, Any] = {}
     for name, texts in found.items():
         if name not in table:
@@ -183,7 +183,7 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def _plain(value: Any) -> Any:
-    """What was read where no table says the type: by the look of it."""
+    """A value read from a file, of a type that follows from its text where no table gives one."""
     if isinstance(value, Mapping):
         return {key: [_plain(each) for each in given] for key, given in value.items()}
     if not isinstance(value, prototxt.Word):

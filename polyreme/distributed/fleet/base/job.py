@@ -27,8 +27,8 @@ _SCALER = (
 
 @dataclass(frozen=True)
 class Job:
-    """How a job trains: its Plan, rows of a microbatch on one part of the batch (None: as many as there are), mixed
-    precision, gradient merge.
+    """The training settings of a job: its Plan, rows of a microbatch on one part of the batch (None: as many as there
+    are), mixed precision, gradient merge.
 
     merge_steps: calls of the optimizer's step() that make one update; merge_average: of their gradients' mean, not sum.
     recompute_layers: names of the sublayers that are run again in backward, their inputs kept in host memory meanwhile

@@ -14,7 +14,7 @@ from polyreme.errors import ConfigError, did_you_mean
 
 
 class Role:
-    """What a process is in a job."""
+    """The role of a process in a job."""
 
     WORKER = 1
     SERVER = 2
@@ -64,7 +64,7 @@ class RoleMakerBase:
         return self.is_worker() and self.worker_index() == 0
 
     def to_string(self) -> str:
-        """All of it on one line."""
+        """The role, ranks and endpoints on one line."""
         return (
             f"role: {self.role()}, current_id: {self.worker_index()}, worker_endpoints: {self.worker_endpoints()}, "
             f"server_endpoints: {self.server_endpoints()}"

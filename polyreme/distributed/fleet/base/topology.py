@@ -33,7 +33,7 @@ _NAMES = ("data", "pipe", "sharding", "sep", "context", "model")
 
 
 class ParallelMode:
-    """What kind of parallelism a job mainly is."""
+    """The main kind of parallelism of a job."""
 
     DATA_PARALLEL = 0
     TENSOR_PARALLEL = 1
@@ -146,7 +146,7 @@ def topology_of(mesh: MeshShape, order: Sequence[str] = AXES) -> CommunicateTopo
 
 
 class HybridCommunicateGroup:
-    """Where this rank is on each axis of a topology over all devices, and its groups.
+    """The coordinates and groups of this rank on each axis of a topology over all devices.
 
     A group is a Group of mesh axes: a collective on it works on the pieces that its devices hold of a global Tensor. An
     axis that the topology has not counts as one of degree 1. hybrid_configs tunes NCCL in other programs; XLA needs

@@ -1,4 +1,4 @@
-"""Where a job's launchers run: what starts one on each node, and how each learns its place.
+"""Schedulers: how a launcher is started on each node of a job, and how it learns its place.
 
 Everything else is the launcher's own wherever it runs: ranks, their names and logs, verdicts, restarts, exit codes.
 """

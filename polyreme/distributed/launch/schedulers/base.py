@@ -1,4 +1,4 @@
-"""What the launcher asks of a scheduler, and what it tells one about a job."""
+"""The interface between the launcher and a scheduler, and the description of a job."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Kubernetes(Scheduler):
 
 
 def manifests(job: Submission) -> list[dict[str, Any]]:
-    """What is to be applied: the secret that the job's processes show each other, and the job.
+    """The manifests to apply: the secret that the job's processes show each other, and the job.
 
     That is a JobSet, or with kind=job a headless service and an Indexed Job. Raises ConfigError for a job without an
     image, and for names that Kubernetes does not take.

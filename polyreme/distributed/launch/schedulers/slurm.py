@@ -139,7 +139,7 @@ def hostnames(text: str) -> list[str]:
 
 
 def _numbers(text: str, whole: str) -> list[str]:
-    """What stands between brackets: numbers and ranges, with the zeros before them."""
+    """The numbers between brackets: single ones and ranges, with their leading zeros."""
     return list(itertools.chain.from_iterable(_range(part, whole) for part in text.split(",")))
 
 

@@ -1,4 +1,4 @@
-"""How many tokens each process sends to the experts of the others, and which of them fit."""
+"""Numbers of tokens that each process sends to the experts of the others, and which tokens fit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check_processes(what: str, world_size: int, group: Group | None) -> Group | 
 
 
 def _exchange(counts: Any, members: Group | None) -> Any:
-    """What the others' counts say of this process's experts."""
+    """The counts of the other processes for this process's experts."""
     if members is None:
         return counts
     received = empty_like(counts)

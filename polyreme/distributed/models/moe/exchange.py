@@ -38,7 +38,7 @@ def global_scatter(
 def global_gather(
     x: Any, local_count: Any, global_count: Any, group: Group | None = None, use_calc_stream: bool = True
 ) -> Any:
-    """What global_scatter with these counts sent, brought back: x [m, d], sorted by expert and process -> [n, d]."""
+    """The inverse of global_scatter with these counts: x [m, d], sorted by expert and process -> [n, d]."""
     members, sent, comes = _counts("global_gather", local_count, global_count, group)
     _check_rows("global_gather", "global_count", x, comes)
     return _Gather.apply(x, members, sent, comes)
@@ -80,7 +80,7 @@ def _gathered(x: Any, members: Group, sent: np.ndarray, comes: np.ndarray) -> An
 
 
 def _by_expert(comes: np.ndarray) -> np.ndarray:
-    """Where rows that come sorted by process [w], then by expert [e], go: sorted by expert, then by process."""
+    """The positions of rows that arrive sorted by process [w], then expert [e], once sorted by expert, then process."""
     expert = np.repeat(np.tile(np.arange(comes.shape[1]), len(comes)), comes.reshape(-1))
     return np.argsort(expert, kind="stable")
 

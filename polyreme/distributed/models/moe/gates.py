@@ -22,7 +22,7 @@ from polyreme.ops.random import rand
 
 
 class BaseGate(Layer):
-    """What gates share: the number of experts, tot_expert = num_expert * world_size, and the last batch's loss."""
+    """Base of gates: the number of experts, tot_expert = num_expert * world_size, and the last batch's loss."""
 
     world_size: int
     num_expert: int
@@ -35,7 +35,7 @@ class BaseGate(Layer):
         self.loss: Any = None
 
     def forward(self, x: Any) -> Any:
-        """Each gate defines it."""
+        """The gate's choice for tokens x; each gate defines it."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(x) -> (values, experts)")
 
     def set_loss(self, loss: Any) -> None:
