@@ -217,7 +217,8 @@ class MergingOptimizer:
         return [], [(p, p.grad) for p in self._inner_opt._parameters if p._grad is not None]
 
     def apply_gradients(self, params_grads: Any) -> None:
-        """The optimizer's apply_gradients; ConfigError with gradient merge, which takes its gradients from backward()."""
+        """The optimizer's apply_gradients; ConfigError with gradient merge, which takes its gradients from
+        backward()."""
         if self._merge is not None:
             raise ConfigError("apply_gradients passes gradient merge by; set .grad and call step()")
         self._inner_opt.apply_gradients(params_grads)

@@ -77,7 +77,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
 
 
 def replaced(fn: Any) -> Any:
-    """What converted code calls for a builtin function or method."""
+    """The function that converted code calls in place of a builtin function or method."""
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, str) and fn.__name__ == "format":
         return host_calls.format_by(owner)

@@ -56,7 +56,7 @@ class Called:
         return self._program
 
     def _abstractly(self, args: tuple[Any, ...]) -> Any:
-        """What the call would give, without memory: the program is compiled for where its results lie."""
+        """The results of the call as abstract arrays: the program is compiled for where its results lie."""
         leaves, structure = jax.tree.flatten(args)
         key = (structure, tuple((a.shape, a.dtype, a.sharding) for a in leaves))
         if key not in self._results:

@@ -86,7 +86,7 @@ class Before:
 
     @property
     def edge(self) -> tape.Edge:
-        """Where a gradient for the Tensor goes, outside."""
+        """The edge along which a gradient of the Tensor leaves the capture."""
         if self.stop_gradient:
             return None
         if self.node is not None:
@@ -277,7 +277,7 @@ def watching(capture: Capture) -> Iterator[Capture]:
 
 
 def parts_of(layer: Any) -> tuple[Any, ...]:
-    """What a Layer is put together from, hooks included: a program captured with other parts is another program."""
+    """The parts of a Layer, hooks included: with other parts another program is captured."""
     tables = layer.__dict__
     found: list[Any] = []
     for name in ("_parameters", "_buffers", "_sub_layers", "_forward_pre_hooks", "_forward_post_hooks"):

@@ -360,7 +360,7 @@ class TensorRange:
         return TensorRange(self.start + (steps - 1) * self.step, self.start - sign, -self.step)
 
     def item(self, index: Any) -> Any:
-        """What the loop's variable is when range's is index."""
+        """The value of the loop's variable at an index of the range."""
         return index if self.count_from is None else ((index - self.start) // self.step + self.count_from, index)
 
     def _unknown(self) -> Any:

@@ -185,7 +185,7 @@ def _class_of(fn: types.FunctionType) -> str | None:
 
 
 def _restore_lines(node: ast.AST, first: int) -> None:
-    """Give every node the line of the source it came from, or that of the node around it."""
+    """Set every node's line to that of the source it came from, or of the node around it."""
     origin: Any = anno.getanno(node, anno.Basic.ORIGIN, default=None)
     line = origin.loc.lineno if origin is not None else first
     if hasattr(node, "lineno") or isinstance(

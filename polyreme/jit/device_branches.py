@@ -168,7 +168,7 @@ class _Slots:
                 yield slot
 
     def of_branch(self, branch: int, arrays: dict[int, Any]) -> tuple:
-        """What a device of this branch has in the slots, given its arrays by their number."""
+        """The slots of a device of this branch, given its arrays by their number."""
         return tuple(
             arrays[taken[branch]] if branch in taken else jnp.zeros(aval.shape, aval.dtype)
             for aval, taken in zip(self.avals, self.branches, strict=True)

@@ -277,7 +277,7 @@ def repr_(value: Any) -> Any:
 
 
 def print_of(fn: Any) -> Any:
-    """What `print` is to do here."""
+    """The function to call in place of fn, which converted code calls: another one for `print`."""
     return _print if fn is builtins.print else fn
 
 
@@ -316,7 +316,7 @@ def check(test: Any, message: Callable[[], Any] | None, source: str) -> None:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a raise statement is, and whether an except clause of the same function may catch it."""
+    """The place of a raise statement, and whether an except clause of the same function may catch it."""
 
     line: str
     in_try: bool

@@ -1,4 +1,4 @@
-"""What captured code leaves around it: attributes, globals, lists and dicts that hold Tensors made inside.
+"""Places outside captured code that hold Tensors made inside it: attributes, globals, entries of lists and dicts.
 
 Such a place is a result of the program, which puts the Tensor there at each call. The program was captured for what the
 place held before, and each run of the code begins with that.
@@ -39,7 +39,7 @@ class KeptPlace:
         return isinstance(self.owner, list) and len(self.owner) > len(self.before)
 
     def get(self) -> Any:
-        """What is there now."""
+        """The value at the place now."""
         return contents(self.owner) if self.name is None else self.owner.get(self.name, ABSENT)
 
     def put(self, value: Any) -> None:
@@ -53,14 +53,14 @@ class KeptPlace:
 
 
 class ResultWithPlaces(NamedTuple):
-    """What a function returned, and what it left in each place."""
+    """The result of a function, and the values it left in each place."""
 
     result: Any
     left: tuple[Any, ...]
 
     @classmethod
     def of(cls, result: Any, places: Sequence[KeptPlace]) -> ResultWithPlaces:
-        """What is in the places now."""
+        """The values in the places now."""
         owners = {id(place.owner) for place in places}
 
         def marked(part: Any) -> Any:
@@ -90,7 +90,7 @@ def _unboxed(part: Any) -> Any:
 
 
 def holding_made(places: Sequence[KeptPlace], is_made: Callable[[TensorState], bool]) -> list[KeptPlace]:
-    """All the places if one of them holds a Tensor made inside, else none."""
+    """All the places if one of them holds a Tensor made inside the capture, else none."""
     return list(places) if any(is_made(t) for place in places for t in tensors_in(place.get())) else []
 
 

@@ -1,4 +1,4 @@
-"""Which arguments of a traced function its results depend on."""
+"""The arguments of a traced function that its results depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 
 def used_arguments(jaxpr: Any, used: Sequence[bool]) -> list[bool]:
-    """For each argument of a jaxpr, whether a result marked in `used` needs its value.
+    """Whether each argument of a jaxpr is needed by a result marked in `used`.
 
     Looks into jitted functions; any other operation is taken to need all of its operands.
     """

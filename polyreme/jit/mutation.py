@@ -1,4 +1,4 @@
-"""What a branch or loop on a Tensor changes in Python objects: items of lists, dicts and sets, and attributes.
+"""Changes that a branch or loop on a Tensor makes to Python objects: items of lists, dicts and sets, and attributes.
 
 Both sides of a branch are traced, and a loop's body several times, so a change may not simply happen. Each
 one is noted, undone when the trace ends, and what it left is merged or carried like a variable.
@@ -250,7 +250,7 @@ def del_attr(owner: Any, name: str) -> None:
 
 
 def update(owner: Any, name: str, value: Any) -> Any:
-    """What owner becomes by an in-place operator."""
+    """The new value of owner after an in-place operator."""
     note_items(owner)
     return getattr(operator, name)(owner, value)
 

@@ -73,7 +73,7 @@ class OtherShapes(Exception):
 
 @dataclass(frozen=True)
 class Discovery:
-    """What the discovery run found.
+    """The findings of the discovery run.
 
     tensors: the state in order; leaf_of: for each, the Tensor whose gradient it is, or None; written: which of it is
     written, live: which of it ends with a history that gradients flow through. args_written, args_graded: positions of

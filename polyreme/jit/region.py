@@ -227,7 +227,7 @@ def adopt_grad(tensor: TensorState, gradient: TensorState | None) -> None:
 
 
 def adopt(ended: Sequence[Ended], result: TensorState) -> None:
-    """Give a written state Tensor its new array, and its place on the tape where a region changed that."""
+    """Set the new array of a written state Tensor, and its place on the tape where a region changed that."""
     tensor = ended[0].tensor
     state.write(tensor, result._array)
     if any(e.live for e in ended):

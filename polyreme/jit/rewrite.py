@@ -66,7 +66,7 @@ def _load(target: Any) -> Any:
 
 
 def _key(node: ast.expr) -> ast.expr:
-    """What is between the brackets, as an expression."""
+    """The content of the brackets, as an expression."""
     if isinstance(node, ast.Slice):
         return _call("slice", *(ast.Constant(None) if x is None else x for x in (node.lower, node.upper, node.step)))
     if isinstance(node, ast.Tuple):

@@ -103,7 +103,7 @@ def _trace(
 
 
 def _entry_layouts(layouts: dict[str, Any]) -> dict[str, Any]:
-    """How an op reads one entry of a stacked parameter, given where the stack lies."""
+    """The layout in which an op reads one entry of a stacked parameter, given the layout of the stack."""
     use = layouts.get("use")
     return {} if use is None else {"use": NamedSharding(use.mesh, PartitionSpec(*use.spec[1:]))}
 

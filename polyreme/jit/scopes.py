@@ -1,4 +1,4 @@
-"""Names of layers in compiled programs: which Layer each operation, forward or backward, was written in.
+"""Names of layers in compiled programs: the Layer that each operation, forward or backward, belongs to.
 
 While a function is captured, every Layer call opens a jax.named_scope with the layer's name within its
 parent, so the op_name of each XLA instruction reads Model/blocks.0/attention/... The tape numbers its nodes in order,

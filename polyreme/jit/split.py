@@ -82,7 +82,7 @@ class Flow(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells programs apart: structure, shapes, dtypes, plain values."""
+        """The key of a program: structure, shapes, dtypes, plain values."""
         told = tuple(
             (v.__class__, v) if w is None else (v.shape, v.dtype, w)
             for v, w in zip(self.leaves, self.wants, strict=True)
@@ -91,8 +91,8 @@ class Flow(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a forward leaves for its backward: its inputs and what the tape saved; stash: cotangents that the first
-    part of a backward cut in two leaves for the second."""
+    """The state that a forward leaves for its backward: its inputs and what the tape saved; stash: cotangents that the
+    first part of a backward cut in two leaves for the second."""
 
     inputs: list[Any]
     residuals: list[Any]
@@ -119,7 +119,7 @@ class _Graph:
     reaching: frozenset[int]
 
     def release(self) -> None:
-        """Let the nodes hold no arrays or tracers until they are replayed."""
+        """Drop the arrays and tracers that the nodes hold, until they are replayed."""
         for node, refs in zip(self.nodes, self.refs, strict=True):
             node.reload([_RELEASED] * len(refs))
 
@@ -284,7 +284,7 @@ class SplitProgram:
 
     @property
     def programs(self) -> list[tuple[str, Called]]:
-        """Those that were called: ("forward" | "backward" | "weights", or those of a step's last, call)."""
+        """The programs called so far: ("forward" | "backward" | "weights", or those of a step's last, call)."""
         every = [
             ("forward", self._forward),
             ("backward", self._inputs),
@@ -314,7 +314,7 @@ class SplitProgram:
         return [t for t, w in met if not w and t is not key], [t for t, w in met if w and t is not key]
 
     def _run(self, capture: Capture, holder: TensorState, key: Any, arrays: Sequence[Any]) -> tuple[Any, list, Any]:
-        """-> fn's outputs, the Tensors made of the input arrays, the key that follows."""
+        """Run fn: (its outputs, the Tensors made of the input arrays, the next random key)."""
         capture.touch(holder)
         holder._array = key
         flow = self.example.with_arrays(list(arrays))
@@ -520,7 +520,7 @@ class SplitProgram:
         return tuple(axis for axis in self._replicas.axes if axis not in split)
 
     def _sum_layout(self, leaf: Any, axes: Axes) -> Any:
-        """Where the sum so far of a leaf's gradients lies, addends over these axes."""
+        """The layout of the sum so far of a leaf's gradients, with addends over these axes."""
         place = _gradient_layout(leaf)
         return self._replicas.layout(axes, place) if axes and self._replicas is not None else place
 
@@ -619,7 +619,7 @@ def _add(leaf: TensorState, old: Any, new: Any, axes: Axes) -> Any:
 
 
 def _nothing(made: list[tuple]) -> Any:
-    """What _zeros gives, without memory."""
+    """The result of _zeros as abstract arrays."""
     return lambda: [Abstract.of(*each) for each in made]
 
 

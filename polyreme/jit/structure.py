@@ -73,7 +73,7 @@ def containers(spec: Spec, value: Any) -> Iterator[Any]:
 
 
 def contents(container: Any) -> Any:
-    """What a container holds, in a list or dict of its own."""
+    """The entries of a container, in a new list or dict."""
     return list(container) if isinstance(container, list) else dict(_entries(container))
 
 

@@ -69,7 +69,7 @@ class GuardedValue:
         return cls(what, read, value, freeze(value, used), _is_fixed(value), used)
 
     def change(self) -> str | None:
-        """What became of the value, in words; None if it is as it was."""
+        """The change of the value, in words; None if it is unchanged."""
         now = self.read()
         if self.fixed and now is self.seen:
             return None
@@ -222,7 +222,7 @@ class Guards:
         return [freeze(guarded.read()) for guarded in (*self.always, *self.after_assignments)]
 
     def places_of(self, tensor: TensorState) -> int:
-        """How many of the values are the Tensor, or hold it."""
+        """The number of values that are the Tensor, or hold it."""
         every = (*self.always, *self.after_assignments, *self.kept)
         return sum(tensor is part for guarded in every for part in tensors_in(guarded.seen))
 
@@ -247,7 +247,8 @@ class Guards:
 
 
 def _counts(what: str, old: Any, new: Any) -> Iterator[str]:
-    """What became of each number in a value that a run changed, in words: at the same place of a container too."""
+    """The change of each number in a value that a run changed, in words; numbers in a container are compared by
+    place."""
     if not isinstance(old, tuple) or not isinstance(new, tuple) or old == new:
         return
     if _is_array(old) and old[:3] == new[:3]:
@@ -460,7 +461,7 @@ def _add_class(places: _GuardTable, cls: type, space: dict, names: frozenset[str
 
 
 def _attribute(space: dict, values: Any, name: str) -> Any:
-    """What an object has under a name: of its own by now, or from its class."""
+    """The attribute of an object under a name, its own or its class's."""
     return space[name] if name in space else values.get(name, ABSENT)
 
 

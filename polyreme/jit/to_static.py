@@ -316,8 +316,8 @@ class _Argument(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a program gives whose function changes lists, dicts or dataclasses among its arguments: the function's
-    result, and what these hold then, by their position. What the code had were copies."""
+    """The results of a program whose function changes lists, dicts or dataclasses among its arguments: the function's
+    result, and the new content of these arguments by position. The captured code changes copies."""
 
     result: Any
     held: tuple[tuple[int, Any], ...]
@@ -368,7 +368,7 @@ def _exact(value: Any) -> Any:
 
 
 def _repeats(tensors: list[Any]) -> tuple[int, ...] | None:
-    """For each Tensor the position of its first appearance; None when all are distinct."""
+    """The position of the first appearance of each Tensor; None when all are distinct."""
     if len(tensors) < 2:
         return None
     first: dict[int, int] = {}

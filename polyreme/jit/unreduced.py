@@ -52,7 +52,7 @@ class Replicas(NamedTuple):
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
     def split_of(self, array: Any) -> Split:
-        """How an array's dims are split over replicas, by its layout; not at all where that is of another mesh."""
+        """The split of an array's dims over replicas, by its layout; no split if that is on another mesh."""
         sharding = getattr(array, "sharding", None)
         nowhere: Split = ((),) * array.ndim
         if not isinstance(sharding, NamedSharding) or not set(self.axes) <= set(sharding.mesh.axis_names):
@@ -60,7 +60,7 @@ class Replicas(NamedTuple):
         return self.split_by(sharding.spec, nowhere)
 
     def split_by(self, spec: PartitionSpec, otherwise: Split) -> Split:
-        """How a PartitionSpec splits dims over replicas; a dim that it leaves open as `otherwise` does."""
+        """The split of dims over replicas by a PartitionSpec; a dim that it leaves open is split as in `otherwise`."""
         entries = [*spec, *[None] * (len(otherwise) - len(spec))]
         return tuple(
             other if entry is PartitionSpec.UNCONSTRAINED else self._outermost(entry)
@@ -150,7 +150,7 @@ class _Cut(NamedTuple):
 
 
 class _Frame:
-    """What is known of the values in a jaxpr before it runs: how they are split, what can be left unreduced.
+    """Facts about the values in a jaxpr before it runs: their splits, and which can be left unreduced.
 
     inputs: of each argument, the axes over which the caller can give it unreduced.
     """
@@ -168,7 +168,7 @@ class _Frame:
             self._look_at(eqn)
 
     def split(self, v: Any) -> Split:
-        """How a value's dims are split over replicas."""
+        """The split of a value's dims over replicas."""
         return self._splits.get(v, ()) if not isinstance(v, Literal) and v in self._splits else ((),) * _ndim(v)
 
     def axes(self, v: Any) -> Axes:
@@ -363,7 +363,7 @@ class _AddendTrace:
 
 
 def _device_sums(eqn: Any, replicas: Replicas) -> list[Axes]:
-    """Of each result of a shard_map over the whole mesh, the axes over which its function ends with a sum."""
+    """The axes over which a shard_map over the whole mesh ends with a sum, for each result."""
     inner, mesh = eqn.params["jaxpr"], eqn.params["mesh"]
     nowhere: list[Axes] = [() for _ in eqn.outvars]
     is_full = eqn.params["newly_manual_axes"] == frozenset(mesh.axis_names) and not eqn.params["check_vma"]
@@ -404,7 +404,8 @@ def _without_device_sums(eqn: Any, sums: Sequence[Axes]) -> Callable[..., list[A
 
 
 def split_after(eqn: Any, splits: Sequence[Split], replicas: Replicas) -> list[Split]:
-    """How the results of an equation are split where its operands are split so; a guess, never relied upon."""
+    """The likely splits of an equation's results, given those of its operands; a guess that correctness does not depend
+    on."""
     rule = _SPLIT_RULES.get(eqn.primitive.name, _split_like_operands)
     return rule(eqn, splits, replicas)
 

@@ -1,4 +1,4 @@
-"""How much capturing tells: its log, and the code that control flow is converted into."""
+"""Logging of captures, and of the code that control flow is converted into."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ told: _Told = _Told()
 
 
 def set_verbosity(level: int = 0, also_to_stdout: bool = False) -> None:
-    """What the logger polyreme.jit lets through: 0 warnings, 1 also why each function is captured, 2 and above also
+    """Set the verbosity of the logger polyreme.jit: 0 warnings, 1 also why each function is captured, 2 and above also
     every function whose control flow is converted. TRANSLATOR_VERBOSITY in the environment says the same.
 
     also_to_stdout: write it to standard output too. Raises ConfigError for a level that is no number from 0 on.

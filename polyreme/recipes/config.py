@@ -1,4 +1,4 @@
-"""What a training run is told: typed sections, their defaults, the checks between them, and the digest.
+"""Configuration of a training run: typed sections, their defaults, the checks between them, and the digest.
 
 Files and command-line overrides are read in config_file.py.
 """
@@ -122,8 +122,8 @@ class RopeScaling(Section):
 
 
 class DeepseekSettings(Section):
-    """What deepseek_v3 has beside other families, under the names of its public configuration, as its config class
-    (models.deepseek_v3.DeepseekV3Config) says."""
+    """Settings of deepseek_v3 that other families do not have, under the names of its public configuration; see
+    models.deepseek_v3.DeepseekV3Config."""
 
     q_lora_rank: Whole = 0
     kv_lora_rank: Whole = 0
@@ -144,8 +144,8 @@ class DeepseekSettings(Section):
 
 
 class EvoformerSettings(Section):
-    """What evoformer has instead of a decoder's dimensions, as models.evoformer.EvoformerModelConfig says. The defaults
-    train in minutes on a CPU."""
+    """Settings of evoformer, in place of a decoder's dimensions; see models.evoformer.EvoformerModelConfig. The
+    defaults train in minutes on a CPU."""
 
     msa_width: Count = 32
     pair_width: Count = 16
@@ -275,9 +275,9 @@ Sources = Annotated[list[Annotated[DataSource, BeforeValidator(as_source)]], Bef
 
 
 class DataConfig(Section):
-    """Where the samples come from. text is one path or several (.txt, .gz), or the word synthetic. alignments: how many
-    are made up for a family that is trained on those. What a family's samples have no use for is refused if it differs
-    from its default.
+    """The source of the samples. text is one path or several (.txt, .gz), or the word synthetic. alignments: how many
+    are made up for a family that is trained on those. A setting that the family's samples have no use for is refused if
+    it differs from its default.
 
     train: instead of text, pairs of token files (polyreme data prepare) as [{path: a, weight: 0.7}, {path: b, weight:
     0.3}]; without weights each has as many samples as it holds. validation: pairs as well; if left out, the last
@@ -376,7 +376,7 @@ class TrainConfig(Section):
 
 
 class OverlapConfig(Section):
-    """What is computed while something else is on its way, as mesh.overlap.Overlap says."""
+    """Overlap of communication and computation; see mesh.overlap.Overlap."""
 
     moe: Count = 1
     mp: Literal["none", "ring"] = "none"
@@ -384,18 +384,17 @@ class OverlapConfig(Section):
 
 
 class PlanConfig(Section):
-    """How many devices along each mesh axis, what the sharding axis splits (ZeRO stage 1, 2 or 3), and how the pipeline
-    runs. schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches.
-    chunk_items: blocks of each chunk of the model, where they are not as even as may be; of a family cut at "items" the
-    embedding and the last norm count too. stage_devices: [gpu, gpu, cpu], kinds of the stages' devices.
-    ulysses_degree: of sep_attention: usp, the neighbours along sep that heads are dealt out to.
-    overlap: moe: parts that tokens for experts are sent in, so that experts compute meanwhile; mp: ring: parts of a
-    sequence that mp splits (sequence_parallel) go round while others are multiplied; sharding: ring: pieces of
-    gradients go round while others are computed.
-    expert_axes: the axes that split experts; beside ep they may be others, which split something else elsewhere.
-    branch_axis: mp, whose devices then run the branches of a block and split nothing.
-    offload: [state, act], or {state: disk, expert: disk} with offload_path, a folder that is as relative as output.
-    elastic: where there are more or fewer devices than that, follow the planner's best plan for those there (pretrain).
+    """The number of devices along each mesh axis, the ZeRO stage (1, 2 or 3) of the sharding axis, and the pipeline.
+    schedule: with pp > 1, DEFAULT_SCHEDULE if left out. train.accumulation is the number of microbatches. chunk_items:
+    blocks of each chunk of the model, where they are not as even as may be; of a family cut at "items" the embedding
+    and the last norm count too. stage_devices: [gpu, gpu, cpu], kinds of the stages' devices. ulysses_degree: of
+    sep_attention: usp, the neighbours along sep that heads are dealt out to. overlap: moe: parts that tokens for
+    experts are sent in, so that experts compute meanwhile; mp: ring: parts of a sequence that mp splits
+    (sequence_parallel) go round while others are multiplied; sharding: ring: pieces of gradients go round while others
+    are computed. expert_axes: the axes that split experts; beside ep they may be others, which split something else
+    elsewhere. branch_axis: mp, whose devices then run the branches of a block and split nothing. offload: [state, act],
+    or {state: disk, expert: disk} with offload_path, a folder that is as relative as output. elastic: where there are
+    more or fewer devices than that, follow the planner's best plan for those there (pretrain).
     """
 
     dp: Count = 1
@@ -478,7 +477,7 @@ class PlanConfig(Section):
 
 
 class LogConfig(Section):
-    """What is reported, how often (in steps; 0 turns it off), and the sample written at the end.
+    """Reports: which, how often (in steps; 0 turns one off), and the sample written at the end.
 
     experts: with each record of a step, of each layer of experts the load/NAME of its busiest expert over the mean, and
     how many choices a capacity left out (dropped/NAME).
@@ -518,7 +517,7 @@ class ProfileConfig(Section):
 
 
 class RunConfig(Section):
-    """What every run is told: a model, data of its kind, and how it is trained on them."""
+    """The configuration of every run: a model, data of its kind, and the training."""
 
     model: Any
     data: Any
@@ -532,12 +531,12 @@ class RunConfig(Section):
 
     @property
     def dimensions(self) -> ModelConfig:
-        """Of the model that is trained; its seq_len is the tokens of a sample."""
+        """The dimensions of the trained model; seq_len is the number of tokens of a sample."""
         raise NotImplementedError
 
     @property
     def samples(self) -> SampleKind:
-        """What the model is trained on."""
+        """The kind of samples that the model is trained on."""
         raise NotImplementedError
 
     @property
@@ -722,7 +721,7 @@ class PretrainConfig(RunConfig):
 
 
 def digest(config: RunConfig) -> str:
-    """Name of a configuration: 16 hex digits, equal for equal values wherever they came from."""
+    """The digest of a configuration: 16 hex digits, equal for equal values wherever they came from."""
     return xxhash.xxh3_64_hexdigest(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode())
 
 

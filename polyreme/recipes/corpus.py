@@ -1,4 +1,4 @@
-"""What a run of token samples reads: both splits and what is known of them."""
+"""The data of a run on token samples: both splits, and their properties."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TOKENIZER = "tokenizer.json"  # in the output folder of a run
 
 @dataclass(frozen=True)
 class RowForm:
-    """What a model is asked for of a row: the tokens that lie `ahead` of each, all of them, or what wrap makes of rows,
-    given the file of their tokenizer, which need not be there."""
+    """The form of a row for a model: its labels are the tokens that lie `ahead` of each, all of them, or what wrap
+    makes of rows, given the file of their tokenizer, which need not exist."""
 
     ahead: int = 1
     wrap: Callable[[Any, Path], Any] = lambda rows, tokenizer: rows
@@ -63,7 +63,7 @@ class Corpus:
 
     @property
     def summary(self) -> str:
-        """How much it is, in words."""
+        """The size of the data, in words."""
         return f"{self.num_tokens:,} tokens of a vocabulary of {self.vocab_size:,}"
 
     def shown(self, index: int, marks: Any = None) -> str:

@@ -1,4 +1,4 @@
-"""What a configuration will cost, from its dimensions alone: parameters and FLOP; memory is the planner's."""
+"""The cost of a configuration from its dimensions alone: parameters and FLOP; memory is predicted by the planner."""
 
 from polyreme.models import families
 from polyreme.models.families import FAMILIES

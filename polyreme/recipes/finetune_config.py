@@ -1,4 +1,4 @@
-"""What a fine-tuning run is told: weights that there are, a stage, which parameters train, conversations."""
+"""Configuration of a fine-tuning run: the weights to start from, a stage, the parameters that train, conversations."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class FinetuneTraining(TrainConfig):
 
 
 class FinetuneLog(LogConfig):
-    """What is reported, as of pretraining. prompt: a question that the model answers before training and after it."""
+    """Reports, as in pretraining. prompt: a question that the model answers before training and after it."""
 
     validation_interval: Whole = 50
 
@@ -186,17 +186,17 @@ class FinetuneConfig(RunConfig):
 
     @property
     def teacher_dimensions(self) -> ModelConfig | None:
-        """Of the teacher, if there is one."""
+        """The dimensions of the teacher, if there is one."""
         return None if self.teacher is None else _DIMENSIONS.load()(self.teacher, self.max_seq_len)
 
     @property
     def weight_dtype(self) -> str:
-        """Of the codes that weights are stored in, "" for none."""
+        """The dtype of the codes that weights are stored in, "" for none."""
         return (self.weight_quantize_algo or "").removeprefix("weight_only_")
 
     @property
     def record(self) -> TuningStage:
-        """Of the stage."""
+        """The record of the stage."""
         return STAGES[self.stage]
 
     @property

@@ -11,7 +11,7 @@ SHIPPED = ("configs/*.yaml", "data/*.gz", "data/*.jsonl")
 
 
 def shipped_folder() -> Path:
-    """Where they are: in the installed package, or in the checkout that the package is read from."""
+    """The folder of shipped files: in the installed package, or in the checkout that the package is loaded from."""
     package = Path(str(files("polyreme")))
     inside = package / "shipped"
     return inside if inside.is_dir() else package.parent

@@ -1,4 +1,4 @@
-"""What runs train for, as records: the samples that a stage reads, the loss it makes small, what it shows of itself.
+"""Stages of training, as records: the samples that a stage reads, its loss, and the figures it shows.
 
 A new stage is a file beside this one and a record in STAGES.
 """

@@ -61,7 +61,8 @@ class PipelineReport:
 
 
 def sends_of(sent: Iterable[Sending]) -> list[CollectiveInstruction]:
-    """The sends of one stage as rows of the report, equal ones joined; along axis pp, each device to its counterpart."""
+    """The sends of one stage as rows of the report, equal ones joined; along axis pp, each device to its
+    counterpart."""
     sends = []
     for (what, dtype, shape, nbytes), times in Counter(sent).items():
         origin = Origin(_PHASES.get(what, "backward"), what, "", "")

@@ -1,4 +1,5 @@
-"""The workload of a training step: the parameters, their use, and the batch; of a whole model or of one pipeline stage."""
+"""The workload of a training step: the parameters, their use, and the batch; of a whole model or of one pipeline
+stage."""
 
 from __future__ import annotations
 

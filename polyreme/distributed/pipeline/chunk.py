@@ -109,7 +109,8 @@ class Chunk:
         return outs, key, Done(program, self._moved(residuals, HOST))
 
     def backward(self, done: Done, cotangents: list[Any]) -> tuple[list[Any], Done]:
-        """Run the backward program: (gradients of the input arrays, None where there are none; the state for weights)."""
+        """Run the backward program: (gradients of the input arrays, None where there are none; the state for
+        weights)."""
         program, residuals = done.program, self._moved(done.kept, "device")
         read = self._read(program)
         if self.cut:

@@ -156,7 +156,8 @@ class StagedUpdate:
 
 
 def frozen_settings(optimizer: Optimizer) -> tuple[Any, ...]:
-    """The settings of the parameters that a StagedUpdate is made for; once one changes another StagedUpdate is needed."""
+    """The settings of the parameters that a StagedUpdate is made for; once one changes another StagedUpdate is
+    needed."""
     return tuple(
         (
             p.stop_gradient,

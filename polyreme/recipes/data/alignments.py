@@ -120,7 +120,7 @@ def load_alignments(config: PretrainConfig, base: Any = None) -> Alignments:
 
 
 def draw_alignments(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, ...]]:
-    """For each step the arrays of a batch: the first samples of the run's seed."""
+    """The arrays of a batch for each step: the first samples of the run's seed."""
     rows, model = config.train.global_batch, config.dimensions
     data = AlignmentDataset(config.train.seed, 0, steps * rows, model.num_sequences, model.num_residues)
     samples = [data[i] for i in range(len(data))]
@@ -142,7 +142,7 @@ def check_letters(batch: Batch, model: ModelConfig, what: str) -> None:
 
 
 def _distances(rng: np.random.Generator, residues: int) -> np.ndarray:
-    """Of every two residues of a chain, Angstroms, [residues, residues]."""
+    """Distances between all residues of a chain, Angstroms, [residues, residues]."""
     # a ball that the chain fills about as densely as a protein fills its own
     radius = 2.2 * residues**0.38
     at, direction, places = np.zeros(3), _unit(rng.standard_normal(3)), []

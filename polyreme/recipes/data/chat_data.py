@@ -31,7 +31,7 @@ class ChatSource:
     encoder: ChatEncoder
 
     def report(self) -> ChatReport:
-        """What is wrong with the rows."""
+        """Check the rows: counts of them, and their faults."""
         return check_rows(self.rows, self.encoder, self.bos)
 
     @property
@@ -59,7 +59,7 @@ class ChatSource:
 
 
 def open_run_rows(config: FinetuneConfig, base: Path | None) -> Iterator[tuple[str, ChatSource]]:
-    """Each file that a run's data.train and data.validation name, with its rows."""
+    """The files that a run's data.train and data.validation name, each with its rows."""
     writer = chat_tokenizer(config, base)
     encoder = chat_encoder(config, writer)
     for key, sources in (("data.train", config.data.train), ("data.validation", config.data.validation)):

@@ -31,8 +31,8 @@ _FORMAT = 1  # raised when the same files give other samples, so that no run is 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningData:
-    """What fine-tuning reads, as Corpus is of a text: both splits, the digest that a resumed run compares, the order in
-    which samples are read, and the tokenizer with its template."""
+    """The data of a fine-tuning run, as Corpus is of a text: both splits, the digest that a resumed run compares, the
+    order in which samples are read, and the tokenizer with its template."""
 
     train: Any
     validation: Any
@@ -65,7 +65,7 @@ class Chats(TuningData):
 
     @property
     def summary(self) -> str:
-        """How much it is, in words."""
+        """The size of the data, in words."""
         lost = "".join(f"; {count:,} {what}" for what, count in self.left_out.items())
         return (
             f"{self.num_conversations:,} conversations of {self.num_tokens:,} tokens, {self.num_asked:,} of them "
@@ -89,13 +89,13 @@ def chat_tokenizer(config: FinetuneConfig, base: Path | None = None) -> TextToke
 
 
 def chat_encoder(config: FinetuneConfig, writer: TextTokenizer) -> ChatEncoder:
-    """How a run makes tokens of conversations."""
+    """The encoder by which a run turns conversations into tokens."""
     form = ChatForm(config.max_seq_len + 1, config.train_on_prompt, config.mask_history, config.data.truncation)
     return ChatEncoder(writer, form)
 
 
 def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
-    """What data.train and data.validation name, encoded.
+    """The conversations that data.train and data.validation name, encoded.
 
     Raises ConfigError for a template that does not close its answers, DataError with file, line and field for rows that
     cannot be read, and for a split too short for one batch.

@@ -59,7 +59,7 @@ def _mask_of(path: Path, vocab_size: int) -> int:
 
 
 def random_masked(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each step the arrays of a batch, drawn from the train seed: rows of documents of 4 tokens on average."""
+    """Random arrays of a batch for each step, drawn from the train seed: rows of documents of 4 tokens on average."""
     rng = np.random.default_rng(config.train.seed)
     rows, seq_len, vocab_size = config.train.global_batch, config.dimensions.seq_len, config.dimensions.vocab_size
     most = num_asked(seq_len, config.data.mask_rate)

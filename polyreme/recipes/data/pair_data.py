@@ -23,7 +23,7 @@ _FORMAT = 1  # raised when the same files give other samples, so that no run is 
 
 
 def load_pairs(config: PretrainConfig, base: Path | None, form: RowForm = NEXT_TOKENS) -> Corpus:
-    """What data.train and data.validation name, opened: only indexes are read.
+    """Open the pairs that data.train and data.validation name; only their indexes are read.
 
     Raises DataError for pairs that are missing, torn, prepared with different tokenizers or one of more tokens than
     model.vocab_size, and for a split too short for one batch.

@@ -77,7 +77,7 @@ class Pairs(TuningData):
 
     @property
     def summary(self) -> str:
-        """How much it is, in words."""
+        """The size of the data, in words."""
         lost = "".join(f"; {count:,} {what}" for what, count in self.left_out.items())
         return f"{sum(map(len, self.datasets)):,} pairs{lost}"
 
@@ -90,7 +90,7 @@ class Pairs(TuningData):
 
 
 def load_preferences(config: FinetuneConfig, base: Path | None = None) -> Pairs:
-    """What data.train and data.validation name, of rows with chosen and rejected.
+    """The pairs that data.train and data.validation name, from rows with chosen and rejected.
 
     Raises as chat_samples.load_chats does.
     """
@@ -183,7 +183,7 @@ def _dataset(pairs: Sequence[tuple[EncodedChat, EncodedChat, bool]], config: Fin
 
 
 def random_pairs(config: FinetuneConfig, steps: int) -> list[tuple[np.ndarray, Any]]:
-    """For each step tokens [batch, 2, seq], and (labels, facts), drawn from the train seed."""
+    """Random tokens [batch, 2, seq] and (labels, facts) for each step, drawn from the train seed."""
     rng = np.random.default_rng(config.train.seed)
     shape = (config.train.global_batch, 2, config.max_seq_len)
     batches: list[tuple[np.ndarray, Any]] = []

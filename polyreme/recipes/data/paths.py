@@ -1,4 +1,4 @@
-"""Where the files lie that a configuration names."""
+"""Paths of the files that a configuration names."""
 
 import contextlib
 from pathlib import Path

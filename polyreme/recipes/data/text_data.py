@@ -39,7 +39,8 @@ _STALE_SECONDS = 3600  # a folder half written this long ago belongs to a proces
 
 
 def random_rows(config: RunConfig, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each step tokens and the tokens that follow them, int64 `[batch, seq]` each, drawn from the train seed.
+    """Random tokens and the tokens that follow them for each step, int64 `[batch, seq]` each, drawn from the train
+    seed.
 
     Where documents share rows, what PackedDataset gives: inputs `[batch, 3, seq]`, of documents of 4 tokens on average.
     """

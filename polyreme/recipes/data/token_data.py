@@ -1,4 +1,4 @@
-"""What `polyreme data` says of pairs of token files, and the tokenizers it takes."""
+"""Reports of `polyreme data` on pairs of token files, and the tokenizers it takes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_tokenizer(name: str, end: str | None) -> tuple[Tokenizer, int | None]:
 
 
 def stats_lines(prefix: Path) -> Iterator[str]:
-    """How much a pair holds, and how long its documents are."""
+    """The size of a pair, and the lengths of its documents."""
     pair = TokenPair(prefix)
     yield f"{pair.prefix}: {pair.num_documents:,} documents, {pair.num_tokens:,} tokens of {pair.dtype}"
     if len(pair) != pair.num_documents:
@@ -97,7 +97,8 @@ def check_lines(prefix: Path) -> Iterator[str]:
 
 
 def pack_lines(prefix: Path, seq_len: int) -> Iterator[str]:
-    """Of each data.packing the rows of seq_len tokens that a pair gives, and the part of their places with a label."""
+    """For each data.packing the rows of seq_len tokens that a pair gives, and the share of their places with a
+    label."""
     pair = TokenPair(prefix)
     windows = TokenDataset(pair.tokens, 0, pair.num_tokens, seq_len)
     sets = {
@@ -117,7 +118,7 @@ def pack_lines(prefix: Path, seq_len: int) -> Iterator[str]:
 
 
 def blend_lines(config: PretrainConfig, base: Path | None) -> Iterator[str]:
-    """Of each source of data.train its share, its samples and how many a run takes of it.
+    """For each source of data.train its share, its samples, and how many of them a run takes.
 
     Raises ConfigError for a configuration without data.train, and what opening the pairs raises.
     """

@@ -1,1 +1,1 @@
-"""What is done with a trained model: writing, talking, measuring, compressing, exporting."""
+"""Uses of a trained model: generating text, chatting, measuring, compressing, exporting."""

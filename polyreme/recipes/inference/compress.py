@@ -45,7 +45,7 @@ _MOST_SENSITIVE = 3
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What a model is calibrated and measured on.
+    """The texts that a model is calibrated and measured on.
 
     files: text. samples: rows of tokens that it is calibrated on, the first ones; on those after them, as many and 16
     at most, it is measured. length: tokens of a row; the model's positions, 512 at most, if 0. Raises ConfigError for
@@ -65,8 +65,8 @@ class DataOptions:
 
 @dataclass
 class CompressionReport:
-    """What came of it: perplexities, bytes of all tensors, tokens scored a second, and the error of each linear map,
-    the largest first."""
+    """Results of a compression: perplexities, bytes of all tensors, tokens scored a second, and the error of each
+    linear map, the largest first."""
 
     method: str
     perplexity_before: float
@@ -84,7 +84,7 @@ class CompressionReport:
         return self.perplexity_after / self.perplexity_before
 
     def lines(self, every_map: bool = False) -> Iterator[str]:
-        """As text; every_map: with the error of each."""
+        """The report as lines of text; every_map: with the error of each linear map."""
         yield f"perplexity   {self.perplexity_before:.4f} -> {self.perplexity_after:.4f} ({self.rise - 1:+.2%})"
         share = self.bytes_after / self.bytes_before
         yield f"bytes        {self.bytes_before:,} -> {self.bytes_after:,} ({share:.3f} of them)"
@@ -237,7 +237,7 @@ class _Job:
             self._check(model, partial)
 
     def _check(self, model: Any, folder: Path) -> None:
-        """What is read back computes the same numbers."""
+        """Check that the model read back computes the same numbers."""
         back = AutoModelForCausalLM.from_pretrained(folder)
         ids = to_tensor(self.evaluation[0])
         with no_grad():

@@ -79,7 +79,7 @@ def export_iree(folder: Path, prefix: Path, lengths: Sequence[int], batch: int, 
 
 
 def _rounding(config: Any, length: int) -> float:
-    """How far two orders of the model's float32 sums may lie apart, as a share of the largest output."""
+    """The largest difference between two orders of the model's float32 sums, as a share of the largest output."""
     terms = config.num_layers * (length + config.hidden_size + config.ffn_size) + config.hidden_size
     return terms * float(np.finfo(np.float32).eps)
 

@@ -24,8 +24,8 @@ def open_scorer(
     adapter: Path | None = None,
     kv_cache_dtype: str | None = None,
 ) -> Scorer:
-    """What there is at an address, or of a run, a folder, a GGUF file or a fetched name; adapter, kv_cache_dtype: as of
-    load_writer and TextEngine.
+    """The scorer of the server at an address, or of a run, a folder, a GGUF file or a fetched name; adapter,
+    kv_cache_dtype: as of load_writer and TextEngine.
 
     Raises ConfigError for settings that a server has for itself, and what reading weights raises.
     """

@@ -1,4 +1,4 @@
-"""How fast a model writes on this machine, without a server: the time of a batch, and of many requests at once."""
+"""Speed of generation on this machine, without a server: the time of a batch, and of many requests at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WritingLoad:
     seed: int = 0
 
     def prompts(self, count: int, model: Any) -> list[list[int]]:
-        """So many prompts, of the model's tokens."""
+        """Random prompts of the model's tokens, so many of them."""
         positions = model.config.seq_len
         if self.input_len + self.output_len > positions:
             raise ConfigError(

@@ -103,7 +103,7 @@ class _Bench:
         return rates
 
     def attention(self, report: Report) -> list[tuple[float, float]]:
-        """As matmul, of causal attention in the forward: half of the products' FLOP are carried out."""
+        """The same as matmul, for causal attention in the forward: half of the products' FLOP are carried out."""
         heads, width = (4, 32) if self.is_cpu else (16, 128)
         rates = []
         for seq in (64, 256, 512) if self.is_cpu else (512, 1024, 2048, 4096):

@@ -1,4 +1,4 @@
-"""What a pretraining step communicates, beside the formula: from its compiled programs and what stages send."""
+"""Communication of a pretraining step beside the formula: from its compiled programs and the sends between stages."""
 
 from __future__ import annotations
 

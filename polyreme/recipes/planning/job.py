@@ -114,7 +114,7 @@ class AbstractJob:
             return DryRun(self.planned.step, batch)
 
     def chunk_programs(self) -> dict[str, Any]:
-        """What a step runs under a plan that brings parameters chunk by chunk, but for the update: the
+        """The programs of a step, its update aside, under a plan that loads parameters chunk by chunk: the
         jax.stages.Compiled of each chunk's forward and backward, by name; one for chunks that are alike."""
         with self._abstractly():
             pipeline, batch = self.planned.step.pipeline, self.batch()

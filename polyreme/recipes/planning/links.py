@@ -75,7 +75,7 @@ class RankRate:
 
 @dataclass(frozen=True)
 class ClusterReport:
-    """What was measured. members: "rank" or "device", what pairs are of. findings: what is not well, in sentences."""
+    """The measurements. members: "rank" or "device", the members of pairs. findings: problems, in sentences."""
 
     kind: str
     num_devices: int
@@ -231,13 +231,13 @@ def _is_measured(distance: int, count: int) -> bool:
 
 
 def _link_bandwidth(sheet: Cluster, first: int, second: int) -> float:
-    """Of the nearest link that joins both devices, bytes/s one way."""
+    """The bandwidth of the nearest link that joins both devices, bytes/s one way."""
     link = next(link for link in sheet.links if first // link.devices == second // link.devices)
     return link.bandwidth / (2 * len(link.torus)) if link.torus else link.bandwidth
 
 
 def _compute() -> list[float]:
-    """Of each rank, seconds of a product on the slowest of its devices."""
+    """Seconds of a product on the slowest device of each rank."""
     seconds = []
     for device in jax.local_devices():
         is_cpu = device.platform == "cpu"

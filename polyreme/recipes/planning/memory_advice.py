@@ -1,4 +1,4 @@
-"""What to change in a configuration that does not fit, with what each change saves: the planner's prediction."""
+"""Changes that make a configuration fit, with the memory that each saves by the planner's prediction."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def report(shares: MixedAnswer) -> Iterator[RenderableType]:
 
 
 def to_json(shares: MixedAnswer) -> dict[str, Any]:
-    """What report shows, and the plan."""
+    """The figures of report, and the plan, as JSON values."""
     return {
         "plan": shares.best.plan.to_dict(),
         "step_seconds": shares.best.step_seconds,

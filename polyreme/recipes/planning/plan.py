@@ -35,7 +35,7 @@ from polyreme.units import bytes_text
 
 @dataclass(frozen=True)
 class Answer:
-    """What `polyreme plan` found.
+    """The result of `polyreme plan`.
 
     own: the configuration's own plan, where it uses as many devices. verified: what the compiler found of the first of
     found.plans, in their order. changes: if nothing fits, what would make something fit. nearest: if no mesh divides,
@@ -64,7 +64,7 @@ class Answer:
 
 
 class PlanVerification(Protocol):
-    """What recipes/planning/verify.py finds: bytes of the fullest device, and what each stage exchanges."""
+    """The result of recipes/planning/verify.py: bytes of the fullest device, and the collectives of each stage."""
 
     @property
     def total(self) -> int:
@@ -73,7 +73,7 @@ class PlanVerification(Protocol):
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """Of each pipeline stage."""
+        """The collectives of each pipeline stage."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,13 +116,13 @@ def answer(
 
 
 def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
-    """How the configured step computes on a cluster's devices."""
+    """The planner's Training for the configured step on a cluster's devices."""
     training = fused_training(config)
     return replace(training, attention=_attention(config, cluster, training.dtype))
 
 
 def fused_training(config: RunConfig) -> Training:
-    """How the configured step computes on whatever device, with fused attention."""
+    """The planner's Training for the configured step on any device, with fused attention."""
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
     cut = FAMILIES[config.dimensions.family].cut
@@ -218,7 +218,8 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
 
 
 def sharding_stage(plan: Plan) -> Literal[0, 1, 2, 3]:
-    """What the sharding axis splits: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters."""
+    """The ZeRO stage of the sharding axis: 0 splits nothing, 1 the optimizer's state, 2 also gradients, 3 also
+    parameters."""
     if plan.mesh.sharding == 1:
         return 0
     splits = [any("sharding" in axes for axes in plan.strategy.rule(kind).values()) for kind in ("param", "grad")]
@@ -290,8 +291,8 @@ def to_yaml(config: PretrainConfig, heading: str) -> str:
 
 
 def _attention(config: PretrainConfig, cluster: Cluster, dtype: str) -> Literal["fused", "plain"]:
-    """What kernels/attention.py takes: on processors blocks, on GPUs cuDNN for 16 bits without dropout, else all scores
-    at once."""
+    """The kind of attention that kernels/attention.py uses: blocks on CPUs, cuDNN on GPUs for 16 bits without dropout,
+    else all scores at once."""
     name = cluster.device.name.lower()
     if "cpu" in name:
         return "fused"

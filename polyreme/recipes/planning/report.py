@@ -1,4 +1,4 @@
-"""What `polyreme plan` prints: tables of the best plans, of their memory, and of what was ruled out and why."""
+"""The report of `polyreme plan`: tables of the best plans, of their memory, and of what was ruled out and why."""
 
 from __future__ import annotations
 

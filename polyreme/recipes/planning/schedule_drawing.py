@@ -72,7 +72,7 @@ def timeline_text(schedule: Schedule, width: int) -> str:
 
 
 def legend_text(schedule: Schedule) -> str:
-    """What the signs of timeline_text mean, in one line."""
+    """The legend of timeline_text, in one line."""
     signs = [f"{kind} {_meaning(schedule, kind)}" for kind in schedule.kinds]
     chunks = [f"a..{_chunk_letter(schedule, schedule.num_virtual - 1)} chunks of a stage"]
     return ", ".join([*signs, *(chunks if schedule.num_virtual > 1 else []), ". idle, one column a unit of time"])

@@ -41,8 +41,8 @@ def rows_of(config: FinetuneConfig) -> int:
 
 
 def training_of_tuning(config: FinetuneConfig, training: Training) -> Training:
-    """How the step computes, given how pretraining of the same settings does: a loss of the stage's own has all logits
-    at once, in float32."""
+    """The Training of a fine-tuning step, given that of pretraining with the same settings: a loss of the stage's own
+    has all logits at once, in float32."""
     if config.record.loss is not None:
         training = replace(training, keeps=replace(training.keeps, logits=WIDE))
     if config.fine_tuning != "lora":

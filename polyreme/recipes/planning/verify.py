@@ -58,7 +58,7 @@ class VerifiedStage:
 
 @dataclass(frozen=True)
 class Verified:
-    """What compiling a step under a plan found; one entry for each pipeline stage. platform: "cpu" or "tpu"."""
+    """The findings of compiling a step under a plan; one entry for each pipeline stage. platform: "cpu" or "tpu"."""
 
     platform: str
     stages: tuple[VerifiedStage, ...]
@@ -79,7 +79,7 @@ class Verified:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Verified:
-        """What to_dict gave, read back."""
+        """The findings from the values of to_dict."""
         stages = []
         for stage in values["stages"]:
             exchanges = tuple(Exchange(**{**e, "axes": _axes(e["axes"])}) for e in stage["exchanges"])
@@ -120,7 +120,7 @@ def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "")
 
 
 def verify_apart(config: PretrainConfig, plan: Plan, *, topology: str = "") -> Verified:
-    """What verify does, in a process of its own that has as many virtual devices as the plan needs.
+    """Run verify in a process of its own that has as many virtual devices as the plan needs.
 
     Raises PlacementError with what that process wrote if it fails.
     """

@@ -80,7 +80,8 @@ def _draw_communication(profile: StepProfile, sends: Sequence[Send], path: Path)
 
 
 def _places(profile: StepProfile) -> dict[str, tuple[float, float]]:
-    """Where each device is drawn: the inner half of the axes that have several to the right, the outer half down."""
+    """The position of each device in the drawing: the inner half of the axes of more than one device runs to the right,
+    the outer half down."""
     mesh = profile.plan.mesh
     live = [axis for axis in mesh.order if mesh.degree(axis) > 1]
     down, right = live[: len(live) // 2], live[len(live) // 2 :]

@@ -33,7 +33,7 @@ class Remedy(NamedTuple):
 
 
 def changes(recording: Recording) -> list[Remedy]:
-    """What the time is lost to, the largest gain first."""
+    """The losses of time with their remedies, the largest first."""
     profile, plan = recording.profile, recording.config.parallel_plan
     remedies = [
         Remedy(
@@ -128,7 +128,7 @@ def as_text(recording: Recording) -> str:
 
 
 def in_short(recording: Recording) -> str:
-    """What as_text begins with and the first rows of its tables, as narrow as a terminal."""
+    """The head of as_text and the first rows of its tables, in the width of a terminal."""
     profile = recording.profile
     whole = profile.step_seconds
     operators = [("ms", "share", "phase", "operator", "layer")]
@@ -170,7 +170,7 @@ def _end(tasks: Sequence[MeasuredTask]) -> float:
 
 
 def notes(recording: Recording) -> list[str]:
-    """What the figures do not tell, in sentences."""
+    """Remarks on the figures, in sentences."""
     profile, sentences = recording.profile, []
     cores = os.cpu_count() or 1
     if profile.devices[0].startswith("cpu:") and len(profile.devices) > 1:
@@ -293,7 +293,7 @@ def _placement_text(recording: Recording) -> str:
 
 
 def _stages_text(recording: Recording) -> str:
-    """Each stage's busy and idle time in the last step, measured and planned."""
+    """Busy and idle time of each stage in the last step, measured and planned."""
     tasks = recording.profile.tasks
     if not tasks:
         return ""

@@ -125,7 +125,7 @@ def _check(config: RunConfig, steps: int) -> None:
 def _train(
     trainer: Trainer, batches: Iterator[Batch], steps: int, recorder: StepRecorder | None = None
 ) -> Batch | None:
-    """So many steps, the result of each read while the next is under way; the last batch."""
+    """Run so many steps, reading the result of each while the next is under way; returns the last batch."""
     result = batch = None
     for number in range(steps):
         with RecordEvent(DATA):

@@ -1,4 +1,5 @@
-"""What recorded steps tell of a plan: a trace's kernels beside the programs they belong to, as one account of the time.
+"""Profile of recorded steps under a plan: a trace's kernels beside the programs they belong to, as one account of the
+time.
 
 Each device's time is shared out once: computing, communicating with nothing computed beside it, and idle. Communication
 is further told apart into waiting, until the last device of a group has come, and transfer after that.
@@ -54,7 +55,7 @@ class StepProgram(NamedTuple):
 
 
 class Send(NamedTuple):
-    """What one stage sends another in a step: what it is, how often, bytes a device each time."""
+    """A transfer from one stage to another in a step: its content, how often, bytes on each device each time."""
 
     source: int
     what: str
@@ -167,7 +168,7 @@ def _described(module: Module, names: _Origins, instruction: Instruction) -> _In
 
 
 class _Origins:
-    """Where the instructions of a computation come from."""
+    """Origins of the instructions of a computation."""
 
     def __init__(self, module: Module, computation: Computation) -> None:
         self.module, self.computation = module, computation
@@ -177,14 +178,15 @@ class _Origins:
                 self.users[operand].append(instruction.name)
 
     def own(self, instruction: Instruction) -> str:
-        """Of the instruction, or of the last of what it is made of that tells; "" where the compiler kept nothing."""
+        """The origin of the instruction, or of the last instruction fused into it that has one; "" where the compiler
+        kept none."""
         if instruction.op_name:
             return instruction.op_name
         inside = [i for name in instruction.called for i in self.module.computations.get(name, ())]
         return next((i.op_name for i in reversed(inside) if i.op_name), "")
 
     def near(self, instruction: Instruction) -> str:
-        """Of the nearest that it reads and that has a layer, else of the nearest that reads it."""
+        """The origin of the nearest operand that has a layer, else of the nearest instruction that reads it."""
         return self._nearest(instruction, lambda i: i.operands) or self._nearest(
             instruction, lambda i: self.users.get(i.name, ())
         )
@@ -374,7 +376,7 @@ class _Rows:
         row.by_device[device] += time / self.second
 
     def count(self, program: _ReadProgram, name: str, runs: int) -> None:
-        """So many runs of an instruction, on all devices together."""
+        """Add runs of an instruction, on all devices together."""
         self._row(program, name).flop += program.instructions[name].flop * runs * 1e9 / self.second
 
     def _row(self, program: Any, name: str) -> OperatorTime:
@@ -400,7 +402,7 @@ class _Collectives:
         setattr(row, part, getattr(row, part) + time / self.second / count)
 
     def count(self, program: _ReadProgram, name: str, runs: int) -> None:
-        """So many runs, on all devices together."""
+        """Add runs, on all devices together."""
         row, count = self._row(program, name)
         steps = self.second / 1e9
         what: CollectiveInstruction = program.collectives[name]

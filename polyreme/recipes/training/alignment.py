@@ -136,8 +136,9 @@ class _AnswerScores(_OfPairs):
 def score_reference(
     config: FinetuneConfig, trainer: Any, data: Any, folder: Path, say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Give the pairs that the run reads what the model says of them as it begins, computed once under the run's plan,
-    and kept in the run's folder for when it resumes. With adapters that is the base, as they begin with nothing.
+    """Set the reference scores of the pairs that the run reads: the log-probabilities by the model as the run begins,
+    computed once under the run's plan and stored in the run's folder for when it resumes. With adapters that model is
+    the base, as adapters begin at zero.
 
     Other pairs have NaN, so that none is read unnoticed. say: takes lines of how far it is.
     """
@@ -161,7 +162,7 @@ def score_reference(
 
 
 def _rows_read(config: FinetuneConfig, data: Any) -> list[np.ndarray]:
-    """Of each data set, the pairs that the steps and validations of a run read."""
+    """The pairs of each data set that the steps and validations of a run read."""
     size = config.train.global_batch
     validated = (
         min(config.log.validation_batches, len(data.validation) // size) if config.log.validation_interval else 0
@@ -178,7 +179,8 @@ def _rows_read(config: FinetuneConfig, data: Any) -> list[np.ndarray]:
 
 
 def read_scores(path: Path, digest: str) -> list[np.ndarray] | None:
-    """What score_reference kept of these pairs and weights, None for nothing or that of others."""
+    """The scores that score_reference stored for these pairs and weights; None if there are none, or those of
+    others."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -231,7 +233,7 @@ class RewardHead(Layer):
 
 
 def add_reward_head(model: Any, config: FinetuneConfig) -> None:
-    """Let a decoder say how good a text is: model.reward_head, which trains whatever else does."""
+    """Add a reward head to a decoder, model.reward_head, which scores a text. It trains whichever other parameters do."""
     model.add_sublayer("reward_head", RewardHead(model.config.hidden_size))
 
 

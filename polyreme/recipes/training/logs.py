@@ -1,4 +1,4 @@
-"""What a run leaves to read: metrics.jsonl, which is the truth, TensorBoard files, and a picture of the loss.
+"""Logs of a run: metrics.jsonl, which the others are made from, TensorBoard files, and a picture of the loss.
 
 tensorboardX and matplotlib come with the extra polyreme[logs] and are imported when asked for.
 """

@@ -1,4 +1,5 @@
-"""How far a run is: rates measured between reports, shown as a live line on a terminal and as plain lines elsewhere."""
+"""Progress of a run: rates measured between reports, shown as a live line on a terminal and as plain lines
+elsewhere."""
 
 import os
 import sys

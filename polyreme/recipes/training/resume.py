@@ -1,4 +1,5 @@
-"""What may change between a run and its continuation, and how a change that may not is reported."""
+"""Rules for resuming: the settings that may change between a run and its continuation, and the error for one that may
+not."""
 
 from collections.abc import Mapping
 from typing import Any

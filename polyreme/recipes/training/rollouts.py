@@ -101,7 +101,7 @@ class Rollouts:
         trainer.model.train()
 
     def __call__(self, batch: Batch, step: int) -> Batch:
-        """What the loss takes, given prompts and answers that are known, as PromptDataset has them."""
+        """The inputs of the loss, given prompts and known answers as PromptDataset has them."""
         group, seq = self.config.group_size, self.config.max_seq_len
         shape = (len(batch.ids), group, seq)
         tokens, labels = np.zeros(shape, np.int64), np.full(shape, NO_LABEL, np.int64)
@@ -182,7 +182,7 @@ class Prompts(TuningData):
 
     @property
     def summary(self) -> str:
-        """How much it is, in words."""
+        """The size of the data, in words."""
         lost = f"; {self.left_out:,} left out, which leave no room for an answer" if self.left_out else ""
         return f"{len(self.train):,} prompts{lost}"
 
@@ -239,7 +239,7 @@ def check_prompts(batch: Batch, model: ModelConfig, what: str) -> None:
 
 
 def random_groups(config: FinetuneConfig, steps: int) -> list[tuple[np.ndarray, Any]]:
-    """For each step tokens [batch, group, seq] and what the loss takes beside them, drawn from the train seed."""
+    """Random tokens [batch, group, seq] and the other inputs of the loss for each step, drawn from the train seed."""
     rng = np.random.default_rng(config.train.seed)
     shape = (config.train.global_batch, config.group_size, config.max_seq_len)
     batches: list[tuple[np.ndarray, Any]] = []

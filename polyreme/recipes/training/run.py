@@ -384,7 +384,7 @@ class _TrainingRun:
             keep_config(self.trainer.model, self.folder)
 
     def _show_sample(self, step: int, log: RunLog | None, progress: ProgressDisplay) -> None:
-        """What the model writes after the prompt."""
+        """Show the text that the model writes after the prompt."""
         config, sample = self.config, self.config.samples.sample
         if config.log.sample_tokens and self.corpus.tokenizer is not None and sample is not None:
             text = sample.load()(self.corpus, self.trainer.model, config, self.trainer.logits)

@@ -11,8 +11,8 @@ from polyreme.distributed.planned_step import PlannedStep
 
 
 def first_bad_of_stages(planned: PlannedStep, tokens: Any, labels: Any) -> str | None:
-    """Name of the first tensor that is not finite when the batch is computed again over stages: parameters, the loss of
-    each microbatch, then gradients from the last to the first; None if all are finite."""
+    """The first tensor that is not finite when the batch is computed again over stages, by name: parameters, the loss
+    of each microbatch, then gradients from the last to the first; None if all are finite."""
     parameters = list(planned.model.named_parameters())
     for name, p in parameters:
         if not _is_finite(p._array):

@@ -1,4 +1,4 @@
-"""What the ranks of a job record, gathered on rank 0 as one trace."""
+"""Traces of the ranks of a job, gathered on rank 0 as one."""
 
 from __future__ import annotations
 

@@ -97,9 +97,9 @@ class Trainer:
         return self.planned.outputs if is_elsewhere else None
 
     def expert_loads(self) -> dict[str, float]:
-        """Of the last step and each layer of experts, where the run logs them: load/NAME, the most choices that fell on
-        an expert over the mean, and dropped/NAME, how many a capacity left out. Waits for the step; if the mesh spans
-        processes, each must call it."""
+        """Loads of experts in the last step, for each layer of experts, where the run logs them: load/NAME, the most
+        choices that fell on an expert over the mean, and dropped/NAME, how many a capacity left out. Waits for the
+        step; if the mesh spans processes, each must call it."""
 
         def on_host(tensor: Tensor) -> np.ndarray:
             return np.asarray(replicas.whole(tensor._array, self.layout.replicated()))
@@ -112,7 +112,7 @@ class Trainer:
         return loads
 
     def share_text(self) -> str:
-        """How many of the parameters train, in words."""
+        """The share of the parameters that train, in words."""
         parameters = self.model.parameters()
         trained, total = sum(p.size for p in parameters if p.trainable), sum(p.size for p in parameters)
         return f"{trained:,} of {total:,} parameters train, {100 * trained / total:.3g}%"
@@ -120,7 +120,7 @@ class Trainer:
     # what went wrong
 
     def first_bad_tensor(self, tokens: Any, labels: Any, key: Tensor) -> str | None:
-        """Name of the first tensor that is not finite when this batch is computed again from the same random key.
+        """The first tensor that is not finite when this batch is computed again from the same random key, by name.
 
         Parameters come first, then the layers' outputs in the order of the forward, the loss, and gradients in the
         order of the backward; None if all are finite. For use after a failure: it compiles a program of its own.
@@ -198,7 +198,8 @@ class Trainer:
         return step.spike_statistic if self.planned.is_staged else step.step.spike_statistic
 
     def host_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the arrays, as plain JSON: what spikes are measured by."""
+        """The state that a checkpoint keeps beside the arrays, as plain JSON: the history that spikes are measured
+        against."""
         statistic = self._spike_statistic
         return {} if statistic is None else {"spikes": np.asarray(statistic._array).tolist()}
 
@@ -254,7 +255,7 @@ _OPTIMIZER = "optimizer/"
 
 
 def told(result: StepResult) -> dict[str, float]:
-    """What the loss of a stage tells beside itself, the mean over a step's microbatches, by name."""
+    """The figures that a stage's loss reports beside the loss, each the mean over a step's microbatches, by name."""
     parts = [told for _, told in result.parts if told]
     return {name: float(np.mean([float(part[name]) for part in parts])) for name in parts[0]} if parts else {}
 
@@ -271,17 +272,17 @@ def loss_of_config(config: RunConfig) -> Callable[[Any, Any, Any], Any] | None:
 
 
 def count_of_config(config: RunConfig) -> Callable[[Any], int] | None:
-    """How many of a microbatch's labels its mean loss is over; None where that is all of them."""
+    """The count of labels in a microbatch that its mean loss is over; None where that is all of them."""
     return num_counted if config.samples.is_counted(config) else None
 
 
 def num_counted(labels: Any) -> int:
-    """How many labels a loss does not leave out."""
+    """The number of labels that a loss does not ignore."""
     return int(np.count_nonzero(np.asarray(labels) != NO_LABEL))
 
 
 def _saved(tensor: state.TensorState) -> Any:
-    """What a checkpoint takes of a Tensor."""
+    """The array of a Tensor that goes into a checkpoint."""
     return tensor._array.saved if isinstance(tensor._array, state.Elsewhere) else tensor._array
 
 
@@ -314,7 +315,7 @@ def _routers(model: Any) -> dict[str, Router]:
 
 
 def step_policy(train: TrainConfig) -> StepPolicy:
-    """How a configuration's training step computes."""
+    """The StepPolicy of a configuration."""
     precision = MixedPrecision(train.amp_level, train.amp_dtype, master_grad=True)
     spikes = None if train.spike == "none" else SpikePolicy(train.spike, train.spike_sigmas)
     return StepPolicy(precision, non_finite=train.non_finite, spikes=spikes)

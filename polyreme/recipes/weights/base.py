@@ -33,7 +33,7 @@ from polyreme.recipes.weights.tuning import tune
 
 
 def checkpoints_of(folder: Path) -> Path:
-    """Where a run keeps its checkpoints. Raises CheckpointError for a folder that is no run's."""
+    """The folder of a run's checkpoints. Raises CheckpointError for a folder that is no run's."""
     checkpoints = folder / "checkpoints"
     if not is_run(folder):
         raise CheckpointError(f"{folder}: no checkpoints/ in it; give the output folder of a run, such as runs/gpt_kjv")
@@ -87,7 +87,7 @@ def _without_tuning(model: Any, meta: Mapping[str, Any]) -> Any:
 
 
 def base_digest(name: str) -> str:
-    """Of the weights, 32 hex digits: other weights have another."""
+    """The digest of the weights, 32 hex digits."""
     path = resolve(name)
     if not is_run(path):
         return weights_digest(path)
@@ -100,7 +100,7 @@ def base_digest(name: str) -> str:
 
 @lru_cache(maxsize=8)
 def dimensions(name: str, seq_len: int) -> ModelConfig:
-    """What a configuration says of a model of these weights, trained on rows of so many tokens.
+    """The dimensions that a configuration would have for a model with these weights, trained on rows of so many tokens.
 
     Raises ConfigError for weights of a model that writes no tokens, and for rows that are longer than it can read.
     """

@@ -1,4 +1,4 @@
-"""What fine-tuning trained, made one with the weights that it began with, in a folder of published weights."""
+"""Merges what fine-tuning trained with the weights it began from, in a folder of published weights."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Change:
-    """What is to be done to weights: trained ones take their place, products are added to them."""
+    """A change of weights: trained ones replace them, products are added to them."""
 
     trained: Mapping[str, np.ndarray]
     products: Mapping[str, LowRank]

@@ -1,4 +1,4 @@
-"""What `polyreme models` and `polyreme convert` do: say what published weights are, check them, write a folder."""
+"""Published weights for `polyreme models` and `polyreme convert`: describe them, check them, write a folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MatchedWeights(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """Of all tensors."""
+        """The number of elements of all tensors."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     def read(self, name: str) -> np.ndarray:
@@ -63,7 +63,7 @@ class MatchedWeights(NamedTuple):
         return self.sources[name].read(tuple(slice(None) for _ in self.shapes[name]))
 
     def dtypes(self) -> list[str]:
-        """What the tensors are stored in, the most used first."""
+        """The dtypes that the tensors are stored in, the most used first."""
         names = [source.dtype.name for source in self.sources.values()]
         return sorted({*names}, key=lambda name: (-names.count(name), name))
 
@@ -93,7 +93,7 @@ def show_lines(what: str, ignore: Sequence[str] = ()) -> Iterator[str]:
 
 
 def family_lines(family: Family | Architecture, published: PublishedFamily) -> Iterator[str]:
-    """What a family is: its architecture and the settings of its config."""
+    """The description of a family: its architecture and the settings of its config."""
     keys = {ours: theirs for theirs, ours in published.keys.items()}
     yield f"family        {family.name}"
     yield f"architecture  {published.architecture}, model_type {published.model_type}"
@@ -110,7 +110,7 @@ def family_lines(family: Family | Architecture, published: PublishedFamily) -> I
 
 
 def describe_lines(path: Path, ignore: Sequence[str] = ()) -> Iterator[str]:
-    """What lies at a path, read from config.json and the files' headers alone."""
+    """The description of the weights at a path, read from config.json and the files' headers alone."""
     opened = open_published(path, needs_weights=False)
     config = read_family_config(opened, ignore)
     model = build_without_values(opened, config)
@@ -342,7 +342,7 @@ def _first_unequal(want: np.ndarray, got: np.ndarray) -> str:
 
 
 def _outputs(path: Path, ignore: Sequence[str]) -> list[np.ndarray]:
-    """What the model gives of the same made-up inputs."""
+    """The model's outputs for fixed example inputs."""
     model = load_pretrained(path, dtype="auto", ignore=ignore)
     inputs = model.example_inputs(np.random.default_rng(0), _TOKENS)
     with no_grad():

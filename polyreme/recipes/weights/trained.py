@@ -111,8 +111,8 @@ def load_adapters(
 def drafting(
     speculative: str | None, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: str | None = None
 ) -> Speculation | None:
-    """How tokens are drafted, for texts of a tokenizer: not if None, by "ngram", or by the decoder at a path as of
-    load_writer. Raises ConfigError for one whose tokens are others."""
+    """The method of drafting tokens for texts of a tokenizer: none if None, "ngram", or the decoder at a path as of
+    load_writer. Raises ConfigError for a decoder with other tokens."""
     if speculative is None:
         return None
     if speculative == "ngram":

@@ -1,4 +1,4 @@
-"""Which parameters of a loaded model a fine-tuning run trains, and how."""
+"""The choice of the parameters that a fine-tuning run trains, adapters included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyreme.recipes.finetune_config import FinetuneConfig
 
 
 def tune(model: Any, config: FinetuneConfig) -> None:
-    """Let the parameters train that the configuration names, those of adapters included, and no others.
+    """Make the parameters that the configuration names trainable, those of adapters included, and no others.
 
     Raises ConfigError for blocks and linear maps that the model has not.
     """
@@ -47,7 +47,7 @@ def tune(model: Any, config: FinetuneConfig) -> None:
 
 
 def lora_of(config: FinetuneConfig) -> LoRA:
-    """How linear maps are adapted."""
+    """The LoRA settings of linear maps."""
     return LoRA(
         rank=config.lora_rank,
         alpha=config.lora_alpha,

@@ -220,8 +220,8 @@ class _Watching(Capture):
 
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.tracing.took(args, kwargs)
-            return self.tracing.gave(forward(*args, **kwargs))
+            self.tracing.record_arguments(args, kwargs)
+            return self.tracing.record_results(forward(*args, **kwargs))
 
         return run
 
@@ -306,11 +306,11 @@ class _Tracing:
         """Dotted name of the innermost Layer; what is called after the model is the loss."""
         return self.traced.calls[self.open[-1]].path if self.open else "loss"
 
-    def took(self, args: tuple, kwargs: dict[str, Any]) -> None:
+    def record_arguments(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Record the arguments of the innermost Layer's forward."""
         self.traced.calls[self.open[-1]].inputs = self._values_of((args, kwargs))
 
-    def gave(self, result: Any) -> Any:
+    def record_results(self, result: Any) -> Any:
         """Record the results of the innermost Layer's forward."""
         self.traced.calls[self.open[-1]].outputs = self._values_of(result)
         return result

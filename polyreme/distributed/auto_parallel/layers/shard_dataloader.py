@@ -16,7 +16,7 @@ from polyreme.io.dataloader import DataLoader
 
 
 class ShardDataloader:
-    """A loader of another loader's batches, placed on meshes; shard_dataloader makes it. Its length is that loader's."""
+    """A loader of another loader's batches, placed on meshes, as shard_dataloader makes it. Of the same length."""
 
     input_keys: list[str] | None
 

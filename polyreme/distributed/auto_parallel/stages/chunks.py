@@ -181,7 +181,8 @@ class _Forwards:
 
     @staticmethod
     def _guard(part: Slice) -> None:
-        """The guard of a captured chunk: it serves as long as its Layers stay in their mode and keep their sublayers."""
+        """The guard of a captured chunk: it serves as long as its Layers stay in their mode and keep their
+        sublayers."""
         capture = state.watch.active
         if isinstance(capture, Capture):
             for layer in part.layers:
