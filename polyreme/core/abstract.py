@@ -50,7 +50,7 @@ class Abstract(np.ndarray):
 
     @property
     def described(self) -> jax.ShapeDtypeStruct:
-        """What jax lowers a program for."""
+        """The argument types that jax lowers a program for."""
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
 
 

@@ -1,4 +1,5 @@
-"""Which dtype an op's inputs are cast to under autocast: each op declares its class, the policy says what it means.
+"""The dtype that an op's inputs are cast to under autocast: each op declares its class, the policy maps classes to
+dtypes.
 
 A policy is hashable and part of every kernel's cache key; the cast happens inside the kernel, where it
 fuses.

@@ -1,4 +1,4 @@
-"""What public functions take, as editors and type checkers read it: one alias for each kind of argument."""
+"""Type aliases for arguments of public functions, one for each kind of argument, for editors and type checkers."""
 
 from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeAlias

@@ -42,7 +42,7 @@ def arguments_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 
 
 def keywords_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call of any function says, by keyword, no defaults filled in. Raises TypeError as the call would."""
+    """The arguments of a call of any function by keyword, no defaults filled in. Raises TypeError as the call would."""
     signature = inspect.signature(function)
     keywords: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():

@@ -23,7 +23,7 @@ def _ask_for_devices() -> None:
 
 
 def _ask_for_quick_compilation() -> None:
-    """Let XLA on CPU emit LLVM code itself, not by way of MLIR: ops compile in half the time and run as fast.
+    """Make XLA on CPU emit LLVM code itself, not by way of MLIR: ops compile in half the time and run as fast.
 
     Only for a jaxlib known to have the option: XLA ends a process whose XLA_FLAGS it does not know.
     """
@@ -85,7 +85,7 @@ def _num_virtual_devices() -> int:
 
 
 def step_options() -> dict[str, Any] | None:
-    """What jax.jit is told of a program that holds a forward and its backward, for select.platform: xla_flags, and what
+    """Options of jax.jit for a program that holds a forward and its backward, for select.platform: xla_flags, and what
     the plugin says whose device is the default one."""
     plugin = None if select.absent_device() else plugins.of_default_device()
     if plugin is None:
@@ -104,7 +104,7 @@ def step_options_for(platform: str, absent: Device | None, plugin: str = "") -> 
 
 
 def options_alone(table: Mapping[str, tuple[xla_flags.Option, ...]]) -> dict[str, Any] | None:
-    """What jax.jit is told of a program that is run by itself, for select.platform. table: one of xla_flags."""
+    """Options of jax.jit for a program that is run by itself, for select.platform. table: one of xla_flags."""
     return xla_flags.chosen(select.platform(), os.environ, table) or None
 
 
@@ -126,7 +126,7 @@ def prepare_for_processes() -> None:
 
 
 def run_in_calling_thread() -> None:
-    """Let CPU programs run in the thread that calls them; takes effect until the first array exists, process-wide.
+    """Make CPU programs run in the thread that calls them; takes effect until the first array exists, process-wide.
 
     Handing a program to another thread and waiting for it costs 28 us on the machine of benchmarks/results/inference*,
     which a server that reads each result at once pays for nothing; a program that a training loop does not wait for is

@@ -24,7 +24,7 @@ _NOT_TRACING = get_opaque_trace_state()
 
 
 class Alone(NamedTuple):
-    """What is told to XLA of a program that is run by itself.
+    """XLA options of a program that is run by itself.
 
     table: one of xla_flags. fits: whether that is good for a call of these arrays; None if for any.
     """
@@ -91,7 +91,7 @@ class ProgramAlone:
         return self._alone(*args)
 
     def clear_cache(self) -> None:
-        """Let go of every program, as that of jax.jit's functions."""
+        """Release every program, like clear_cache of jax.jit's functions."""
         for program in (self._inside, self._alone):
             if program is not None:
                 program.clear_cache()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What lies in the devices' memory, by part, and what is said when it does not suffice.
+"""Use of the devices' memory by part, and the error for an allocation that fails.
 
 Who keeps arrays says which of the process's objects do, by `part`; that is asked for only when an
 allocation has failed, so that nothing is counted while all goes well.
@@ -86,7 +86,7 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
 
 
 def _keepers() -> dict[str, list[tuple[Any, Find]]]:
-    """Of each part, the objects of this process that keep arrays of it, with what finds these."""
+    """The objects of this process that hold arrays, by part, each with the function that lists its arrays."""
     keepers: dict[str, list[tuple[Any, Find]]] = {name: [] for name in PARTS}
     finds_of: dict[int, list[tuple[str, Find]]] = {}
     for one in gc.get_objects():
@@ -119,8 +119,8 @@ def _bytes_of(array: jax.Array) -> Iterator[tuple[Any, int]]:
 
 
 def raise_explained(error: BaseException, what: str, *, waited: bool = False) -> NoReturn:
-    """Where an error of XLA is handled: raise the DeviceMemoryError of an allocation that failed in `what`, any other
-    error again. waited: what failed had been started before; the captured program that was called last is named."""
+    """Raise an error of XLA again: as a DeviceMemoryError if an allocation failed in `what`, else as it is. waited:
+    what failed had been started before; the captured program that was called last is named."""
     if not is_out_of_memory(error):
         raise error
     program = running.program() if waited else None
@@ -141,7 +141,7 @@ def raise_explained(error: BaseException, what: str, *, waited: bool = False) ->
 
 
 def changes(asked: int, parts: dict[str, int], most: int = 3) -> list[Saving]:
-    """What to change where activations, gradients and state are so large, the least loss of speed first.
+    """Changes that would help where activations, gradients and state are this large, the least loss of speed first.
 
     Predicted from what is there: what a step still has to allocate counts as activations.
     """

@@ -107,7 +107,7 @@ default: _Default = _Default()
 
 
 def get_default_dtype() -> str:
-    """Name of the dtype given to Python floats and to integers an op turns into floats."""
+    """The name of the dtype of Python floats, and of integers that an op turns into floats."""
     return default.dtype.name
 
 
@@ -229,8 +229,8 @@ def convert(x: Any, dtype: np.dtype) -> Any:
 
 
 def not_a_number(dtype: np.dtype) -> Any:
-    """What stands for NaN where code that cannot raise has no result: NaN, the lowest integer, of unsigned ones the
-    highest, and True.
+    """The value that stands for NaN where code that cannot raise has no result: NaN, the lowest integer, of unsigned
+    ones the highest, and True.
     """
     if is_inexact(dtype):
         return float("nan")

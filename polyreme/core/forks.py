@@ -14,7 +14,8 @@ from polyreme.errors import DeviceError
 
 
 class _Fork:
-    """What this process knows of being a fork."""
+    """The state of this process as a fork: whether its parent had used a device, and the watcher that then refuses
+    calls."""
 
     def __init__(self) -> None:
         self.was_used = False
@@ -34,7 +35,8 @@ class Refusal:
     """A watcher of Tensors that refuses all but reading what is on the host already."""
 
     def host_read(self, tensor: Any, what: str) -> None:
-        """Nothing for a finished array in the host's memory; DeviceError for one that a device would have to give."""
+        """Check an array that the host is to read: raises DeviceError in a fork unless it is finished and in the host's
+        memory."""
         array = tensor._array
         if not (array.is_ready() and all(device.platform == "cpu" for device in array.devices())):
             refuse(what)

@@ -53,7 +53,7 @@ def reusing(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def reuse_contexts() -> None:
-    """Let jax lower with contexts that live on; a jax that keeps them itself, or takes none, is left as it is."""
+    """Make jax lower with contexts that live on; a jax that keeps contexts itself, or takes none, is left as it is."""
     if jax.__version_info__ >= (0, 11):
         return
     module = mlir.ModuleContext

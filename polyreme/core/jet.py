@@ -28,7 +28,7 @@ _MOST_APART = 4
 
 @dataclass(frozen=True)
 class JetSpec:
-    """What is propagated: `order` coefficients along each of `directions` directions.
+    """The shape of a propagation: `order` coefficients along each of `directions` directions.
 
     collapsed: of the highest only the sum over directions.
     """
@@ -44,12 +44,12 @@ class JetSpec:
 
     @property
     def ways(self) -> int:
-        """How many lists of coefficients a value has, besides the collapsed one."""
+        """The number of lists of coefficients of a value, besides the collapsed one."""
         return 1 if self.stacked else self.directions
 
     @property
     def own(self) -> int:
-        """How many coefficients each of them has."""
+        """The number of coefficients in each list."""
         return self.order - self.collapsed
 
 

@@ -1,4 +1,4 @@
-"""How Taylor coefficients go through one primitive: a table of rules, and nested forward mode for all the others.
+"""Propagation of Taylor coefficients through one primitive: a table of rules, and nested forward mode for all others.
 
 A series is [c1, ..., cK], the coefficients of f(x + v t + ...) = f0 + c1 t + c2 t^2 + ..., so c_k is the
 k-th derivative over k!; a coefficient that is known to be zero is None. With the value in front the same list is called

@@ -67,7 +67,7 @@ class Layout:
         return self._reordered[ways]
 
     def sharding(self, kind: str, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-        """Where a tensor of this kind and these logical dims goes.
+        """The sharding of a tensor of this kind and these logical dims.
 
         kind: "param", "grad", "state", "act", or "use", which is a parameter while an op reads it.
         """
@@ -75,7 +75,7 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def activation(self, dims: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-        """Where an activation goes; a dim that its axes do not divide (a batch of one, say) is left whole."""
+        """The sharding of an activation; a dim that its axes do not divide (a batch of one, say) is left whole."""
         fitting = [d if d and self.ways(d, size) > 1 else None for d, size in zip(dims, shape, strict=True)]
         return self.sharding("act", fitting, shape)
 
@@ -96,8 +96,8 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def stageless(self) -> NamedSharding:
-        """Where what belongs to no stage lies whole, such as the random key: on every device, or on those of the first
-        stage where stages have several kinds."""
+        """The sharding of arrays that belong to no stage, such as the random key, whole: on every device, or on those
+        of the first stage where stages have several kinds."""
         return (self.stages[0] if self.is_mixed else self).replicated()
 
     def tracing(self) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""What happens when an op is called: run it now, or record it. One interpreter is current at a time."""
+"""The interpreter of op calls, which runs an op now or records it. One is current at a time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

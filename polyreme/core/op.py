@@ -152,7 +152,7 @@ class Op:
         )
 
     def attribute(self, index: int, value: Any) -> Any:
-        """What the kernel takes for a caller's value of the attribute at this position, hashable."""
+        """The kernel's value, hashable, of the attribute at this position for a caller's value."""
         frozen = freeze(value)
         return _single(frozen) if hasattr(value, "ndim") and index in self.single else frozen
 
@@ -337,7 +337,7 @@ _UNBROADCAST = re.compile(r"ncompatible (?:shapes|types) for broadcasting")
 
 
 def _unbroadcast(text: str) -> str:
-    """What to say where jax's message is of shapes that do not broadcast, with the dims that differ; else ""."""
+    """The message for shapes that do not broadcast, with the dims that differ; "" if jax's error is another one."""
     if not _UNBROADCAST.search(text):
         return ""
     shapes = [[int(n) for n in re.findall(r"\d+", sizes)] for sizes in re.findall(r"[(\[]([\d, ]*)[)\]]", text)]
@@ -546,7 +546,7 @@ def _is_one(annotation: Any, value: Any) -> bool:
 
 
 def _numbers(annotation: Any) -> str:
-    """What an annotation of numbers says, in words."""
+    """The meaning of an annotation of numbers, in words."""
     words = {bool: "True or False", int: "an integer", float: "a number", complex: "a number", type(None): "None"}
     return " or ".join(dict.fromkeys(words[choice] for choice in _choices(annotation)))
 

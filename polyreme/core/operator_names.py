@@ -23,7 +23,7 @@ _RENAMED = {
 
 
 def newer_names(name: str) -> list[str]:
-    """What an operator may be called today, the likeliest first; a 2 or _v2 at the end marks a second version.
+    """Today's possible names of an operator, the likeliest first; a 2 or _v2 at the end marks a second version.
 
     >>> newer_names("elementwise_div"), newer_names("matmul_v2")
     (['elementwise_div', 'divide'], ['matmul_v2', 'matmul'])

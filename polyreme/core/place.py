@@ -63,7 +63,7 @@ class Place:
         return self.get_device_id()
 
     def custom_device_type(self) -> str:
-        """Name of another platform; empty for the known ones."""
+        """The name of a platform that is not built in; empty for those that are."""
         return self.platform if self.is_custom_place() else ""
 
     def device(self) -> backend.Device:
@@ -108,7 +108,7 @@ class CUDAPinnedPlace(Place):
         super().__init__("gpu_pinned")
 
     def device(self) -> Any:
-        """Where arrays go: memory of the host that the first GPU reads. Raises DeviceError without a GPU."""
+        """The device of arrays: host memory that the first GPU reads. Raises DeviceError without a GPU."""
         return jax.sharding.SingleDeviceSharding(CUDAPlace(0).device(), memory_kind="pinned_host")
 
 
@@ -147,13 +147,13 @@ def set_device(device: Any) -> Place:
 
 
 def default_place() -> Place:
-    """Where new Tensors go."""
+    """The place of new Tensors."""
     chosen = backend.config.jax_default_device
     return as_place(chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0])
 
 
 def get_device() -> str:
-    """Where new Tensors go, as "cpu" or "gpu:0"."""
+    """The place of new Tensors, as "cpu" or "gpu:0"."""
     place = default_place()
     return "cpu" if place.is_cpu_place() else f"{place.platform}:{place.index}"
 

@@ -36,7 +36,7 @@ def interface_version(library: str) -> str:
 
 
 def start(name: str, library: str, options: dict[Any, Any]) -> list[str]:
-    """What the library's devices are, after a program on the first of them."""
+    """Start the library and run a program on its first device; the description of its devices."""
     import jax  # noqa: PLC0415  (a library that is no plugin is refused before)
     import numpy as np  # noqa: PLC0415
     from jax.extend import backend  # noqa: PLC0415

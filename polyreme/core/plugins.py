@@ -111,7 +111,7 @@ def name_of(device: Any) -> str | None:
 
 
 def kind_of(device: Any) -> str:
-    """What a plan calls devices like this one: the name that they were registered under, or jax's platform."""
+    """The name that plans use for devices like this one: the name they were registered under, or jax's platform."""
     return name_of(device) or device.platform
 
 
@@ -196,7 +196,8 @@ def _fault(run: subprocess.CompletedProcess[str], answer: Mapping[str, Any]) -> 
 
 
 def _answer(text: str) -> dict[str, Any]:
-    """What the probe printed last of each key: it says how far it came, so that a crash still has a version."""
+    """The last value that the probe printed for each key: it tells how far it came, so that a crash still has a
+    version."""
     answer: dict[str, Any] = {}
     for line in text.splitlines():
         if line.startswith('{"probe"'):

@@ -71,7 +71,7 @@ class ProgramBound:
             self.let_go(f"they take {self.num_programs * PROGRAM_BYTES / 1e6:,.0f} MB")
 
     def let_go(self, reason: str) -> None:
-        """Let go of half of the programs: those of the functions that have most. What is needed again is loaded."""
+        """Release half of the programs, of the functions that have most. A program that is needed again is loaded."""
         names = []
         most_first = sorted(self._all(), key=lambda programs: programs.count, reverse=True)
         self.num_programs = total = sum(programs.count for programs in most_first)
@@ -94,7 +94,7 @@ class ProgramBound:
             )
 
     def clear(self) -> None:
-        """Let go of every program of this process, those of captured functions too."""
+        """Release every program of this process, those of captured functions too."""
         jax.clear_caches()
         for programs in self._all():
             programs.count = 0

@@ -1,4 +1,4 @@
-"""What every Tensor is underneath: an array, its place in the tape, and the capture that may be watching it.
+"""The state of every Tensor: an array, its place in the tape, and the capture that may be watching it.
 
 Eager Tensors and random generators are made of this; capture sees all of a program's state through it.
 """
@@ -87,7 +87,7 @@ class Elsewhere:
 
     @property
     def saved(self) -> Any:
-        """What a checkpoint takes in its place."""
+        """The value that a checkpoint saves in its place."""
         raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -114,7 +114,7 @@ class Elsewhere:
 
 
 class Watcher(Protocol):
-    """What watches the Tensors and Layers of a thread while its code is captured or recorded.
+    """The watcher of a thread's Tensors and Layers while its code is captured or recorded.
 
     stages: Tensors may have no values. made: ids of the Tensors made inside. converted: fn -> fn with its control flow
     converted.
@@ -191,7 +191,7 @@ class _Watch(threading.local):
         self.active: CodeWatcher | ProgramRecorder | None = forks.fork.refusal
 
     def start_again(self) -> None:
-        """What a process starts with that has just been forked."""
+        """Set the watcher of a process that has just been forked."""
         self.active = self.active if forks.fork.refusal is None else forks.fork.refusal
 
 
@@ -217,7 +217,7 @@ def code_watcher() -> CodeWatcher | None:
 
 
 def recorder() -> ProgramRecorder | None:
-    """What records this thread's calls into a static Program; None where they are not."""
+    """The Recorder of this thread's calls into a static Program; None if there is none."""
     active = watch.active
     return active if active is not None and active.records is True else None
 
@@ -231,7 +231,7 @@ def require_recorder(what: str) -> ProgramRecorder:
 
 
 class _Changes:
-    """How often something changed, anywhere: a captured program looks at it again when this moves."""
+    """A counter of changes anywhere: a captured program checks its guards again when it has moved."""
 
     __slots__ = ("version",)
 
@@ -301,7 +301,7 @@ def host(tensor: TensorState, what: str) -> np.ndarray:
 
 
 class _Gathering:
-    """How an array that lies in pieces over processes is read; polyreme.distributed knows, which stands above."""
+    """The function that reads an array in pieces over processes; polyreme.distributed, on a higher floor, sets it."""
 
     def __init__(self) -> None:
         self.gather: Callable[[Any, str], np.ndarray] | None = None

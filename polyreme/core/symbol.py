@@ -68,7 +68,7 @@ class DynamicSize(int):
 
     @property
     def described(self) -> str:
-        """What a message calls it."""
+        """The name of the symbol in messages."""
         return f"size {self.dim} of {self.symbol!r}"
 
     __add__, __radd__ = _operator("__add__"), _operator("__radd__")
@@ -139,9 +139,7 @@ class Symbol:
         return self.known is not None and not np.array_equal(*self.known)
 
     def at(self, probe: int) -> Any:
-        """What shape inference takes in its place: an abstract array with the probe for every dynamic dim, or the
-        known value.
-        """
+        """The value for shape inference: an abstract array with the probe for every dynamic dim, or the known value."""
         if self.known is not None:
             return self.known[PROBES.index(probe)]
         if self.sizes is not None:

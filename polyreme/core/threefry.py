@@ -55,5 +55,5 @@ def _four_rounds(high: jax.Array, low: jax.Array, rotations: jax.Array | list) -
 
 
 def lower_on_cpu() -> None:
-    """Let every program for CPU that is lowered from now on draw its random numbers this way."""
+    """Make every program for CPU that is lowered from now on draw its random numbers this way."""
     mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry2x32, multiple_results=True), platform="cpu")

@@ -185,7 +185,7 @@ def chosen(
 
 
 def known(options: Mapping[str, bool | int | str], device: Any = None) -> dict[str, bool | int | str]:
-    """Those options that the compiler for a device takes, one of the default backend if None; the others are logged.
+    """The options that the compiler for a device knows, a device of the default backend if None; others are logged.
 
     Asked by compiling a small program with all of them, and once more for each that is not known.
     """

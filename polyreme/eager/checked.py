@@ -1,4 +1,4 @@
-"""How ops are run in the checked mode: as always, and what each gives is looked at; see core.checked."""
+"""Calls of ops in the checked mode: the results of each are looked at; see core.checked."""
 
 from __future__ import annotations
 

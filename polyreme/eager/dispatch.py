@@ -250,7 +250,8 @@ def _check_integers(op: Op, values: Sequence[int], arrays: Sequence[Any]) -> Non
 
 
 def _attribute(value: Any) -> tuple:
-    """What tells an attribute from others: 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0."""
+    """The key that distinguishes an attribute from others: 1, 1.0 and True are equal and hash alike, and so are 0.0 and
+    -0.0."""
     cls = value.__class__
     if cls is list or cls is tuple or cls is Size:
         return (len(value), *map(type, value), *value)

@@ -1,4 +1,4 @@
-"""What a Tensor says of its place on a mesh of processes: is_dist(), process_mesh, placements and its local part.
+"""Members of a Tensor about its place on a mesh of processes: is_dist(), process_mesh, placements and its local part.
 
 What they answer is found in distributed.auto_parallel, which stands above and sets `lookup` when loaded.
 """
@@ -33,7 +33,7 @@ lookup: _Lookup = _Lookup()
 
 
 def forms_of(tensors: Sequence[Any]) -> list[Any]:
-    """How each of these Tensors lies on a mesh; [] where no Tensor ever was on one."""
+    """The forms of these Tensors on their meshes; [] while no Tensor was ever on one."""
     return [lookup.form(t) for t in tensors] if lookup.used else []
 
 

@@ -1,4 +1,4 @@
-"""What a Tensor says about the memory it lies in: strides, address, device, whether it is spread over a mesh.
+"""Members of a Tensor about its memory: strides, address, device, whether it is spread over a mesh.
 
 Arrays are contiguous in row-major order here and share no memory, so strides follow from the shape.
 """
@@ -77,7 +77,7 @@ class Size(list[int]):
         return size
 
     def numel(self) -> int:
-        """How many elements a Tensor of these sizes has."""
+        """The number of elements of a Tensor of these sizes."""
         count = 1
         for size in self:
             count *= size
@@ -152,7 +152,7 @@ class MemoryMembers:
 
     @property
     def type(self) -> str:
-        """What kind of value it is, as fluid.core.VarDesc.VarType has it."""
+        """The kind of value, as in fluid.core.VarDesc.VarType."""
         return "lod_tensor"
 
     def data_ptr(self: Any) -> int:
@@ -177,7 +177,7 @@ class MemoryMembers:
 
     @property
     def device(self: Any) -> str:
-        """Where it lies: "cpu", "cuda:0", or another platform's name and an index."""
+        """The device: "cpu", "cuda:0", or another platform's name and an index."""
         place = self.place
         if place.is_cpu_place():
             return "cpu"

@@ -66,7 +66,7 @@ class Rewriting:
 
     @property
     def inplace_version(self: Any) -> int:
-        """How often it has been written to in place; a captured step counts once, when it is captured."""
+        """The number of writes in place; a captured step counts once, when it is captured."""
         return self.__dict__.get("_version", 0)
 
     # another value

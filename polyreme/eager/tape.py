@@ -174,7 +174,7 @@ class Node:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Let go of saved values."""
+        """Release saved values."""
         raise NotImplementedError
 
     def saved(self) -> list[Any]:
@@ -196,13 +196,13 @@ class UnsavedNode(Node):
     __slots__ = ()
 
     def release(self) -> None:
-        """Nothing is saved."""
+        """Does nothing: no values are saved."""
 
     def saved(self) -> list[Any]:
         return []
 
     def reload(self, arrays: Sequence[Any]) -> None:
-        """Nothing is taken."""
+        """Does nothing: no values are saved."""
 
     @property
     def freed(self) -> bool:
@@ -307,7 +307,7 @@ class KernelNode(Node):
         return list(self.primals.arrays() if self.primals.__class__ is Packed else self.primals)
 
     def reload(self, arrays: Sequence[Any]) -> None:
-        """Other values for the same call."""
+        """Replace the saved values by others, for the same call."""
         if self.pullback is not None:
             self.pullback = jax.tree.unflatten(jax.tree.structure(self.pullback), arrays)
         else:
@@ -324,12 +324,13 @@ class KernelNode(Node):
 
 
 def _mask(edges: tuple[Edge, ...]) -> Mask:
-    """Which inputs carry gradients."""
+    """Marks the inputs that carry gradients."""
     return tuple([e is not None for e in edges])
 
 
 def edge_of(tensor: TensorState) -> Edge:
-    """Where gradients for this tensor go: its node and output, itself if it is a leaf, None if it wants or has none."""
+    """The edge for gradients of this tensor: its node and output, itself if it is a leaf, None if it wants or has
+    none."""
     if tensor.stop_gradient:
         return None
     if tensor._node is not None:

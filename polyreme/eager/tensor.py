@@ -113,7 +113,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
-        """How it is laid out over devices."""
+        """The layout over devices."""
         return self._array.sharding
 
     @property
@@ -279,7 +279,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
 
     @property
     def grad(self) -> Tensor | None:
-        """What backward() has added up here, or None; zeros after clear_grad(set_to_zero=True)."""
+        """The gradient that backward() has accumulated, or None; zeros after clear_grad(set_to_zero=True)."""
         if self._grad is None and self.__dict__.get("_reads_zero"):
             return Tensor(jnp.zeros(self._array.shape, self._array.dtype))
         return self._grad
@@ -319,11 +319,11 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         self._reads_zero = set_to_zero and had
 
     def clear_gradient(self, set_to_zero: bool = True) -> None:
-        """As clear_grad."""
+        """The same as clear_grad."""
         self.clear_grad(set_to_zero)
 
     def zero_grad(self) -> None:
-        """As clear_grad."""
+        """The same as clear_grad."""
         self.clear_grad()
 
     @recorded
@@ -659,7 +659,7 @@ class _Data(Tensor):
 
 
 class HookHandle:
-    """What register_hook returns; remove() undoes it."""
+    """Handle of a registered hook; remove() unregisters it."""
 
     def __init__(self, remove: Callable[[], bool]) -> None:
         self._remove = remove

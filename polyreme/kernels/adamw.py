@@ -69,7 +69,7 @@ def bias_correction(beta: jax.Array | float, step: jax.Array | int) -> jax.Array
 def adam_corrections(
     beta1: jax.Array | float, beta2: jax.Array | float, step: jax.Array | int
 ) -> tuple[jax.Array, jax.Array]:
-    """What the rate and epsilon are multiplied by at a step, or at each of an array of steps, floats of its shape.
+    """The factors of the learning rate and of epsilon at a step, or at each of an array of steps, floats of its shape.
 
     sqrt(1 - beta2^step) / (1 - beta1^step), and sqrt(1 - beta2^step).
     """

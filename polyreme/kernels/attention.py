@@ -93,7 +93,7 @@ def attention_plain(
 
 
 def plain_with_logsumexp(spec: AttentionSpec, q, k, v, mask, draw) -> tuple[jax.Array, jax.Array]:
-    """-> what attention_plain gives, and the logsumexp of the scores, [b, h, s]: -inf for a query that sees no key."""
+    """(the result of attention_plain, the logsumexp of the scores, [b, h, s]: -inf for a query that sees no key)."""
     b, s, h, d = q.shape
     t, n = k.shape[1:3]
     acc = jnp.promote_types(q.dtype, jnp.float32)

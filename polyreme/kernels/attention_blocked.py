@@ -22,7 +22,7 @@ MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: progra
 
 
 class AttentionSpec(NamedTuple):
-    """What is fixed while tracing; softcap: as of soft_capped."""
+    """Static parameters of a trace; softcap: as of soft_capped."""
 
     causal: bool
     scale: float
@@ -31,7 +31,7 @@ class AttentionSpec(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Where dropout's random numbers come from: one for each (batch entry, head, query, key), by its place.
+    """Random numbers of dropout: one for each (batch entry, head, query, key), by its place.
 
     key: a jax random key, as uint32 [2]. origin: uint32 [batch, head, query, key, heads]: where these arrays begin in
     the whole, and how many heads that has (0: as many as here), so that a device that holds a part draws what one
@@ -70,7 +70,7 @@ class QueryBlocks(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks the span holds."""
+        """The number of blocks in the span."""
         return (self.stop - self.start) // self.rows
 
 
@@ -227,7 +227,7 @@ def _join(stacked) -> jax.Array:
 
 
 def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
-    """-> out [b, s, n * g, x], logsumexp [b, n, g, s, 1]: +inf for a query that sees no key."""
+    """(out [b, s, n * g, x], logsumexp [b, n, g, s, 1]: +inf for a query that sees no key)."""
     s, t, n = q.shape[1], k.shape[1], k.shape[2]
     qs, ks, vs, mask = group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
     outs, lses = [], []
@@ -245,7 +245,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
 
 
 def forward_block(block: ScoreBlock, qi, ke, ve):
-    """-> out [b, n, g, r, x], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0."""
+    """(out [b, n, g, r, x], logsumexp [b, n, g, r, 1]: +inf for a row that sees no key, whose probabilities are 0)."""
     scores = block.masked(block.unmasked(qi, ke))
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     top = lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
@@ -265,7 +265,8 @@ def _attention_fwd(spec: AttentionSpec, q, k, v, mask, draw):
 
 
 def merge_weights(lse_a, lse_b) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What two results over parts of the keys weigh in that over both, and its logsumexp; -inf where no key is seen."""
+    """Weights of two results over parts of the keys in the result over both, and its logsumexp; -inf where no key is
+    seen."""
     top = jnp.maximum(lse_a, lse_b)
     safe = jnp.where(top == -jnp.inf, 0, top)
     weight_a, weight_b = jnp.exp(lse_a - safe), jnp.exp(lse_b - safe)
@@ -306,7 +307,7 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
 
 
 def backward_block(block: ScoreBlock, qi, do, lse, delta, ke, ve):
-    """-> dq [b, n, g, r, d], dk [b, n, d, e], dv [b, n, x, e], dbias or None.
+    """(dq [b, n, g, r, d], dk [b, n, d, e], dv [b, n, x, e], dbias or None).
 
     dk and dv are made transposed: the long operand of the product then needs no transpose, which doubles its speed.
     """

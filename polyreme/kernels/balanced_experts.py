@@ -30,7 +30,8 @@ RowFFN = Callable[[jax.Array, jax.Array, Any], jax.Array]
 
 
 class Quotas(NamedTuple):
-    """Which rows of which expert each device computes. The rows of an expert are in the order of their devices.
+    """The assignment of each expert's rows to the devices that compute them. The rows of an expert are in the order of
+    their devices.
 
     share: the most rows a device computes. at_home, moved [e]: rows of each expert that its own device computes, and
     that others do: those after them. begins, ends [w, e]: the part that each device computes, an interval of the
@@ -83,7 +84,7 @@ class RelaySlots(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, ways: int) -> RelaySlots:
-        """For `rows` rows at most that a device sends, and that one receives.
+        """The capacities for at most `rows` rows that a device sends, or receives.
 
         The rows of a device for another follow each other, and relays take them in turn: of a rows at most
         ceil(a / ways) go one way, which is (rows + ways (ways - 1)) / ways for all `ways` together.
@@ -101,8 +102,8 @@ def balanced_experts(
     rows: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any, stacked: Sequence[bool], count: int, ways: int,
     levels: Levels, ffn: RowFFN, slots: int | None = None,
 ) -> jax.Array:  # fmt: skip
-    """What this device's tokens get: rows [t, d], choices and gates [t, k] -> [t, d]. Inside a shard_map, of which
-    `ways` devices, along the axes of the levels of rows.exchange, have `count` experts each.
+    """The results for this device's tokens: rows [t, d], choices and gates [t, k] -> [t, d]. Inside a shard_map, of
+    which `ways` devices, along the axes of the levels of rows.exchange, have `count` experts each.
 
     stacked: of each array of weights, whether the device's experts are in front. ffn as in experts.row_experts; it
     closes over no array. slots: as expert_slots says, if none are given.
@@ -139,7 +140,7 @@ def balanced_experts(
         return [_fetch(leaf, index, axes) if front else leaf for leaf, front in zip(moving, stacked, strict=True)]
 
     def further(round_: Any, moving: Any, fixed: Any) -> jax.Array:
-        """What the rows of one round get, among zeros."""
+        """The results for the rows of one round, zeros elsewhere."""
         rows, leaves = moving
         sizes, *fixed = fixed
         first = count + round_ * slots
@@ -213,7 +214,7 @@ class _Relay(NamedTuple):
         return exchange(sent.at[self.ons].get(mode="fill", fill_value=none), self.levels)
 
     def combined(self, y: jax.Array, gates: jax.Array) -> jax.Array:
-        """What computed rows gave [w * second, d] -> the sums for the tokens [t, d]."""
+        """Combine computed rows [w * second, d] to the sums for the tokens [t, d]."""
         sent = route(exchange(y, self.levels), self.on[:, None], self.ons[:, None])
         return combine(exchange(sent, self.levels), self.out.reshape(self.shape), self.outs, gates)
 

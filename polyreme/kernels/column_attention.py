@@ -131,7 +131,7 @@ pull.defvjp(_pull_forward, _pull_backward)
 
 
 class _BlockCounts(NamedTuple):
-    """How many of what: mask heads and key parts of a batch entry, heads of an entry, lengths and counts of blocks."""
+    """Counts: mask heads and key parts of a batch entry, heads of an entry, lengths and numbers of blocks."""
 
     mask_heads: int
     parts: int
@@ -165,7 +165,7 @@ class _BlockWalk:
         self.qs, self.ks, self.vs = self._by_rows(q) * spec.scale, self._by_columns(k), self._by_columns(v)
 
     def forward(self):
-        """-> out and logsumexp as column_attention gives them."""
+        """Forward pass: out and logsumexp as column_attention returns them."""
 
         def row(carry, block):
             place, qi = block
@@ -188,7 +188,7 @@ class _BlockWalk:
         return self._whole(out).astype(self.q.dtype), attention_blocked.group(lse, self.k.shape[2])
 
     def backward(self, out, lse, dout, dlse):
-        """-> dq, dk, dv as q, k, v."""
+        """Backward pass: dq, dk, dv, shaped as q, k, v."""
         do, lse = self._by_rows(dout), self._by_rows(_ungrouped(lse), jnp.inf)
         delta = (do * self._by_rows(out)).sum(-1, keepdims=True) - self._by_rows(_ungrouped(dlse))
 

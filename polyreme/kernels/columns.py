@@ -17,7 +17,7 @@ PARTIAL, FULL, HIDDEN = 0, 1, 2
 
 
 class Columns(NamedTuple):
-    """Which queries see each key.
+    """The queries that see each key.
 
     bounds: int32 [b, m, t, 2 + 2 i]. Key j is seen by the rows from bounds[..., j, 0] up to, not with,
     bounds[..., j, 1], but for those of the intervals [bounds[..., j, 2], bounds[..., j, 3]), ... blocks: None, or bool

@@ -38,7 +38,7 @@ Dispatcher = Literal["gather", "padded", "ragged", "balanced"]
 
 
 class RowFFN(Protocol):
-    """What experts compute: rows [R, d] in groups of sizes [e], with all experts' weights -> [R, d]."""
+    """The function of the experts: rows [R, d] in groups of sizes [e], with all experts' weights -> [R, d]."""
 
     def __call__(self, rows: jax.Array, sizes: jax.Array, weights: Any) -> jax.Array: ...
 
@@ -68,10 +68,10 @@ class ExpertWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertSplit:
-    """How tokens and experts lie over a mesh: the axes that split each leading dim of the tokens, the experts, and the
-    experts' inner width, outermost first. The experts' axes are among the tokens', or none is. between: those of the
-    experts' axes, the first ones, that lead from node to node, where rows go within nodes first. parts: how many the
-    tokens of a device are sent in, so that experts compute one while others are on their way."""
+    """The layout of tokens and experts over a mesh: the axes that split each leading dim of the tokens, the experts,
+    and the experts' inner width, outermost first. The experts' axes are among the tokens', or none is. between: those
+    of the experts' axes, the first ones, that lead from node to node, where rows go within nodes first. parts: how many
+    the tokens of a device are sent in, so that experts compute one while others are on their way."""
 
     mesh: Mesh
     tokens: tuple[Axes, ...]
@@ -158,7 +158,8 @@ def exchanged_experts(
     how: Dispatcher,
     row_capacity: int | None = None,
 ) -> jax.Array:
-    """As experts, over the devices of `split`: x [..., d] with its leading dims split by split.tokens -> the same.
+    """The same as experts, over the devices of `split`: x [..., d] with its leading dims split by split.tokens -> the
+    same.
 
     Raises ShapeError for sizes that do not divide, ConfigError for "ragged" where the backend has no such exchange and
     for "balanced" with a row_capacity.
@@ -427,7 +428,7 @@ class _Outgoing(NamedTuple):
 
 
 def _starts(sizes: jax.Array, axis: int) -> jax.Array:
-    """Where each part begins among parts of these sizes, int32: a TPU's exchange takes no offsets of 64 bits."""
+    """The start of each part among parts of these sizes, int32: a TPU's exchange takes no offsets of 64 bits."""
     return jnp.cumsum(sizes, axis, dtype=jnp.int32) - sizes
 
 

@@ -49,7 +49,7 @@ def takes(*arrays: jax.Array) -> bool:
 def matmul(
     transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array, interpret: bool = False
 ) -> jax.Array:
-    """As grouped_matmul; rows after the last group are anything."""
+    """grouped_matmul in Triton; rows after the last group are undefined."""
     tiles = FLOAT32_TILES if rows.dtype == jnp.float32 else MATMUL_TILES
     width = weights.shape[1 if transpose else 2]
     # as many tiles as there are at most
@@ -62,7 +62,7 @@ def matmul(
 
 
 def outer(x: jax.Array, y: jax.Array, sizes: jax.Array, interpret: bool = False) -> jax.Array:
-    """As grouped_outer."""
+    """grouped_outer in Triton."""
     tiles = FLOAT32_TILES if x.dtype == jnp.float32 else OUTER_TILES
     starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
     body = partial(_outer_tile, width=x.shape[1], columns=y.shape[1], tiles=tiles)
@@ -83,7 +83,8 @@ def _call(body: Callable, grid: tuple[int, ...], out: jax.ShapeDtypeStruct, tile
 
 
 def _row_tiles(sizes: jax.Array, size: int, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of each tile: its group, its first row and how many rows of the group are left there, 0 for a tile of none."""
+    """For each tile its group, its first row and the number of the group's rows from there on, 0 for a tile of no
+    group."""
     counts = -(-sizes // size)
     ends = jnp.cumsum(counts, dtype=jnp.int32)
     number = jnp.arange(count, dtype=jnp.int32)

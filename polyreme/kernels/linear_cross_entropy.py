@@ -25,7 +25,7 @@ Reduction = Literal["none", "mean", "sum"]
 
 
 class CrossEntropySpec(NamedTuple):
-    """What is fixed while tracing."""
+    """Static parameters of a trace."""
 
     ignore_index: int
     label_smoothing: float
@@ -232,7 +232,7 @@ def _hits(logits, labels) -> jax.Array:
 
 
 def _losses(spec: CrossEntropySpec, logits, labels):
-    """-> losses [c], logsumexp [c]."""
+    """(losses [c], logsumexp [c])."""
     top = lax.stop_gradient(logits.max(-1, keepdims=True))
     lse = (top + jnp.log(jnp.exp(logits - top).sum(-1, keepdims=True)))[:, 0]
     # A masked sum, not a gather: with the vocabulary split over a mesh axis it needs one small all-reduce only.
@@ -266,7 +266,7 @@ def _sum(losses, by) -> jax.Array:
 
 
 def _forward(spec: CrossEntropySpec, hidden, weight, labels, bias):
-    """-> losses [t], logsumexp [t]."""
+    """(losses [t], logsumexp [t])."""
     head = _Head(spec, weight, bias, _wide(hidden))
 
     def body(carry, chunk):

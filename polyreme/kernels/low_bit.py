@@ -68,7 +68,7 @@ def pack(codes: jax.Array) -> jax.Array:
 
 
 def unpack(packed: jax.Array, kind: str) -> jax.Array:
-    """What pack packed: int8 [out, in], -8 to 7 of int4 and 0 to 15 of nf4."""
+    """The inverse of pack: int8 [out, in], -8 to 7 of int4 and 0 to 15 of nf4."""
     low = (packed << 4) >> 4  # of int8 a shift to the right repeats the sign
     pairs = jnp.stack([low, packed >> 4], 1)
     pairs = pairs & 15 if kind == "nf4" else pairs
@@ -76,7 +76,7 @@ def unpack(packed: jax.Array, kind: str) -> jax.Array:
 
 
 def levels(codes: jax.Array, kind: str, dtype: jnp.dtype) -> jax.Array:
-    """What stored codes say before they are scaled, [out, in] in a dtype: exact in bfloat16, but for nf4."""
+    """The values of stored codes before scaling, [out, in] in a dtype: exact in bfloat16, but for nf4."""
     codes = unpack(codes, kind) if kind in HALVES else codes
     if kind == "fp8":
         return jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(dtype)

@@ -41,7 +41,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Split:
-    """How attention's arrays lie over a mesh: the axes that split batch, sequence and heads, outermost first.
+    """The layout of attention's arrays over a mesh: the axes that split batch, sequence and heads, outermost first.
 
     zigzag: the sequence, of queries and of keys, lies in zigzag order (masks in its own). inner: the last axes of seq
     if their devices are to deal heads out among them, and keys go round the others (usp_attention).
@@ -344,7 +344,7 @@ def _origin(split: Split, q: jax.Array, heads: Axes, row: Any = 0, col: Any = 0)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _walked(walk: type[_Ring], spec: AttentionSpec, split: Split, q, k, v, mask, key) -> tuple[jax.Array, jax.Array]:
-    """-> out as q, logsumexp [b, n, g, s, 1], +inf for a query that sees no key. mask: an array, Columns or None."""
+    """(out as q, logsumexp [b, n, g, s, 1], +inf for a query that sees no key). mask: an array, Columns or None."""
     return _walked_forward(walk, spec, split, q, k, v, mask, key)[0]
 
 
@@ -420,7 +420,7 @@ class _Ring:
         self.q, self.rows, self.keys = q, q.shape[1] // self.parts, k.shape[1] // self.parts
 
     def forward(self, q, k, v):
-        """-> out as q, logsumexp [b, n, g, s_l, 1], +inf for a query that sees no key."""
+        """Forward pass: (out as q, logsumexp [b, n, g, s_l, 1], +inf for a query that sees no key)."""
         q_wide, dtype = q.astype(self.wide), q.dtype
         (b, s, h, _), n = q.shape, k.shape[2]
         k, v = self._arrived((k, v))
@@ -436,7 +436,8 @@ class _Ring:
         return out.astype(dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
     def backward(self, q, k, v, out, lse, dout, dlse):
-        """-> dq, dk, dv as their inputs, and the device's part of dmask (None where the mask has no gradient)."""
+        """Backward pass: (dq, dk, dv as their inputs, the device's part of dmask, None where the mask has no
+        gradient)."""
         q_wide, out, dout = (x.astype(self.wide) for x in (q, out, dout))
         dmask = jnp.zeros(self.mask.shape, self.wide) if attention_blocked.has_gradient(self.mask) else None
         dq, dk, dv, dmask = self._gradients((q_wide, k, v, out, lse, dout, dlse), jnp.zeros_like(q_wide), dmask)
@@ -561,11 +562,11 @@ class _Ring:
         return lax.dynamic_slice_in_dim(x, self._key_start(step, pair), self.keys, 1)
 
     def _key_start(self, step: int, pair: _Pair):
-        """Where the pair's keys begin in the keys that are here."""
+        """The start of the pair's keys among the keys on this device."""
         return pair.key * self.keys
 
     def _place(self, step: int, pair: _Pair) -> tuple:
-        """Where in the sequence the pair's queries and its keys begin."""
+        """The starts of the pair's queries and keys in the sequence."""
         device = (self.rank - step) % self.ways  # whose keys are here
         if not self.split.zigzag:
             return (self.rank * self.parts + pair.row) * self.rows, (device * self.parts + pair.key) * self.keys
@@ -584,7 +585,7 @@ class _Ring:
         return lax.dynamic_slice(mask, self._mask_start(step, pair), sizes)
 
     def _mask_start(self, step: int, pair: _Pair) -> tuple:
-        """Where in the device's rows of a mask [b, h, s_l, t] the pair's begin; 0 in a dim of size 1."""
+        """The start of the pair in the device's rows of a mask [b, h, s_l, t]; 0 in a dim of size 1."""
         if self.mask is None or isinstance(self.mask, Columns):
             return ()
         rows, keys = self.mask.shape[2:]
@@ -595,7 +596,7 @@ class _Ring:
     # ---- round the ring ----
 
     def _arrived(self, arrays):
-        """Of the device's keys and values, what is here before the first step."""
+        """The keys and values on this device before the first step."""
         return arrays
 
     def _pass_on(self, arrays, after=None):

@@ -28,7 +28,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class GradientRing:
-    """How the arrays of a map lie over a mesh: the axes that split batch, sequence, features in and features out, in
+    """The layout of a map's arrays over a mesh: the axes that split batch, sequence, features in and features out, in
     rows and in the weight as it is multiplied; and the axis that keeps the weight in pieces, along which the ring goes.
 
     dim: of the weight, the one that the pieces are of; where another axis splits it too, that one is outermost.

@@ -30,8 +30,8 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class RingSplit:
-    """How arrays lie over a mesh: the axes that split batch and sequence everywhere, outermost first, and the one along
-    which the ring goes, which splits the sequence of d features further, and f features."""
+    """The layout of arrays over a mesh: the axes that split batch and sequence everywhere, outermost first, and the one
+    along which the ring goes, which splits the sequence of d features further, and f features."""
 
     mesh: Mesh
     batch: Axes

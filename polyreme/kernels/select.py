@@ -1,4 +1,4 @@
-"""Which backend a kernel is traced for: the one place where kernels ask."""
+"""The backend that a kernel is traced for: the one place where kernels ask."""
 
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ def absent_device() -> Any:
 
 
 def platform() -> str:
-    """What JAX calls the kind of device that programs compiled now are for: its default device's, or compiling_for's.
+    """JAX's name of the kind of device that programs compiled now are for: its default device's, or compiling_for's.
 
     jax knows programs traced under different default devices apart.
     """

@@ -47,7 +47,7 @@ def usp_column_attention(
 
 
 def _outer(split: Split) -> Split:
-    """How arrays lie while they go round the ring."""
+    """The layout of arrays while they go round the ring."""
     outer = tuple(axis for axis in split.seq if axis not in split.inner)
     return replace(split, seq=outer, heads=split.heads + split.inner, inner=())
 

@@ -208,7 +208,7 @@ def _prelu_rule(call: OpCall) -> ShardingRule:
 
 
 def _swiglu_rule(call: OpCall) -> ShardingRule | None:
-    """Of two, element by element; of the halves of one, all but the last dim."""
+    """Rule of swiglu: elementwise for two inputs; for the halves of one, every dim but the last goes through."""
     return elementwise(call) if len(call.shapes) == 2 else along_last(call)
 
 

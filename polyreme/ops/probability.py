@@ -1,4 +1,4 @@
-"""What the families of polyreme.distribution need: products with logs, draws, entropies by sums."""
+"""Ops for the families of polyreme.distribution: products with logs, draws, entropies by sums."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def standard_log_gamma(x: Array, key: Key = DRAWN) -> Array:
 
 @op(method=False, rule="*b [k] -> *b [k]")
 def multinomial_counts(probs: Array, total_count: int, key: Key = DRAWN) -> Array:
-    """How often each of k outcomes comes up in total_count trials: probs [*b, k], normalised -> [*b, k], its dtype."""
+    """The number of times that each of k outcomes comes up in total_count trials: probs [*b, k], normalised -> [*b, k],
+    its dtype."""
     probs = floating(probs)
     return jax.random.multinomial(key, total_count, probs, dtype=probs.dtype)
 

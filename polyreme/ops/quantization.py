@@ -172,7 +172,7 @@ def quantize_linear(x: Array, scale: Array, zero_point: Array, bit_length: int =
 
 @op(method=False)
 def dequantize_linear(x: Array, scale: Array, zero_point: Array, bit_length: int = 8, quant_axis: int = -1) -> Array:
-    """What quantize_linear's numbers say: (x - zero_point) scale / (2^(bit_length - 1) - 1), of scale's dtype."""
+    """The inverse of quantize_linear: (x - zero_point) scale / (2^(bit_length - 1) - 1), of scale's dtype."""
     _check_bits(bit_length, "dequantize_linear")
     step = _along(scale, x, quant_axis) / _bound(bit_length)
     return (x.astype(scale.dtype) - _along(zero_point, x, quant_axis).astype(scale.dtype)) * step

@@ -186,7 +186,7 @@ def beam_choice(
 
 @op(method=False)
 def beam_rows(x: Array, parents: Array) -> Array:
-    """What follows the chosen beams: x [batch * beams, ...], parents [batch, beams] -> [batch * beams, ...]."""
+    """Rows reordered by the chosen beams: x [batch * beams, ...], parents [batch, beams] -> [batch * beams, ...]."""
     if x.ndim < 1 or parents.ndim != 2 or x.shape[0] != parents.size:
         raise ShapeError(
             f"beam_rows: x {list(x.shape)}, parents {list(parents.shape)}; needs [batch * beams, ...] and "

@@ -221,7 +221,7 @@ def _transpose(taps: Taps, size: int) -> Taps:
 
 @op(method=False, real=True)
 def affine_grid(theta: Array, out_shape: ShapeLike, align_corners: bool = True) -> Array:
-    """Where each output entry of an affine map looks, in [-1, 1] coordinates with x first, for grid_sample.
+    """The input position of each output entry of an affine map, in [-1, 1] coordinates with x first, for grid_sample.
 
     theta [N, 2, 3], out_shape [N, C, H, W] -> [N, H, W, 2]; theta [N, 3, 4], out_shape [N, C, D, H, W] -> [N, D, H,
     W, 3]. Raises ShapeError when the two do not fit.

@@ -46,14 +46,14 @@ def ring_gradient_linear(x: Array, weight: Array, ring: Any = None) -> Array:
 
 
 def gathering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None:
-    """How x of this shape, [batch, seq, embed], comes to a weight of these dims, [embed, features in parts]; None where
-    it does not go round: no plan with overlap.mp, or sizes that do not divide and are whole everywhere."""
+    """The RingSplit of x of this shape, [batch, seq, embed], times a weight of these dims, [embed, features in parts];
+    None where no ring is used: no plan with overlap.mp, or sizes that do not divide and are whole everywhere."""
     return _split(x) if len(dims) == 2 and dims[0] == "embed" and dims[1] in _INNER else None
 
 
 def scattering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None:
-    """As gathering, of how x of this shape, [batch, seq, features in parts], comes out of a weight of these dims,
-    [features, embed], in parts of its sequence."""
+    """The same as gathering for the opposite direction: x of this shape, [batch, seq, features in parts], comes out of
+    a weight of these dims, [features, embed], in parts of its sequence."""
     return _split(x) if len(dims) == 2 and dims[0] in _INNER and dims[1] == "embed" else None
 
 
@@ -70,8 +70,8 @@ def _split(x: Sequence[int]) -> RingSplit | None:
 
 
 def summing(x: Sequence[int], weight: Any) -> GradientRing | None:
-    """How the gradient of a weight of rows of this shape, [batch, seq, in], is summed in a ring; None where the plan in
-    force does not say so of it, and for rows that do not divide over the devices."""
+    """The GradientRing of a weight that multiplies rows of this shape, [batch, seq, in]; None where the plan in force
+    asks for none, and for rows that do not divide over the devices."""
     placed, place = layout.active.layout, getattr(weight, "layouts", {}).get("sum")
     if placed is None or place is None or place.mesh != placed.mesh or len(x) != 3:
         return None

@@ -186,7 +186,8 @@ def searchsorted(
 
 @op(real=True)
 def bucketize(x: Array, sorted_sequence: Array, out_int32: bool = False, right: bool = False) -> Array:
-    """Which interval between the elements of an increasing sequence [n] each x falls in, 0 to n -> shape of x.
+    """The index of the interval between the elements of an increasing sequence [n] that each x falls in, 0 to n ->
+    shape of x.
 
     Interval i is (s[i - 1], s[i]], or [s[i - 1], s[i]) with right.
     """

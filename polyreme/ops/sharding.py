@@ -51,12 +51,12 @@ def elementwise(call: OpCall) -> ShardingRule:
 
 
 def elementwise_sum(call: OpCall) -> ShardingRule:
-    """As elementwise, of an op that is linear in all its inputs together, such as add."""
+    """elementwise for an op that is linear in all its inputs together, such as add."""
     return dataclasses.replace(elementwise(call), linear="jointly")
 
 
 def elementwise_product(call: OpCall) -> ShardingRule:
-    """As elementwise, of an op that is linear in each of its inputs alone, such as multiply."""
+    """elementwise for an op that is linear in each of its inputs alone, such as multiply."""
     return dataclasses.replace(elementwise(call), linear="alone")
 
 

@@ -133,7 +133,7 @@ def _not_lost(
 
 
 def _keep(samples: int, n_fft: int, center: bool, length: int | None) -> slice:
-    """Which of the overlapped samples are the result: without the padding, at most length."""
+    """The range of the overlapped samples that is the result: without the padding, at most length."""
     start = n_fft // 2 if center else 0
     stop = samples - start if length is None else min(start + length, samples)
     return slice(start, max(stop, start))

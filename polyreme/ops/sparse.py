@@ -71,7 +71,8 @@ def sparse_gather(x: Array, where: list[Array], sparse_dim: int) -> Array:
 
 @op(method=False)
 def sparse_at(values: Array, where: list[Array], wanted: list[Array], shape: Shape) -> Array:
-    """What a sparse Tensor of shape, that of the sparse dims, holds at coordinates: [m, *dense], 0 where it has none.
+    """The elements of a sparse Tensor of shape, that of the sparse dims, at coordinates: [m, *dense], 0 where it has
+    none.
 
     Elements stored twice are added up. wanted: coordinates [m], told as `where` tells those of values [n, *dense].
     """
@@ -165,7 +166,7 @@ def sparse_softmax(values: Array, where: list[Array], shape: Shape, dim: int, ke
 def window_sources(
     sites: Array, outs: Array, spatial: Shape, kernel: Shape, steps: tuple[Shape, Shape, Shape]
 ) -> Array:
-    """Which stored element each place of each output's window reads: [m, window], n where there is none.
+    """The stored element that each place of each output's window reads: [m, window], n where there is none.
 
     sites [1 + d, n] and outs [1 + d, m]: batch and spatial coordinates, of the elements and of the outputs, those of
     the elements without repetition. spatial: sizes of the input. steps: stride, padding before, dilation, each [d].
@@ -199,7 +200,7 @@ def _position(known: Array, order: Array, wanted: Array, inside: Array) -> Array
 
 @op(amp="low", method=False)
 def window_matmul(values: Array, sources: Array, weight: Array, bias: Array | None = None, groups: int = 1) -> Array:
-    """What a convolution makes of the elements its windows read: values [n, c], sources [m, window] -> [m, out].
+    """The products of a convolution with the elements its windows read: values [n, c], sources [m, window] -> [m, out].
 
     weight [*kernel, c / groups, out]; a source of n is a place without an element, which counts as 0.
     """

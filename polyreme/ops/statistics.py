@@ -187,7 +187,8 @@ def histogram_bin_edges(input: Array, bins: int = 100, min: float = 0.0, max: fl
 
 @op
 def bincount(x: Array, weights: Array | None = None, minlength: int = 0, length: int | None = None) -> Array:
-    """How often each of 0, 1, 2, ... occurs in a vector x of integers >= 0 -> [max(largest + 1, minlength)].
+    """The number of times that each of 0, 1, 2, ... occurs in a vector x of integers >= 0 -> [max(largest + 1,
+    minlength)].
 
     int64; with weights, of x's shape, their sums instead. length, if given, is the size of the result, and spares
     looking at the values, so that it can be captured; larger values are then not counted.

@@ -47,7 +47,7 @@ else:
 
 
 class SparseTensor(SparseMethods):
-    """What both formats have in common: where elements are stored, what their values are, and the dense shape.
+    """Base of both formats: the places of the stored elements, their values, and the dense shape.
 
     kept: the values, [n, *dense dims]. dims: the dense shape. where: the Tensors of indices, as ops.sparse takes them.
     """
@@ -301,7 +301,7 @@ class SparseCsrTensor(SparseTensor):
         return [self.row_ends, self.columns]
 
     def crows(self) -> Any:
-        """Where each row's elements begin and end, [batch * (rows + 1)]."""
+        """The bounds of each row's elements, [batch * (rows + 1)]."""
         return self.row_ends
 
     def cols(self) -> Any:

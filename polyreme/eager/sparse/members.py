@@ -1,4 +1,4 @@
-"""What a dense Tensor says of sparsity: conversions, and the questions whose answer is that it is dense."""
+"""Members of a dense Tensor about sparsity: conversions, and queries, whose answer is that it is dense."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def union(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
 def product(
     rows: np.ndarray, inner: np.ndarray, other: np.ndarray, columns: np.ndarray, num_columns: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Which pairs of elements a product of sparse matrices multiplies, and where each goes.
+    """The pairs of elements that a product of sparse matrices multiplies, and the place of each result.
 
     rows and inner are the coordinates of the left one, other and columns of the right one. Returned: elements of the
     left and of the right, pair by pair; the places of the result, sorted; which of these each pair is added to.

@@ -119,8 +119,7 @@ def attend_cached(
 
 
 def _levels(codes: Array, dtype: Any) -> Array:
-    """What codes say before they are scaled, exact in any floating dtype of 8 bits and more; other values as they
-    are."""
+    """The values of codes before scaling, exact in any floating dtype of 8 bits and more; other values as they are."""
     return codes.astype(dtype) if codes.dtype == jnp.int8 else codes
 
 
@@ -131,7 +130,7 @@ def _scaled(scores: Array, scales: Array | None) -> Array:
 
 @op(method=False)
 def cache_mask(start: Array, queries: int, keys: int, mask: Array | None = None) -> Array:
-    """What queries at the places start, start + 1, ... see of a cache: the places up to their own, [b, 1, s, keys].
+    """The mask of a cache for queries at the places start, start + 1, ...: the places up to their own, [b, 1, s, keys].
 
     Bool, or with a mask [b or 1, 1 or heads, s, up to keys] that is added: it, with -inf for what is not seen.
     Raises ShapeError for a mask of more keys.
@@ -150,7 +149,8 @@ def cache_mask(start: Array, queries: int, keys: int, mask: Array | None = None)
 
 @op(method=False)
 def token_places(cumulated: Array, start: Array, tokens: int) -> tuple[Array, Array]:
-    """For tokens of sequences that lie end to end: the sequence, and the place in it counted from its start [b].
+    """The sequence of each token, of sequences that lie end to end, and its place counted from the sequence's start
+    [b].
 
     Both [tokens]; a token past the last sequence gets the sequence b, which there is not. cumulated: [b + 1].
     """
@@ -302,7 +302,8 @@ def stage_mask(new: Array, longest: tuple[int, int], mask: Array | None = None, 
 def padded_seen(
     queries: Array, keys: Array, longest: tuple[int, int], causal: bool = False, before: int = 0
 ) -> tuple[Array, Array]:
-    """What padded sequences of these lengths [b, 1] see, bool [b, 1, s or 1, t], and their queries, bool [b, 1, s, 1].
+    """The mask of padded sequences of these lengths [b, 1], bool [b, 1, s or 1, t], and their queries, bool [b, 1, s,
+    1].
 
     causal: query i sees the keys up to i + before.
     """

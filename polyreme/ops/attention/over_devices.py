@@ -1,4 +1,4 @@
-"""How attention exchanges what it needs when the plan in force splits the sequence over devices."""
+"""Exchange of keys and values between devices when the plan in force splits the sequence over them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Chooser = Callable[[Sequence[int], Sequence[int]], SegmentExchange | None]
 
 
 class _ChooserInForce(threading.local):
-    """What stands in for the plan in force in this thread."""
+    """The function that stands in for the plan in force in this thread."""
 
     def __init__(self) -> None:
         self.by: Chooser | None = None
@@ -101,7 +101,8 @@ def exchanging(chooser: Chooser) -> Iterator[None]:
 def exchange(
     query: Sequence[int], key: Sequence[int], whole: bool = False, causal: bool = False
 ) -> SegmentExchange | None:
-    """What attention of these shapes ([batch, s, heads, d] or [s, heads, d]) does, None if its sequence is whole.
+    """The SegmentExchange for attention of these shapes ([batch, s, heads, d] or [s, heads, d]); None if its sequence
+    is whole.
 
     whole: a kernel that the partitioner cannot split; where the sequence is whole and batch or heads are not, "ulysses"
     over no axis runs it on each device's own. causal: no query sees a later key, so that a zigzag balances the devices.

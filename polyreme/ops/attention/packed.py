@@ -110,7 +110,8 @@ def segment_bounds(
     used_k: Array | None = None,
     padded: tuple[int, int] | None = None,
 ) -> Array:
-    """Which tokens of its own sequence see each of `tokens` keys, as flashmask_attention takes it: [1, 1, tokens, 2].
+    """Bounds of the tokens of its own sequence that see each of `tokens` keys, as flashmask_attention takes them: [1,
+    1, tokens, 2].
 
     Sequence i begins at cu_seqlens[i], or with padded = (queries, keys) at i times that; used: how many tokens of it
     count. causal and window (left, right; -1 is all) count from the end: the last query lies at the last key.
@@ -135,7 +136,7 @@ _FAR = 2**30  # farther than any two tokens, so that adding it to a place does n
 
 
 def _segments(cumulated: Array, used: Array | None, padded: int | None) -> tuple[Array, Array]:
-    """Where each sequence begins and how many of its tokens count, int32 [batch] each."""
+    """The start of each sequence and the number of its tokens that count, int32 [batch] each."""
     ends = cumulated.astype(jnp.int32)
     first = ends[:-1] if padded is None else jnp.arange(len(ends) - 1, dtype=jnp.int32) * padded
     return first, ends[1:] - ends[:-1] if used is None else used.reshape(-1).astype(jnp.int32)
@@ -339,7 +340,7 @@ def _or(*sizes: int) -> str:
 def _columns(
     query: Array, key: Array, bounds: Array | None, blocks: Array | None, causal: bool, window: tuple[int, int]
 ) -> Columns:
-    """What flashmask_attention hides; raises what it says of dims and dtypes."""
+    """The mask of flashmask_attention as Columns; raises its errors for dims and dtypes."""
     if query.ndim != 4 or key.ndim != 4:
         raise ShapeError(
             f"flashmask_attention: query {list(query.shape)}, key {list(key.shape)}; needs [batch, seq, heads, d]"

@@ -143,7 +143,7 @@ def matrix_nms(
 
 
 def _decay(boxes: np.ndarray, sigma: float | None, extra: float) -> np.ndarray:
-    """What the score of each box, best first, is multiplied by."""
+    """The factor of the score of each box, best first."""
     # entry (i, j): overlap of box i with the better box j
     iou = np.tril(overlaps(boxes[:, None], boxes[None], extra), -1)
     most = iou.max(1, initial=0)

@@ -21,7 +21,7 @@ from polyreme.ops.ids import visible
 
 @composite(method=False)
 def number_count(numbers: AnyTensor, upper_range: int) -> AnyTensor:
-    """How many of the choices fell on each of upper_range experts -> [upper_range], in their dtype.
+    """The number of choices that fell on each of upper_range experts -> [upper_range], in their dtype.
 
     >>> from polyreme.eager.tensor import to_tensor
     >>> number_count(to_tensor([[0, 2], [0, 2]]), 6).tolist()

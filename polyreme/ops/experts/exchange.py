@@ -1,4 +1,4 @@
-"""How tokens reach their experts when the plan in force splits experts, or tokens, over devices."""
+"""Exchange of tokens with their experts when the plan in force splits experts, or tokens, over devices."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class ExpertExchange:
 
 
 def exchange(x: Sequence[int], weight: Sequence[int], top_k: int) -> ExpertExchange | None:
-    """What experts of weights [e, d, f] do with tokens of shape x, [batch, seq, d] or [batch, d]; None on one device.
+    """The ExpertExchange for experts of weights [e, d, f] and tokens of shape x, [batch, seq, d] or [batch, d]; None on
+    one device.
 
     Axes that split experts and no token outside of them are made to split tokens too, where these divide.
     """

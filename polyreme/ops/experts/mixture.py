@@ -220,7 +220,8 @@ def limit_experts(choices: Array, gates: Array, num_experts: int, capacity: int,
 
 
 def count_before(expert: Array, num_experts: int) -> Array:
-    """Of each of the choices [n], how many before it chose the same expert; at least n for a choice of none."""
+    """The number of earlier choices of the same expert, for each of the choices [n]; at least n for a choice of
+    none."""
     ranked = Groups.of(expert, num_experts, expert.shape[0])
     starts = jnp.cumsum(ranked.sizes) - ranked.sizes
     is_one = (expert >= 0) & (expert < num_experts)
@@ -229,8 +230,8 @@ def count_before(expert: Array, num_experts: int) -> Array:
 
 @op(method=False)
 def expert_load(choices: Array, num_experts: int) -> Array:
-    """How many choices [..., k] fell on each expert, int32 [e]. Raises DTypeError for choices that are no integers,
-    ConfigError for a num_experts below 1."""
+    """The number of choices [..., k] that fell on each expert, int32 [e]. Raises DTypeError for choices that are no
+    integers, ConfigError for a num_experts below 1."""
     check_counts("expert_load", num_experts=num_experts)
     check_choices("expert_load", choices)
     return (choices.reshape(-1, 1) == jnp.arange(num_experts, dtype=choices.dtype)).sum(0, dtype=jnp.int32)

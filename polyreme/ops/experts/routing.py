@@ -202,7 +202,8 @@ def cal_aux_loss(
 
 @op(method=False)
 def int_bincount(x: Array, low: int, high: int, dtype: DTypeLike | None = None) -> Array:
-    """How often each of low, ..., high - 1 occurs in the integers x, [high - low]; others are not counted.
+    """The number of times that each of low, ..., high - 1 occurs in the integers x, [high - low]; others are not
+    counted.
 
     dtype: that of the counts, x's if None. Raises ConfigError for high < low.
     """

@@ -42,7 +42,7 @@ def _check_labels(what: str, labels: Any, lengths: Any, classes: int, blank: int
 
 
 def _wrong(xp: Any, labels: Any, lengths: Any, classes: int, blank: int) -> Any:
-    """Which labels that count are no class, or the blank."""
+    """Marks the labels that count but are no class, or are the blank."""
     counts = xp.arange(labels.shape[1]) < lengths[:, None]
     return counts & ((labels < 0) | (labels >= classes) | (labels == blank))
 

@@ -77,7 +77,7 @@ def _mean_by(loss: Array, weight: Array, reduction: str, what: str) -> Array:
 
 
 def _label_weight(weight: Array, label: Array, smoothing: float) -> Array:
-    """What each label's loss is multiplied by."""
+    """The factor of each label's loss."""
     by = weight[jnp.clip(label, 0, weight.size - 1)]
     return (1 - smoothing) * by + smoothing * jnp.mean(weight) if smoothing else by
 

@@ -22,7 +22,7 @@ from polyreme.ops.sharding import dim_names, last_two_swapped, matrix_product, p
 
 
 def _wide(dtype: Any) -> Any:
-    """What a product of this dtype accumulates in, if not in itself."""
+    """The dtype that a product of this dtype accumulates in, if not in itself."""
     return jnp.float32 if dtype in (dtypes.bfloat16, dtypes.float16) else None
 
 

@@ -51,7 +51,7 @@ def _lengths_ready(lengths: Any, **_: Any) -> None:
 @preceded(_lengths_ready)
 @op(method=False)
 def sequence_offsets(lengths: Array) -> Array:
-    """Where sequences of these lengths begin, and where the last one ends: [n] or [n, 1] -> [n + 1]."""
+    """The starts of sequences of these lengths, and the end of the last one: [n] or [n, 1] -> [n + 1]."""
     lengths = as_column("sequence_offsets", lengths)
     return jnp.concatenate([jnp.zeros(1, lengths.dtype), jnp.cumsum(lengths, dtype=lengths.dtype)])
 

@@ -25,8 +25,8 @@ from polyreme.ops.by_index import read
 
 @dataclass(frozen=True)
 class Rows:
-    """Where rows stand. ids: the sequence of each row, n for a row of none; starts, ends: first row of each sequence
-    and the row after its last; total: number of rows.
+    """The sequences that rows belong to. ids: the sequence of each row, n for a row of none; starts, ends: first row of
+    each sequence and the row after its last; total: number of rows.
     """
 
     ids: Array
@@ -55,7 +55,8 @@ class Rows:
 
 
 def rows_of(what: str, lengths: Array, total: int) -> Rows:
-    """How sequences of these lengths, [n] or [n, 1], divide total rows. Raises ShapeError or DTypeError for others."""
+    """The Rows of sequences of these lengths, [n] or [n, 1], that divide total rows. Raises ShapeError or DTypeError
+    for others."""
     if not dtypes.is_integer(lengths.dtype):
         raise DTypeError(f"{what}: lengths are {lengths.dtype.name}, need int32 or int64; use astype('int64')")
     if lengths.ndim == 2 and lengths.shape[1] == 1:

@@ -42,7 +42,8 @@ _MOST_TAPS = 16  # along a dim of a window whose entries are compared one by one
 
 
 class _Grid:
-    """Where the windows of one call lie. ends: how many entries past the end a ceil_mode window may reach, per dim."""
+    """The positions of the windows of one call. ends: how many entries past the end a ceil_mode window may reach, per
+    dim."""
 
     def __init__(
         self, n: int, x: Array, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, fmt: str, what: str
@@ -109,7 +110,7 @@ class _Grid:
         return self._full([(a, b + e) for (a, b), e in zip(self.pads, self.ends, strict=True)], (0, 0))
 
     def entries(self, padded: bool) -> Any:
-        """How many entries each window holds, [*o] or [1, ..]; padding counts if padded, ends never do.
+        """The number of entries in each window, [*o] or [1, ..]; padding counts if padded, ends never do.
 
         Counted along each dim and multiplied by the program, which may be traced for larger sizes than memory has.
         """
@@ -140,9 +141,9 @@ class _Grid:
 
 
 def _windows(room: Any, more: int, stride: int) -> Any:
-    """How many windows fit into a room. Of an open size in the form that jax.lax's convolutions have, so that results
-    of both are seen to be of one size; but where it is open whether there is room, in one that is seen not to be
-    negative."""
+    """The number of windows that fit into a room. Of an open size in the form that jax.lax's convolutions have, so that
+    results of both are seen to be of one size; but where it is open whether there is room, in one that is seen not to
+    be negative."""
     try:
         if more == stride and room >= 0:
             return room // stride + 1

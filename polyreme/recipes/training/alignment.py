@@ -233,7 +233,8 @@ class RewardHead(Layer):
 
 
 def add_reward_head(model: Any, config: FinetuneConfig) -> None:
-    """Add a reward head to a decoder, model.reward_head, which scores a text. It trains whichever other parameters do."""
+    """Add a reward head, model.reward_head, to a decoder; it scores a text, and trains whichever other parameters
+    do."""
     model.add_sublayer("reward_head", RewardHead(model.config.hidden_size))
 
 
