@@ -30,6 +30,7 @@ from polyreme.models import gpt_neox as gpt_neox
 from polyreme.models import gptj as gptj
 from polyreme.models import granite as granite
 from polyreme.models import llama as llama
+from polyreme.models import loader_words as loader_words
 from polyreme.models import low_bit_folder as low_bit_folder
 from polyreme.models import mistral as mistral
 from polyreme.models import mixtral as mixtral
