@@ -19,7 +19,6 @@ def _no_job_afterwards():
     clear_plan()
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.slow_cases("code0")
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_every_python_block_runs(code, capsys, monkeypatch, tmp_path):
