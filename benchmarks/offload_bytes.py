@@ -33,7 +33,7 @@ def compiled(layers: int):
         "train.amp_level": "O0",
     }
     config = config_file.load(CONFIG, [f"{name}={value}" for name, value in values.items()]).config
-    job = AbstractJob(job_of(config), config.parallel_plan, devices_for(1, "v5e:2x2"))
+    job = AbstractJob(job_of(config), config.parallel_plan, devices_for(config.parallel_plan, "v5e:2x2"))
     try:
         programs = {name: program.memory_analysis() for name, program in job.chunk_programs().items()}
         chunks = [sum(4 * p.size for p in chunk.parameters()) for chunk in job.planned.layers.get_model_chunks()]

@@ -49,7 +49,7 @@ def by_xla(split):
 
 def main():
     """Print a row for each kind of collective that moves a MiB or more."""
-    devices = devices_for(8, "v5e:2x4")
+    devices = devices_for(Plan.from_degrees(mp=8), "v5e:2x4")
     split = RingSplit(Mesh(np.array(devices), "mp"), (), (), "mp")
     columns, rows = PartitionSpec(None, "mp"), PartitionSpec("mp", None)
     layouts = [((1, TOKENS, WIDTH), split.whole), *[((WIDTH, INNER), columns)] * 2, ((INNER, WIDTH), rows)]

@@ -61,7 +61,7 @@ def test_rows_for_experts_travel_while_others_compute(libtpu, how, kind):
 
 @pytest.mark.slow
 def test_every_permute_of_a_ring_of_parts_has_work_to_hide_behind(libtpu):
-    devices = plan_job.devices_for(8, "v5e:2x4")
+    devices = plan_job.devices_for(Plan.from_degrees(mp=8), "v5e:2x4")
     split = RingSplit(Mesh(np.array(devices), "mp"), (), (), "mp")
 
     def loss(x, up, down):
@@ -96,7 +96,17 @@ def test_stages_are_compiled_and_send_what_the_formula_says(libtpu, schedule):
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"compiling for v5e:2x4 needs libtpu; install polyreme\[tpu-check\]"):
-        plan_job.devices_for(8, "v5e:2x4")
+        plan_job.devices_for(Plan.from_degrees(mp=8), "v5e:2x4")
+
+
+def test_a_stage_has_chips_that_follow_each_other(monkeypatch):
+    monkeypatch.setattr(plan_job, "slice_devices", lambda topology: list(range(16)))
+    plan = Plan.from_degrees(dp=2, pp=2, sharding=2, mp=2)
+    chips = np.array(plan_job.devices_for(plan, "v5e:4x4")).reshape(2, 2, 4)
+    assert chips[:, 0].ravel().tolist() == list(range(8))
+    assert chips[:, 1].ravel().tolist() == list(range(8, 16))
+    with pytest.raises(ConfigError, match="a stage takes 6 chips, which do not divide the 16 of v5e:4x4; nearest is 4"):
+        plan_job.devices_for(Plan.from_degrees(dp=3, pp=2, mp=2), "v5e:4x4")
 
 
 def test_kernels_are_chosen_for_the_device_compiled_for():

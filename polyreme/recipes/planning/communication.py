@@ -28,7 +28,7 @@ def report(config: RunConfig, balance: float | None = None, topology: str = "") 
     None. topology: a TPU slice to compile for, such as "v5e:2x4", by libtpu; this process's devices by default.
     """
     plan = config.parallel_plan
-    devices = devices_for(plan.mesh.size, topology)
+    devices = devices_for(plan, topology)
     plan.mesh.check_devices(len(devices))
     if plan.streams:
         raise ConfigError(

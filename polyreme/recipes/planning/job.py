@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,8 +18,9 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.pipeline.dry_run import DryRun
 from polyreme.distributed.planned_step import PlannedStep, loss_of
 from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError
 from polyreme.kernels import select
-from polyreme.mesh import Plan
+from polyreme.mesh import Plan, nearest_divisor
 from polyreme.nn import Layer
 from polyreme.nn.lazy import LazyGuard
 from polyreme.optimizer import Optimizer
@@ -139,11 +140,27 @@ class AbstractJob:
         return self.job.loss(model, [first, *rest])
 
 
-def devices_for(count: int, topology: str = "") -> list[Any]:
-    """Devices to compile for: this process's, or, with a topology such as "v5e:4x4", a TPU slice that need not exist.
+def devices_for(plan: Plan, topology: str = "") -> list[Any]:
+    """Devices to compile for, in the order of the plan's mesh: this process's, or, with a topology such as "v5e:4x4",
+    those of a TPU slice that need not exist.
 
-    Fewer than count where there are no more. Raises ConfigError for a topology that is no TPU slice, or if libtpu is
-    not installed.
+    Of a slice each pipeline stage has chips that follow each other: libtpu compiles nothing for others. Fewer than the
+    mesh has where there are no more. Raises ConfigError for a topology that is no TPU slice, for stages whose number
+    of chips does not divide the slice's, or if libtpu is not installed.
     """
-    found = list(jax.devices()) if not topology else slice_devices(topology)
-    return found[:count]
+    mesh = plan.mesh
+    if not topology:
+        return list(jax.devices())[: mesh.size]
+    chips = slice_devices(topology)
+    if len(chips) < mesh.size:
+        return chips
+    width = mesh.size // mesh.pp
+    if len(chips) % width:
+        raise ConfigError(
+            f"plan on mesh {mesh}: {'a stage' if mesh.pp > 1 else 'it'} takes {width} chips, which do not divide the "
+            f"{len(chips)} of {topology}; nearest is {nearest_divisor(len(chips), width)}, or a slice of another size"
+        )
+    if plan.stage_devices:  # the layout gives each stage the next chips by itself
+        return chips[: mesh.size]
+    stagewise = replace(mesh, order=("pp", *(axis for axis in mesh.order if axis != "pp")))
+    return [chips[stagewise.device(**mesh.coordinates(index))] for index in range(mesh.size)]

@@ -95,7 +95,7 @@ def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "")
     than the plan's mesh has: verify_apart starts a process that has as many.
     """
     job = job_of(job) if isinstance(job, PretrainConfig) else job
-    devices = devices_for(plan.mesh.size, topology)
+    devices = devices_for(plan, topology)
     if len(devices) < plan.mesh.size:
         raise PlacementError(
             f"plan on mesh {plan.mesh} needs {plan.mesh.size} devices to be compiled for, this process has "
