@@ -16,7 +16,7 @@ import numpy as np
 
 import polyreme.core  # noqa: F401  (configures jax)
 from polyreme.kernels import grouped_matmul
-from polyreme.kernels.grouped import BLOCK, TAIL, block_counts
+from polyreme.kernels.grouped import block_counts, matmul_blocks
 
 CASES = [(8, 4096, 512, 1024), (16, 4096, 512, 1024), (64, 4096, 256, 512)]
 ROUNDS = 9
@@ -58,8 +58,9 @@ def main():
         x = rng.standard_normal((rows, ins)).astype(np.float32)
         weights = (rng.standard_normal((experts, ins, outs)) / np.sqrt(ins)).astype(np.float32)
         sizes = rng.multinomial(rows, [1 / experts] * experts).astype(np.int32)
-        full, tails = block_counts(sizes)
-        executed = (full.sum() * BLOCK + tails.sum() * TAIL) / rows
+        blocks = matmul_blocks(rows, experts)
+        counts = block_counts(sizes, blocks, is_within=True)
+        executed = sum(block * count.sum() for block, count in zip(blocks, counts, strict=True)) / rows
         sides = (grouped_matmul, jax.lax.ragged_dot)
         forward = [on_sizes(product, jnp.asarray(sizes)) for product in sides]
         whole = [with_gradient(product, jnp.asarray(sizes)) for product in sides]

@@ -1,8 +1,8 @@
 """Products of rows in groups with a matrix for each group: what experts compute.
 
 Rows of one group lie together, groups in order, so a product goes over blocks of rows of one group each. No FLOP is
-spent on rows that are not there but what fills up each group's last block (TAIL rows at most). lax.ragged_dot computes
-every row with every matrix on CPU and GPU, and its weight gradient does so on TPU too.
+spent on rows that are not there but what fills up each group's last block: TAIL rows, or an eighth of a larger block.
+lax.ragged_dot computes every row with every matrix on CPU and GPU, and its weight gradient does so on TPU too.
 
 On TPU the kernels are jax's megablox, on GPU those of grouped_triton. Shape legend: R rows, E groups, D and F widths.
 """
@@ -22,14 +22,15 @@ from polyreme.errors import GradError, ShapeError
 from polyreme.kernels import grouped_triton, select
 
 BLOCK = 128
-"""Rows of a full block: fewer leave the product's kernel waiting for memory, more gain nothing."""
+"""Rows of a full block: fewer leave the product's kernel waiting for memory."""
 
 TAIL = 32
 """Rows of the blocks that a group ends with."""
 
 WIDE = 4 * BLOCK
 """Rows of a block of a weight's gradient: each block's product is added to the sum, which takes as long as a tenth of
-the product of BLOCK rows."""
+the product of BLOCK rows. Groups that have as many on the mean are multiplied by twice BLOCK rows, which takes a
+twentieth less time."""
 
 
 def grouped_matmul(rows: jax.Array, weights: jax.Array, sizes: jax.Array, *, transpose: bool = False) -> jax.Array:
@@ -99,9 +100,42 @@ def block_size(rows: int, groups: int) -> int:
     return size
 
 
-def block_counts(sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Full blocks and tail blocks of each group: BLOCK and TAIL rows are computed for one of them."""
-    return sizes // BLOCK, -(-(sizes % BLOCK) // TAIL)
+def matmul_blocks(rows: int, groups: int) -> tuple[int, ...]:
+    """Rows of the blocks of grouped_matmul's loop, largest first, for so many rows in so many groups."""
+    is_open = not isinstance(rows, int)  # in an exported program
+    return _that_fit(rows, BLOCK if is_open or rows < WIDE * groups else 2 * BLOCK, TAIL)
+
+
+def outer_blocks(rows: int) -> tuple[int, ...]:
+    """Rows of the blocks of grouped_outer's loop, largest first."""
+    return _that_fit(rows, WIDE, BLOCK, TAIL)
+
+
+def block_counts(sizes: Any, blocks: Sequence[int], *, is_within: bool = False) -> list[Any]:
+    """How many blocks of each size, largest first, each group takes: as many as it fills, one more where an eighth at
+    most would be idle, and of the smallest what is left. sizes [E] -> a [E] for each.
+
+    is_within: no block but one of the smallest is larger than its group.
+
+    >>> [n.tolist() for n in block_counts(jnp.array([300, 255, 31]), (128, 32))]
+    [[2, 2, 0], [2, 0, 1]]
+    """
+    counts, left = [], sizes
+    for block in blocks:
+        is_last = block == blocks[-1]
+        more = left % block > (0 if is_last else block - block // 8)
+        if is_within and not is_last:
+            more &= sizes >= block
+        counts.append(left // block + more)
+        left = (left - counts[-1] * block).clip(0)
+    return counts
+
+
+def _that_fit(rows: int, *blocks: int) -> tuple[int, ...]:
+    """The blocks that an array of so many rows has room for; one of all rows where none fits."""
+    if not isinstance(rows, int):
+        return blocks
+    return tuple(block for block in blocks if block <= rows) or (rows,)
 
 
 def _check(rows: jax.Array, weights: jax.Array, sizes: jax.Array, transpose: bool) -> None:
@@ -178,21 +212,15 @@ def _kernels(*arrays: jax.Array) -> _Kernels:
 
 
 # ---- a loop over blocks, with as many steps as there are ----
-# No array is padded: a copy of rows or of a result takes a tenth of the time of their product. A tail block that would
-# reach over the end begins earlier, and counts the rows that are its own.
+# No array is padded: a copy of rows or of a result takes a tenth of the time of their product. A block that would reach
+# over the end, of its group or of the array, begins earlier.
 
 
-class _Tail(NamedTuple):
-    """A tail block: its first row, and which of its rows [size, 1] are those of the group from `begin` to `end`."""
-
-    row: jax.Array
-    is_own: jax.Array
-
-    @classmethod
-    def of(cls, size: int, rows: int, begin: jax.Array, end: jax.Array) -> _Tail:
-        row = jnp.minimum(begin, jnp.asarray(rows - size, jnp.int32))
-        at = row + lax.iota(jnp.int32, size)
-        return cls(row, ((at >= begin) & (at < end))[:, None])
+def _own(size: int, rows: int, begin: jax.Array, end: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first row of a block for rows from begin to end, and which of its rows [size, 1] these are."""
+    row = jnp.minimum(begin, jnp.asarray(rows - size, jnp.int32))
+    at = row + lax.iota(jnp.int32, size)
+    return row, ((at >= begin) & (at < end))[:, None]
 
 
 def _with_room(x: jax.Array, size: int) -> jax.Array:
@@ -201,13 +229,12 @@ def _with_room(x: jax.Array, size: int) -> jax.Array:
 
 
 def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
-    wanted, rows = rows.shape[0], _with_room(rows, BLOCK)
+    wanted, blocks = rows.shape[0], matmul_blocks(rows.shape[0], weights.shape[0])
+    rows = _with_room(rows, blocks[0])
     acc = jnp.promote_types(rows.dtype, jnp.float32)
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
-    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    full, tails = block_counts(sizes)
-    count = rows.shape[0]
-    tail_size = min(TAIL, count)
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
+    counts = block_counts(sizes, blocks, is_within=True)
 
     def group(e: jax.Array, out: jax.Array) -> jax.Array:
         """out with the rows of group e."""
@@ -217,62 +244,52 @@ def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, size
             block = lax.dynamic_slice_in_dim(rows, row, size)
             return lax.dot_general(block, weight, contracted, preferred_element_type=acc).astype(out.dtype)
 
-        def whole(i: jax.Array, out: jax.Array) -> jax.Array:
-            row = starts[e] + i * BLOCK
-            return lax.dynamic_update_slice_in_dim(out, product(row, BLOCK), row, 0)
+        def within(i: jax.Array, out: jax.Array, begin: jax.Array, size: int) -> jax.Array:
+            row = jnp.minimum(begin + i * size, ends[e] - size)  # computes some rows of the block before again
+            return lax.dynamic_update_slice_in_dim(out, product(row, size), row, 0)
 
-        def tail(i: jax.Array, out: jax.Array) -> jax.Array:
-            begin = starts[e] + full[e] * BLOCK + i * TAIL
-            row, is_own = _Tail.of(tail_size, count, begin, starts[e] + sizes[e])
-            others = lax.dynamic_slice_in_dim(out, row, tail_size)
-            new = jnp.where(is_own, product(row, tail_size), others)
-            return lax.dynamic_update_slice_in_dim(out, new, row, 0)
+        def tail(i: jax.Array, out: jax.Array, begin: jax.Array, size: int) -> jax.Array:
+            row, is_own = _own(size, rows.shape[0], begin + i * size, ends[e])
+            others = lax.dynamic_slice_in_dim(out, row, size)
+            return lax.dynamic_update_slice_in_dim(out, jnp.where(is_own, product(row, size), others), row, 0)
 
-        if count >= BLOCK:
-            out = lax.fori_loop(0, full[e], whole, out)
-        return lax.fori_loop(0, tails[e], tail, out)
+        begin = ends[e] - sizes[e]
+        for size, count in zip(blocks, counts, strict=True):
+            step = partial(tail if size == blocks[-1] else within, begin=begin, size=size)
+            out = lax.fori_loop(0, count[e], step, out)
+            begin += count[e] * size
+        return out
 
-    out = jnp.zeros((count, weights.shape[1 if transpose else 2]), rows.dtype)
+    out = jnp.zeros((rows.shape[0], weights.shape[1 if transpose else 2]), rows.dtype)
     has_any = 0 not in (*out.shape, *weights.shape)
     return lax.fori_loop(0, weights.shape[0], group, out)[:wanted] if has_any else out
 
 
 def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
-    x, y = (_with_room(a, WIDE) for a in (x, y))
+    blocks = outer_blocks(x.shape[0])
+    x, y = (_with_room(a, blocks[0]) for a in (x, y))
     acc = jnp.promote_types(x.dtype, jnp.float32)
-    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    count = x.shape[0]
-    tail_size = min(TAIL, count)
-    wide = sizes // WIDE
-    full, tails = block_counts(sizes - wide * WIDE)
-
-    def block(row: jax.Array, size: int, total: jax.Array, is_own: jax.Array | None = None) -> jax.Array:
-        """total with the product of `size` rows from `row` on, or of those of them that are the group's own."""
-        left, right = (lax.dynamic_slice_in_dim(a, row, size) for a in (x, y))
-        if is_own is not None:
-            left, right = (jnp.where(is_own, a, 0) for a in (left, right))
-        # transposed first: see kernels.linear.rows_product; XLA compiles no barrier around one row
-        turned = lax.optimization_barrier(left.T) if size >= TAIL else left.T
-        return total + lax.dot(turned, right, preferred_element_type=acc)
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
+    counts = block_counts(sizes, blocks)
 
     def group(e: jax.Array, out: jax.Array) -> jax.Array:
-        first = starts[e] + wide[e] * WIDE
+        """out with the matrix of group e."""
 
-        def tail(i: jax.Array, total: jax.Array) -> jax.Array:
-            begin = first + full[e] * BLOCK + i * TAIL
-            row, is_own = _Tail.of(tail_size, count, begin, starts[e] + sizes[e])
-            return block(row, tail_size, total, is_own)
+        def add(i: jax.Array, total: jax.Array, begin: jax.Array, size: int) -> jax.Array:
+            row, is_own = _own(size, x.shape[0], begin + i * size, ends[e])
+            left, right = (jnp.where(is_own, lax.dynamic_slice_in_dim(a, row, size), 0) for a in (x, y))
+            # transposed first: see kernels.linear.rows_product; XLA compiles no barrier around one row
+            turned = lax.optimization_barrier(left.T) if size >= TAIL else left.T
+            return total + lax.dot(turned, right, preferred_element_type=acc)
 
-        total = jnp.zeros(out.shape[1:], acc)
-        if count >= WIDE:
-            total = lax.fori_loop(0, wide[e], lambda i, total: block(starts[e] + i * WIDE, WIDE, total), total)
-        if count >= BLOCK:
-            total = lax.fori_loop(0, full[e], lambda i, total: block(first + i * BLOCK, BLOCK, total), total)
-        total = lax.fori_loop(0, tails[e], tail, total)
+        total, begin = jnp.zeros(out.shape[1:], acc), ends[e] - sizes[e]
+        for size, count in zip(blocks, counts, strict=True):
+            total = lax.fori_loop(0, count[e], partial(add, begin=begin, size=size), total)
+            begin += count[e] * size
         return lax.dynamic_update_index_in_dim(out, total.astype(out.dtype), e, 0)
 
     out = jnp.zeros((sizes.shape[0], x.shape[1], y.shape[1]), x.dtype)
-    return lax.fori_loop(0, sizes.shape[0], group, out) if 0 not in (*out.shape, count) else out
+    return lax.fori_loop(0, sizes.shape[0], group, out) if 0 not in (*out.shape, x.shape[0]) else out
 
 
 _BLOCKS = _Kernels(_matmul_by_blocks, _outer_by_blocks, clears=True)

@@ -14,7 +14,7 @@ from polyreme.kernels import (
     grouped_outer_plain,
     grouped_triton,
 )
-from polyreme.kernels.grouped import _MEGABLOX, BLOCK, TAIL, block_counts
+from polyreme.kernels.grouped import _MEGABLOX, BLOCK, TAIL, block_counts, matmul_blocks, outer_blocks
 
 from .tolerance import assert_near
 
@@ -86,11 +86,13 @@ def test_empty_inputs_give_zeros():
 
 
 @pytest.mark.parametrize(
-    "sizes", [[256] * 16, np.random.default_rng(0).multinomial(4096, [1 / 16] * 16), [4096] + [0] * 15]
+    "sizes", [[256] * 16, [500, 524] * 4, np.random.default_rng(0).multinomial(4096, [1 / 16] * 16), [4096] + [0] * 15]
 )
 def test_computes_few_rows_that_are_not_there(sizes):
-    full, tails = block_counts(np.asarray(sizes))
-    assert (full.sum() * BLOCK + tails.sum() * TAIL) <= 1.1 * np.sum(sizes)
+    for blocks, is_within in ((matmul_blocks(4096, len(sizes)), True), (outer_blocks(4096), False)):
+        counts = block_counts(np.asarray(sizes), blocks, is_within=is_within)
+        rows = [block * count for block, count in zip(blocks, counts, strict=True)]
+        assert np.sum(sizes) <= np.sum(rows) <= 1.1 * np.sum(sizes)
 
 
 def test_takes_less_memory_than_every_row_with_every_matrix():
