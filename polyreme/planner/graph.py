@@ -7,7 +7,8 @@ read from this one description.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from polyreme.errors import ConfigError, did_you_mean
@@ -157,3 +158,24 @@ class ModelGraph:
                     return each
         names = [each.name for block in self.blocks for each in block.parameters]
         raise ConfigError(f"graph {self.name!r} has no parameter {name!r}{did_you_mean(name, names)}")
+
+
+def beside_adapters(graph: ModelGraph, maps: Collection[str]) -> ModelGraph:
+    """The graph where products with weights are frozen, but for adapters beside those of such names: a frozen product's
+    backward does not read what went in, an adapter's does.
+
+    >>> x, y = Value("x", ("embed",), (8,)), Value("y", ("ffn",), (8,))
+    >>> up = OperationCost("product", "up", (x,), y, weights=("w",), saved=("x",))
+    >>> graph = ModelGraph("one", (BlockCost("layer", "layer", (up,), ()),))
+    >>> [beside_adapters(graph, maps).blocks[0].operations[0].saved for maps in (["up"], [])]
+    [('x',), ()]
+    """
+
+    def frozen(op: OperationCost) -> OperationCost:
+        if op.kind not in ("product", "convolution") or not op.weights or op.name in maps:
+            return op
+        read = {value.name for value in op.inputs}
+        return replace(op, saved=tuple(name for name in op.saved if name not in read))
+
+    blocks = tuple(replace(block, operations=tuple(map(frozen, block.operations))) for block in graph.blocks)
+    return replace(graph, blocks=blocks)

@@ -8,10 +8,11 @@ is there; where the backward of the last block begins; at the end, where every g
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from polyreme.mesh import Plan
-from polyreme.planner.graph import BlockCost, ModelGraph
+from polyreme.planner.graph import BlockCost, ModelGraph, beside_adapters
 from polyreme.planner.memory_cpu import OnProcessor
 from polyreme.planner.memory_live import standings
 from polyreme.planner.memory_stage import AHEAD, WIDE, Held, Stage, total
@@ -44,6 +45,8 @@ def memory(
     >>> stage.parameters == 2 * gpt.num_parameters, stage.optimizer == 12 * gpt.num_parameters / 4
     (True, True)
     """
+    if training.trains == "adapters":
+        graph = _adapted(graph, training.adapted)
     alike: dict[object, Stage] = {}  # most stages of a long pipeline have as many of the same blocks
     result = []
     for at, chunks in enumerate(stage_pieces(graph, plan, training.cut)):
@@ -52,6 +55,17 @@ def memory(
             alike[content] = Stage(graph, plan, batch, training, chunks)
         result.append(_of(alike[content], at, compiler))
     return tuple(result)
+
+
+@lru_cache(maxsize=64)
+def _adapted(graph: ModelGraph, which: Literal["attention", "all"]) -> ModelGraph:
+    maps = {
+        op.name
+        for block in graph.blocks
+        for op in block.operations
+        if block.part == "layer" and (which == "all" or op.part == "full_attn")
+    }
+    return beside_adapters(graph, maps)
 
 
 def _of(stage: Stage, index: int, compiler: Compiler) -> Memory:

@@ -97,6 +97,7 @@ def kept_by_block(
 ) -> dict[str, Held]:
     """What one microbatch leaves of a block for its backward, by name. parts: of operations computed again."""
     saved: dict[str, Held] = {}
+    gathered: set[str] = set()
     makers = {op.output.name: op.kind for op in block.operations}
     for op in block.operations:
         if op.part and op.part in parts:
@@ -119,7 +120,14 @@ def kept_by_block(
                 nbytes = cuts.local(value, samples) * WIDE if op.kind == "product" else came_back
             else:
                 width = value.itemsize or (WIDE if op.kind in ("product", "norm", "convolution") else itemsize)
-                nbytes = cuts.local(_read(value, op), samples) * width
+                read = _read(value, op)
+                nbytes = cuts.local(read, samples) * width
+                if name in gathered and op.kind == "product" and itemsize < WIDE:
+                    # each product casts what it reads, so that the compiler sees values of their own, gathers each and
+                    # turns each round
+                    name = f"{name} of {op.name}"
+                elif read is not value and cuts.local(value, samples) * width < nbytes:
+                    gathered.add(name)
             if name not in saved or saved[name].nbytes < nbytes:
                 saved[name] = Held(nbytes)
         if op.kind == "norm":
@@ -311,8 +319,7 @@ class OnProcessor:
             again = {f"{op.name}: " for op in block.operations if op.part in PARTS[mode]}
             saved = {**part, **inputs, **{n: h for n, h in starts.items() if n.startswith(tuple(again))}}
         missing = total(h for name, h in whole.items() if name not in saved and "start" not in name)
-        if mode == "full":
-            missing += total(self._weights_of(block))
+        missing += total(self._weights_of(block, again=True))
         return saved, missing + attention_again(block, stage.cuts, stage.samples)
 
     def inputs(self) -> float:
@@ -322,17 +329,22 @@ class OnProcessor:
         return stage.local(first, first.itemsize or WIDE) if first else 0.0
 
     def weights(self, blocks: Iterable[tuple[BlockCost, int]]) -> list[Held]:
-        """Weights as products read them, from forward to backward, of blocks that are not computed again as a whole."""
-        kept = ((block, count) for block, count in blocks if self.stage.mode(block) != "full")
-        return [Held(h.nbytes, h.number * count) for block, count in kept for h in self._weights_of(block)]
+        """Weights as products read them, from forward to backward: not of what is computed again."""
+        return [Held(h.nbytes, h.number * count) for block, count in blocks for h in self._weights_of(block)]
 
-    def _weights_of(self, block: BlockCost) -> Iterator[Held]:
-        """A block's weights as its products read them: in float32 where they are kept in fewer bits, in other layouts
-        for convolutions. Of weights that are kept in pieces those that the backward does not gather again: what the
-        head reads, and the first product."""
-        stage = self.stage
-        products = [op.weights for op in block.operations if op.kind in ("convolution", "product")]
-        first, read = products[0] if products else (), {name for names in products for name in names}
+    def _weights_of(self, block: BlockCost, again: bool = False) -> Iterator[Held]:
+        """A block's weights as the products read them that are computed again, or that are not: in float32 where they
+        are kept in fewer bits, in other layouts for convolutions. Of weights that are kept in pieces those that the
+        backward does not gather again: what the head reads, and the first product."""
+        stage, mode = self.stage, self.stage.mode(block)
+        products = [op for op in block.operations if op.kind in ("convolution", "product")]
+        first = products[0].weights if products else ()
+        read = {
+            name
+            for op in products
+            if (mode == "full" or op.part in PARTS.get(mode, ())) is again
+            for name in op.weights
+        }
         for value in block.parameters:
             if value.name not in read:
                 continue
@@ -353,11 +365,23 @@ class OnProcessor:
         stage = self.stage
         extra = sum(count * self._extra(block) for block, count in chunk) + total(self.weights(chunk))
         table = stage.table() if any(stage.mode(block) != "none" for block, _ in chunk) else 0.0
-        most = 0.0
+        most, transient = 0.0, self.transient()
         for block, count in reversed(chunk):
-            most = max(most, extra + self.kept(block)[1])
+            after = self._after_again(block)
+            if after is None:
+                most = max(most, extra + self.kept(block)[1] + transient)
+            else:  # what lies behind the part that is computed again has had its backward
+                gone = self._extra(after) + total(self._weights_of(after))
+                most = max(most, extra + transient, extra - gone + self.kept(block)[1])
             extra -= count * self._extra(block) + total(self.weights([(block, count)]))
-        return most + table + self.transient()
+        return most + table
+
+    def _after_again(self, block: BlockCost) -> BlockCost | None:
+        """What of a block comes behind its last operation that is computed again, if only parts of it are."""
+        parts = PARTS.get(self.stage.mode(block))
+        places = [at for at, op in enumerate(block.operations) if op.part in (parts or ())]
+        behind = block.operations[places[-1] + 1 :] if places else ()
+        return replace(block, name=f"{block.name} behind", operations=behind) if places else None
 
     def of_weights(self, chunk: Piece) -> float:
         """Bytes that the second part of a chunk's backward works in: what went into products, turned round; gradients

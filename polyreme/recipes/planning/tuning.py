@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from polyreme.mesh import Plan
 from polyreme.planner import Memory, ModelGraph, Training
-from polyreme.planner.graph import Value
+from polyreme.planner.graph import Value, beside_adapters
 from polyreme.planner.memory_stage import MOMENTS, WIDE, Stage
 from polyreme.planner.sharding import cuts_of, stage_pieces
 from polyreme.recipes.estimate import shape_of
@@ -26,12 +26,15 @@ teacher's, their softened logarithms and probabilities, the student's logarithms
 
 
 def tuning_graph(config: FinetuneConfig) -> ModelGraph:
-    """The model that trains: of one whose first blocks are frozen those above. Over pipeline stages, whose chunks all
-    run backwards, all blocks."""
+    """The model that trains: of one whose first blocks are frozen those above; of adapters, products as frozen ones.
+    Over pipeline stages, whose chunks all run backwards, all blocks."""
     shape = shape_of(config.dimensions)
     if config.fine_tuning == "freeze" and config.plan.pp == 1:
         shape = replace(shape, layers=min(config.freeze_trainable_layers, shape.layers))
-    return shape.graph()
+    graph = shape.graph()
+    if config.fine_tuning != "lora" or config.lora_target == ["all"]:
+        return graph
+    return beside_adapters(graph, [_MAPS.get(name, name) for name in config.lora_target])
 
 
 def rows_of(config: FinetuneConfig) -> int:
