@@ -320,7 +320,7 @@ def drawn_last() -> list[Case]:
         gpt(16, (88, 8, 4, 96, 480), "O2", pp=4, num_microbatches=8, recompute="core_attn", schedule="FThenB"),
         gpt(8, (120, 4, 5, 192, 840), "O2", sharding=2, sharding_stage=2, recompute="full_attn"),
         llama(8, (112, 5, 4, 2, 128, 640), "O1", mp=2, sequence_parallel=True, sharding=2, sharding_stage=1),
-        llama(16, (96, 6, 6, 3, 112, 800), "O2", pp=2, mp=2, num_microbatches=4, sequence_parallel=True),
+        llama(16, (96, 6, 6, 2, 112, 800), "O2", pp=2, mp=2, num_microbatches=4, sequence_parallel=True),
         llama(12, (80, 9, 4, 4, 96, 600), pp=3, num_microbatches=6, recompute="full_attn", recompute_share=0.5),
         llama(8, (128, 3, 4, 2, 256, 500), "O2", sep=2, dp=2, recompute="core_attn"),
         experts(8, (96, 3, 4, 2, 112, 560), 8, "O2", sharding=2, sharding_stage=1, ep=2, recompute="full_attn"),
