@@ -326,7 +326,7 @@ def drawn_last() -> list[Case]:
         experts(8, (96, 3, 4, 2, 112, 560), 8, "O2", sharding=2, sharding_stage=1, ep=2, recompute="full_attn"),
         experts(8, (72, 4, 4, 4, 128, 640), 4, family="qwen3_moe", pp=2, ep=2, num_microbatches=4),
         bert(8, (104, 4, 4, 96, 720), "O2", sharding=2, sharding_stage=2),
-        vit(16, (56, 104, 4, 4), "O1", dp=2, recompute="full"),
+        vit(16, (56, 104, 4, 4), "O1", dp=2),
     ]
 
 

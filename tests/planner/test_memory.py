@@ -150,6 +150,42 @@ def test_a_chunk_works_in_what_its_blocks_at_hand_need():
     assert deep[0].workspace > 1.6 * work()
 
 
+def test_a_backward_of_parts_again_never_needs_all_that_stood_behind_them():
+    """On a processor: what lies behind attention had its backward when attention is computed again, and attention's
+    weights are widened block by block; a deeper chunk has more of the rest."""
+
+    def work(layers: int, **plan: Any) -> float:
+        graph = replace(GPT, layers=layers).graph()
+        return memory(graph, Plan.from_degrees(pp=2, num_microbatches=4, **plan), 32, LOW, "cpu")[0].workspace
+
+    assert work(8, recompute="full") < work(8, recompute="full_attn") < work(8)
+    assert work(16, recompute="full_attn") > 1.4 * work(8, recompute="full_attn")
+
+
+def test_each_product_in_16_bits_gathers_what_it_reads():
+    """Of a sequence that is cut outside of blocks: query, key and value read one gathered array in float32, and three
+    under 16 bits, as gate and up read two."""
+    plan = Plan.from_degrees(mp=2, sequence_parallel=True)
+    (block,) = (each for each in LLAMA.graph().blocks if each.part == "layer")
+
+    def arrays(itemsize: int) -> int:
+        kept = memory_cpu.kept_by_block(block, cuts_of(plan), 8, itemsize)
+        return sum(name.startswith(("attention_norm_out", "ffn_norm_out")) for name in kept)
+
+    assert (arrays(4), arrays(2)) == (2, 3 + 2)
+
+
+def test_a_frozen_product_keeps_nothing_for_its_weight():
+    """Adapters beside query and value: their input stays, those of the feed-forward go."""
+    adapters = replace(WIDE, trains="adapters")
+    everywhere, attention = (
+        only(LLAMA, training=replace(adapters, adapted=which)).activations for which in ("all", "attention")
+    )
+    wide = 4 * 8 * 128 * 256 * LLAMA.layers  # what the last product reads, bytes
+    assert everywhere - attention >= wide
+    assert everywhere < only(LLAMA, training=WIDE).activations
+
+
 def test_traced_models_have_their_attention_s_rows_by_any_name():
     """Of a row that is one block of queries, the probabilities of every head are kept, whatever its sums are called."""
     short = replace(GPT, seq=memory_cpu.QUERIES)
