@@ -33,7 +33,8 @@ def loss(p, ids, labels):
 
 
 def _joint(x, residual, p, name):
-    return kernels.residual_layer_norm(x, residual, p[f"{name}.w"], p[f"{name}.b"], g.NORM_EPSILON)
+    total = residual + x
+    return kernels.layer_norm(total, p[f"{name}.w"], p[f"{name}.b"], g.NORM_EPSILON), total
 
 
 def step(state, ids, labels):

@@ -1,7 +1,7 @@
 """The table of patterns.
 
-A pattern is here when the one call exists: there is none for linear + activation, nor for residual + norm
-(the kernel in kernels.residual_norm is no op), which XLA fuses by itself.
+A pattern is here when the one call exists: there is none for linear + activation, nor for residual + norm, which XLA
+fuses by itself.
 """
 
 from __future__ import annotations

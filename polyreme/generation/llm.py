@@ -28,13 +28,13 @@ from polyreme.models.pretrained import open_published
 from polyreme.models.t5 import T5ForConditionalGeneration
 
 
-def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer, dtype: Any = None) -> Speculation:
-    """A Speculation for texts of a tokenizer; draft: "ngram", a Decoder, or the path of published weights, read in
-    dtype. Raises ConfigError for weights whose tokenizer is another one."""
+def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer) -> Speculation:
+    """A Speculation for texts of a tokenizer; draft: "ngram", a Decoder, or the path of published weights.
+    Raises ConfigError for weights whose tokenizer is another one."""
     if draft == "ngram" or not isinstance(draft, (str, Path)):
         return Speculation(draft, num_draft_tokens)
     AutoTokenizer.from_pretrained(draft).check_same_tokens(tokenizer, draft)
-    return Speculation(AutoModelForCausalLM.from_pretrained(draft, dtype=dtype), num_draft_tokens)
+    return Speculation(AutoModelForCausalLM.from_pretrained(draft), num_draft_tokens)
 
 
 _WORDS: dict[str, LoaderWord] = {

@@ -18,12 +18,6 @@ from polyreme.kernels.linear_cross_entropy import linear_cross_entropy, linear_c
 from polyreme.kernels.low_bit import low_bit_linear
 from polyreme.kernels.norm import layer_norm, layer_norm_plain, rms_norm, rms_norm_plain
 from polyreme.kernels.recurrent import recurrent, recurrent_plain
-from polyreme.kernels.residual_norm import (
-    residual_layer_norm,
-    residual_layer_norm_plain,
-    residual_rms_norm,
-    residual_rms_norm_plain,
-)
 from polyreme.kernels.ring_attention import (
     gather_attention,
     gather_column_attention,
@@ -69,10 +63,6 @@ __all__ = [
     "out_of_zigzag",
     "recurrent",
     "recurrent_plain",
-    "residual_layer_norm",
-    "residual_layer_norm_plain",
-    "residual_rms_norm",
-    "residual_rms_norm_plain",
     "ring_attention",
     "ring_column_attention",
     "ring_gradient_linear",

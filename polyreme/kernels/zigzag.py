@@ -38,12 +38,12 @@ def _chunks(x: jax.Array, count: int, dim: int) -> jax.Array:
     return x.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :])
 
 
-def check_zigzag(length: int, ways: int, what: str = "attention") -> None:
+def check_zigzag(length: int, ways: int) -> None:
     """Raise ShapeError for a length that does not divide into the chunks of a zigzag of so many ways."""
     if length % (2 * ways):
         raise ShapeError(
-            f"{what}: {length} tokens do not divide into the {2 * ways} equal chunks of a zigzag over {ways} devices; "
-            f"make it {nearest_multiples(length, 2 * ways)}, or set sep_order to contiguous"
+            f"attention: {length} tokens do not divide into the {2 * ways} equal chunks of a zigzag over {ways} "
+            f"devices; make it {nearest_multiples(length, 2 * ways)}, or set sep_order to contiguous"
         )
 
 

@@ -130,14 +130,6 @@ def global_norm(tensors: list[jax.Array]) -> jax.Array:
     return jnp.sqrt(squared_norm(tensors))
 
 
-def global_norm_over_meshes(tensors: Sequence[Tensor]) -> Tensor:
-    """global_norm of tensors that may lie on several meshes, such as the gradients of a pipeline's stages.
-
-    On the first one's devices; no gradient flows through it.
-    """
-    return Tensor(jnp.sqrt(squared_norm([state.read(t) for t in tensors])))
-
-
 def squared_norm(grads: Sequence[jax.Array]) -> jax.Array:
     """Sum of squares of all elements, in at least float32, on the first one's devices."""
     total = jnp.zeros((), jnp.float32)

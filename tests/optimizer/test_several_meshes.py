@@ -325,7 +325,6 @@ def test_norms_and_clips_called_by_hand():
     grads = {p.name: p.grad.numpy() for p in params}
     norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in grads.values()))
     rtol = 72 * 2.0**-24  # sums of 76 squares
-    np.testing.assert_allclose(float(clip.global_norm_over_meshes([p.grad for p in params])), norm, rtol=rtol)
     for p, g in clip.ClipGradByGlobalNorm(0.5)([(p, p.grad) for p in params]):
         np.testing.assert_allclose(g.numpy(), grads[p.name] * (0.5 / norm), rtol=rtol)
     give_gradients(params, 0)  # the clip wrote into them, as PaddlePaddle's does

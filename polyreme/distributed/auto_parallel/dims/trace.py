@@ -131,11 +131,6 @@ class Traced:
     loss: TracedValue | None = None
     batch: int = 1
 
-    @functools.cached_property
-    def producers(self) -> dict[TracedValue, TracedOp]:
-        """Value -> the op that made it."""
-        return {out: op for op in self.ops for out in op.outputs}
-
     def uses(self) -> dict[TracedValue, list[TracedOp]]:
         """Value -> the ops that read it, in order."""
         found: dict[TracedValue, list[TracedOp]] = {}
@@ -143,10 +138,6 @@ class Traced:
             for value in dict.fromkeys(op.inputs):
                 found.setdefault(value, []).append(op)
         return found
-
-    def calls_of(self, path: str) -> list[LayerCall]:
-        """The calls of one Layer."""
-        return [call for call in self.calls if call.path == path]
 
     def ops_in(self, call: LayerCall) -> list[TracedOp]:
         """The ops called inside a call of a Layer, those of its sublayers included."""

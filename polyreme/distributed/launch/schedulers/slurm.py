@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from polyreme.distributed.job.rendezvous import Address
 from polyreme.distributed.launch.schedulers.base import EXIT_CODE_FILE, NodePlace, Scheduler, Submission, joined_code
@@ -77,11 +77,11 @@ class Slurm(Scheduler):
         return joined_code(job.log_dir, subprocess.run(words, check=False).returncode)
 
 
-def step_command(job: Submission, nodes: Sequence[str] = ()) -> list[str]:
-    """srun with one launcher a node, over the whole allocation; nodes: more of its flags."""
+def step_command(job: Submission) -> list[str]:
+    """srun with one launcher a node, over the whole allocation."""
     lost = ["--no-kill"] if job.is_elastic else []
     # a launcher that ends badly says so to the others itself; srun would end them before they can end their ranks
-    flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *lost, *nodes]
+    flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *lost]
     return ["srun", *flags, *job.command("--on", Slurm.name)]
 
 
