@@ -38,7 +38,7 @@ FLOORS = {
         "cli paddle_scripts __main__",
     ],
     "polyreme.eager": [
-        "casts host index memory tape dist_members",
+        "casts host index memory tape walk dist_members",
         "dispatch forward mode",
         "sparse checked methods rewriting",
         "tensor",

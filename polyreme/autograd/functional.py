@@ -12,7 +12,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
-from polyreme.eager import tape
+from polyreme.eager import tape, walk
 from polyreme.eager.forward import Jet, push
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, GradError
@@ -77,7 +77,7 @@ def grad(
         raise ConfigError("grad: only_inputs=False also fills other leaves' .grad; call backward() for that")
     _no_dump("grad", dump_backward_graph_path)
     roots, leaves = as_list("grad", "outputs", outputs), as_list("grad", "inputs", inputs)
-    return tape.grad(
+    return walk.grad(
         roots,  # type: ignore[return-value]
         leaves,
         starts("grad", "grad_outputs", grad_outputs, len(roots)),
@@ -99,7 +99,7 @@ def backward(
     roots = as_list("backward", "tensors", tensors)
     if len({id(t) for t in roots}) != len(roots):
         raise GradError("backward: a Tensor appears twice in tensors; give it once, with the sum of its gradients")
-    tape.backward(roots, starts("backward", "grad_tensors", grad_tensors, len(roots)), bool(retain_graph))
+    walk.backward(roots, starts("backward", "grad_tensors", grad_tensors, len(roots)), bool(retain_graph))
 
 
 @derivation
@@ -112,7 +112,7 @@ def vjp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
     call = DetachedCall("vjp", func, xs)
     begins = starts("vjp", "v", v, len(call.outputs))
     with tape.GradEnabled(True):
-        found = tape.grad(
+        found = walk.grad(
             call.outputs, call.inputs, begins,
             retain_graph=True, create_graph=call.is_taped, allow_unused=True, no_grad_vars=[],
         )  # fmt: skip
@@ -151,7 +151,7 @@ def hvp(func: Callable[..., Any], xs: Tensors, v: Any = None) -> tuple[Any, Any]
         if root.size != 1:
             raise GradError(f"hvp: func must return one number, its result has shape {list(root.shape)}; sum it first")
         values.append(y)
-        found = tape.grad(
+        found = walk.grad(
             [root], inputs, [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[]
         )
         return _like(xs, [zeros(x) if g is None else g for g, x in zip(found, inputs, strict=True)])

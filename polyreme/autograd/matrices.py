@@ -12,7 +12,7 @@ import numpy as np
 from polyreme.autograd.functional import as_list, zeros
 from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
-from polyreme.eager import tape
+from polyreme.eager import tape, walk
 from polyreme.eager.forward import goes_forward, push
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError, ShapeError
@@ -146,7 +146,7 @@ class Jacobian:
             return zeros(self._xs)
         with tape.GradEnabled(True):
             y = self._ys if not self._has_rows else self._ys[:, i] if self._batched else self._ys[i]
-        (found,) = tape.grad(
+        (found,) = walk.grad(
             [y], [self._xs], [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[]
         )
         return zeros(self._xs) if found is None else found  # type: ignore[return-value]
@@ -193,7 +193,7 @@ def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
     for x in inputs:
         if x.stop_gradient:
             raise GradError("hessian: xs has stop_gradient=True; set it to False before computing ys from it")
-    firsts = tape.grad([root], inputs, [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[])
+    firsts = walk.grad([root], inputs, [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[])
     firsts = [zeros(x) if g is None else g for g, x in zip(firsts, inputs, strict=True)]
     found = [_only([Hessian(g, x, batched) for x in inputs], xs) for g in firsts]  # type: ignore[arg-type]
     return _only(found, xs)

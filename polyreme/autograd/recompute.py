@@ -25,7 +25,7 @@ from polyreme.core import amp_policy, layout, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState
-from polyreme.eager import tape
+from polyreme.eager import tape, walk
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError, did_you_mean
 from polyreme.jit.capture import Capture, capture_in_progress
@@ -400,7 +400,7 @@ class _Again(tape.Node):
         wanted = [t for t in entrances if not t.stop_gradient]
         roots = [(end, c) for end, c in zip(ends, cotangents, strict=True) if c is not None]
         gradients = iter(
-            tape.grad(
+            walk.grad(
                 [end for end, _ in roots], wanted, [c for _, c in roots], retain_graph=create_graph,
                 create_graph=create_graph, allow_unused=True, no_grad_vars=(),
             )

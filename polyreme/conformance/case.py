@@ -18,7 +18,7 @@ import numpy as np
 from polyreme.core import amp_policy, rng
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS
-from polyreme.eager import tape
+from polyreme.eager import walk
 from polyreme.eager.tensor import Tensor
 from polyreme.jit import not_to_static, to_static
 
@@ -71,7 +71,7 @@ class Case:
         assert inexact, "no floating output: say no_grad"
         roots = [(t, w) for t, w in zip(inexact, weights(inexact), strict=True) if not t.stop_gradient]
         assert roots, "nothing was taped"
-        grads = tape.grad(
+        grads = walk.grad(
             [t for t, _ in roots],
             [t for t in flat(args) if not t.stop_gradient],
             # of sum(out * weight), in the convention dL/dx + i dL/dy

@@ -25,7 +25,7 @@ from polyreme.core.state import Tracer
 from polyreme.distributed.communication import process_run, replicas
 from polyreme.distributed.communication.group import Group, ReduceOp, default_group
 from polyreme.distributed.placement import apply_plan
-from polyreme.eager import tape
+from polyreme.eager import walk
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, GradError, PlacementError, ShapeError
 from polyreme.jit.structure import flatten, rebuild
@@ -79,7 +79,7 @@ class DataParallel(Layer):
             replicas.agree([*layers.parameters(), *layers.buffers()], self.group)
             sizes = (int(comm_buffer_size * _MB), int(last_comm_buffer_size * _MB))
             self._reducer = GradientReducer(layers, self.group, sizes, find_unused_parameters)
-            tape.after_backward.add(self._reducer)
+            walk.after_backward.add(self._reducer)
 
     def _placed(self) -> Layout | None:
         """The layout the model lies in: of the plan in force, else of a dp plan over this process's devices if it has

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from polyreme.core import state
 from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
-from polyreme.eager import tape
+from polyreme.eager import tape, walk
 from polyreme.errors import GradError
 
 Jet = tuple[TensorState | None, ...]
@@ -118,7 +118,7 @@ def _through_backward(node: tape.Node, jets: Sequence[Jet | None], spec: JetSpec
         used = [(g, c) for g, c in pairs if c is not None and not g.stop_gradient]
         results: Sequence[TensorState | None] = [None] * len(starts)
         if used:
-            results = tape.grad(
+            results = walk.grad(
                 [g for g, _ in used], starts, [c for _, c in used], retain_graph=True,
                 create_graph=tape.grad_mode.enabled, allow_unused=True, no_grad_vars=[],
             )  # fmt: skip

@@ -20,7 +20,7 @@ from polyreme.core.abstract import Abstract
 from polyreme.core.op import recorded
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
-from polyreme.eager import tape
+from polyreme.eager import tape, walk
 from polyreme.eager.casts import Casts
 from polyreme.eager.dispatch import rebind, refuse_copy
 from polyreme.eager.dist_members import DistMembers
@@ -305,7 +305,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
                 "backward: dump_backward_graph_path is not supported; walk x.grad_fn.edges, or print the program of a "
                 "function captured with to_static"
             )
-        tape.backward([self], [grad_tensor], retain_graph)
+        walk.backward([self], [grad_tensor], retain_graph)
 
     def gradient(self) -> np.ndarray | None:
         """The gradient as an ndarray, or None."""

@@ -32,6 +32,7 @@ from polyreme.core.abstract import Abstract, mode
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
+from polyreme.eager.walk import CutWalk, leaf_gradients
 from polyreme.errors import CaptureError
 from polyreme.jit.called import Called
 from polyreme.jit.capture import Capture, nodes_behind, same_parts, stale, watching
@@ -443,14 +444,14 @@ class SplitProgram:
 
     def _gradients(self, read: list, inputs: list, residuals: list, cotangents: list) -> tuple[list, list]:
         with self._replayed(read, inputs, residuals) as graph:
-            walk = tape.CutWalk(_every)
+            walk = CutWalk(_every)
             self._seed(walk, graph, cotangents)
             walk.run()
             return self._split(graph, walk)
 
     def _trace_inputs(self, read: list, inputs: list, residuals: list, cotangents: list) -> tuple[list, list]:
         with self._replayed(read, inputs, residuals) as graph:
-            walk = tape.CutWalk(graph.along)
+            walk = CutWalk(graph.along)
             self._seed(walk, graph, cotangents)
             walk.run()
             self._put_off = [(node, tuple(slots)) for node, slots in walk.put_off]
@@ -469,7 +470,7 @@ class SplitProgram:
     def _weight_gradients(self, read: list, inputs: list, residuals: list, stash: list) -> tuple[list, list]:
         with self._replayed(read, inputs, residuals) as graph:
             given = iter(stash)
-            walk = tape.CutWalk(graph.along)
+            walk = CutWalk(graph.along)
             walk.resume([(node, {i: Tensor(next(given)) for i in at}) for node, at in self._put_off])
             return [], self._split(graph, walk)[1]
 
@@ -542,14 +543,14 @@ class SplitProgram:
         return totals
 
     @staticmethod
-    def _seed(walk: tape.CutWalk, graph: _Graph, cotangents: list) -> None:
+    def _seed(walk: CutWalk, graph: _Graph, cotangents: list) -> None:
         for at, edge in graph.ends:
             if cotangents[at] is not None:
                 walk.seed(edge, Tensor(cotangents[at]))
 
-    def _split(self, graph: _Graph, walk: tape.CutWalk) -> tuple[list, list]:
+    def _split(self, graph: _Graph, walk: CutWalk) -> tuple[list, list]:
         """(gradients of the inputs, those of the leaves), None where there is none."""
-        found = {id(leaf): array for leaf, array in tape.leaf_gradients(walk)}
+        found = {id(leaf): array for leaf, array in leaf_gradients(walk)}
         ours = [_laid_out(found.get(id(t)), place) for t, place in zip(graph.inputs, self._input_layouts, strict=True)]
         return ours, [found.get(id(p)) for p in graph.leaves]
 

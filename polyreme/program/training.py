@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from polyreme.core import state
-from polyreme.eager import tape
+from polyreme.eager import walk
 from polyreme.eager.tensor import Tensor
 from polyreme.program.operation import Operation, OperationFrame
 
@@ -32,7 +32,7 @@ class Backward(Operation):
     def run(self, frame: OperationFrame) -> None:
         inputs = [frame.get(name) for name in self.inputs]
         starts = [None if s is None else frame.get(s) for s in self.starts] or [None] * len(self.targets)
-        gradients = tape.grad(
+        gradients = walk.grad(
             [frame.get(name) for name in self.targets],
             inputs,
             starts,

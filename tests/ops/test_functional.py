@@ -5,7 +5,7 @@ import pytest
 
 from polyreme.core import rng
 from polyreme.core.op import OPS
-from polyreme.eager import tape
+from polyreme.eager import walk
 from polyreme.eager.methods import INPLACE
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
@@ -227,7 +227,7 @@ def corner(x, shape):
 
 
 def grad_of(out, leaf, again):
-    (got,) = tape.grad(
+    (got,) = walk.grad(
         [out], [leaf], [None], retain_graph=again, create_graph=again, allow_unused=False, no_grad_vars=[]
     )
     return got

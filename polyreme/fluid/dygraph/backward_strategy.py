@@ -1,6 +1,6 @@
 """How 1.7 adds gradients up, which changes nothing here."""
 
-from polyreme.eager.tape import StartsFromOnes
+from polyreme.eager.walk import StartsFromOnes
 
 
 class BackwardStrategy(StartsFromOnes):

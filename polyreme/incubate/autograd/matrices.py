@@ -10,7 +10,7 @@ from polyreme.autograd.derivation import derivation
 from polyreme.autograd.functional import Tensors, as_list, zeros
 from polyreme.core import state
 from polyreme.core.state import TensorState
-from polyreme.eager import tape
+from polyreme.eager import tape, walk
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ShapeError
 from polyreme.ops.manipulation import concat, reshape
@@ -61,7 +61,7 @@ class Hessian(matrices.Hessian):
                 )
         gradient: Any = None
         if not y.stop_gradient:
-            (gradient,) = tape.grad(
+            (gradient,) = walk.grad(
                 [y], [joined], [None], retain_graph=True, create_graph=True, allow_unused=True, no_grad_vars=[]
             )
         super().__init__(zeros(joined) if gradient is None else gradient, joined, is_batched)
