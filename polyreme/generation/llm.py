@@ -20,12 +20,12 @@ from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.mesh import Plan
 from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
 from polyreme.models.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from polyreme.models.encoder_decoder import EncoderDecoder
 from polyreme.models.folder import weights_digest
 from polyreme.models.gguf_file import is_gguf
 from polyreme.models.loader_words import LoaderWord, anything, one_of, without_met
 from polyreme.models.packages import resolve
 from polyreme.models.pretrained import open_published
-from polyreme.models.t5 import T5ForConditionalGeneration
 
 
 def speculation_of(draft: Any, num_draft_tokens: int, tokenizer: TextTokenizer) -> Speculation:
@@ -95,13 +95,14 @@ class RequestOutput:
 class LLM:
     """A model and its tokenizer.
 
-    model: a folder of published weights (of a decoder, or of a T5, which writes a text of each prompt), a GGUF file,
-    the name of weights that `polyreme models fetch` brought, or a Decoder or T5, which needs a tokenizer. tokenizer:
-    that of the adapter, or of the path, if None. dtype, plan, ...: as of AutoModelForCausalLM.from_pretrained; vLLM's
-    max_model_len is its seq_len, and others of vLLM's words are taken where they ask for what is done anyway.
-    speculative: "ngram", or a smaller model with the same tokens, likewise: drafts num_draft_tokens at a time for a
-    prompt that is alone, the same text sooner (Speculation). adapter: the folder of one that was trained on the weights
-    of the path, which is merged into them. kv_cache_dtype: of keys and values, as of TextGenerator.
+    model: a folder of published weights (of a decoder, or of a T5, BART or its kin, which write a text of each prompt),
+    a GGUF file, the name of weights that `polyreme models fetch` brought, or a Decoder or T5, which needs a tokenizer.
+    tokenizer: that of the adapter, or of the path, if None. dtype, plan, ...: as of
+    AutoModelForCausalLM.from_pretrained; vLLM's max_model_len is its seq_len, and others of vLLM's words are taken
+    where they ask for what is done anyway. speculative: "ngram", or a smaller model with the same tokens, likewise:
+    drafts num_draft_tokens at a time for a prompt that is alone, the same text sooner (Speculation). adapter: the
+    folder of one that was trained on the weights of the path, which is merged into them. kv_cache_dtype: of keys and
+    values, as of TextGenerator.
     """
 
     tokenizer: TextTokenizer
@@ -134,9 +135,9 @@ class LLM:
             raise ConfigError("LLM: dtype, plan and options are for weights that are read; the model is there already")
         loader = AutoModelForSeq2SeqLM if is_path and _reads_another(model) else AutoModelForCausalLM
         self.model = loader.from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
-        if isinstance(self.model, T5ForConditionalGeneration):
+        if isinstance(self.model, EncoderDecoder):
             if speculative is not None or adapter is not None or kv_cache_dtype is not None:
-                raise ConfigError("LLM: speculative, adapter and kv_cache_dtype are for decoders, not for a T5")
+                raise ConfigError("LLM: speculative, adapter and kv_cache_dtype are of decoders without an encoder")
             self.generator: Any = Seq2SeqGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size)
             return
         if adapter is not None:
@@ -184,7 +185,7 @@ class LLM:
         `score` says it. Raises ConfigError as generate."""
         listed = _listed(prompts)
         if isinstance(self.generator, Seq2SeqGenerator):
-            raise ConfigError("LLM: beam_search is of decoders, not of a T5; generate writes greedily or by drawing")
+            raise ConfigError("LLM: beam_search is of decoders, not of an encoder with one; take generate")
         search, params = BeamSearch(self.generator), params or BeamSearchParams()
         outputs = []
         for prompt in listed:

@@ -11,18 +11,19 @@ import numpy as np
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
-from polyreme.generation.choosing import Completion, TokenChooser, TokenGrammar
+from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser, TokenGrammar
 from polyreme.generation.generator import room_for, take_chosen
 from polyreme.generation.sampling import SamplingParams
 from polyreme.jit import to_static
-from polyreme.models.t5 import T5Cache
+from polyreme.models.encoder_decoder import EncoderDecoder
 
 _MOST = 1 << 20
 """Tokens of a room: distances have no end, so that memory alone says how many there may be."""
 
 
 class Seq2SeqGenerator:
-    """Writes texts of other texts with a T5, which is put into evaluation mode; the interface of a TextGenerator.
+    """Writes texts of other texts with an EncoderDecoder, as a T5 or a BART, which is put into evaluation mode; the
+    interface of a TextGenerator.
 
     What the encoder makes of a text, and the keys and values of it in each of the decoder's blocks, are computed once.
     Programs are compiled for a number of rows and rooms for both texts, which are powers of two. end, num_known: as of
@@ -35,11 +36,11 @@ class Seq2SeqGenerator:
     (4, 'length')
     """
 
-    model: Any
+    model: EncoderDecoder
     end: tuple[int, ...]
     num_known: int
 
-    def __init__(self, model: Any, end: Sequence[int] = (), num_known: int | None = None) -> None:
+    def __init__(self, model: EncoderDecoder, end: Sequence[int] = (), num_known: int | None = None) -> None:
         self.model, self.end = model, tuple(end)
         vocab = model.config.vocab_size
         self.num_known = vocab if num_known is None else min(num_known, vocab)
@@ -49,13 +50,15 @@ class Seq2SeqGenerator:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Any],
         params: SamplingParams | Sequence[SamplingParams],
         on_token: Callable[[int, int], bool] | None = None,
         grammars: Sequence[TokenGrammar | None] = (),
+        forced: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """A Completion of each text, token ids, by settings that all share or one of its own; n is not read. on_token,
-        grammars: as of TextGenerator.
+        """A Completion of each input, which is token ids, or what else the model reads, by settings that all share or
+        one of its own; n is not read. on_token, grammars: as of TextGenerator. forced: tokens that each text begins
+        with, as the language of a translation; forced_bos_token_id of model.generation_config if None.
 
         Raises ConfigError for an empty text and tokens that the model does not have, NumericsError for logits that are
         not finite.
@@ -63,32 +66,43 @@ class Seq2SeqGenerator:
         settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(settings) != len(prompts) or not prompts:
             raise ConfigError(f"generate: {len(prompts)} prompts and settings for {len(settings)}; give one for each")
+        model = self.model
+        if forced is None:
+            first = model.generation_config.get("forced_bos_token_id")
+            forced = () if first is None else (first,)
         for number, (prompt, own) in enumerate(zip(prompts, settings, strict=True)):
-            if not len(prompt):
-                raise ConfigError(f"generate: prompt {number} has no tokens; give at least one")
-            own.check_tokens(prompt, self.model.config.vocab_size, f"generate: request {number}")
-        read, written = max(map(len, prompts)), max(own.max_tokens for own in settings)
-        key = (len(prompts), room_for(read, _MOST), room_for(written, _MOST))
+            model.check_input(prompt, f"generate: prompt {number}")
+            own.check_tokens(forced, model.config.vocab_size, f"generate: request {number}")
+        most = model.most_tokens or _MOST
+        read, written = max(map(model.num_places, prompts)), max(own.max_tokens for own in settings)
+        key = (len(prompts), room_for(read, most), room_for(min(written, most), most))
         with self._in_turn, no_grad():
             if key not in self._programs:
                 self._programs[key] = _Programs(self, *key)
-            return self._write(
-                self._programs[key], prompts, settings, on_token, list(grammars) or [None] * len(prompts)
-            )
+            free = list(grammars) or [None] * len(prompts)
+            return self._write(self._programs[key], prompts, settings, on_token, free, [*forced])
 
     def _write(
         self,
         programs: _Programs,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Any],
         settings: Sequence[SamplingParams],
         on_token: Callable[[int, int], bool] | None,
-        grammars: Sequence[TokenGrammar | None],
+        grammars: list[TokenGrammar | None],
+        forced: list[int],
     ) -> list[Completion]:
-        start, limits = self.model.config.start, [own.max_tokens for own in settings]
+        start, rows = self.model.config.start, len(prompts)
+        limits = [min(own.max_tokens, programs.cache.places) for own in settings]
         programs.begin(prompts)
+        texts, tokens = [Completion() for _ in prompts], np.full(rows, start)
+        free: list[TokenGrammar | None] = [None] * rows
+        for token in forced:
+            programs.logits_after(tokens)
+            tokens = np.full(rows, token)
+            certain = ChosenTokens(tokens, np.zeros(rows), np.zeros((rows, 1)), tokens[:, None])
+            take_chosen(texts, settings, limits, certain, (), on_token, free)
         for row, (own, grammar) in enumerate(zip(settings, grammars, strict=True)):
-            programs.chooser.begin(row, own, [start], 1, grammar)
-        texts, tokens = [Completion() for _ in prompts], np.full(len(prompts), start)
+            programs.chooser.begin(row, own, [start, *forced], 1, grammar)
         while not all(text.finish_reason for text in texts):
             chosen = programs.chooser(programs.logits_after(tokens), programs.cache.length)
             take_chosen(texts, settings, limits, chosen, self.end, on_token, grammars)
@@ -101,18 +115,15 @@ class _Programs:
 
     def __init__(self, generator: Seq2SeqGenerator, rows: int, read: int, written: int) -> None:
         model = generator.model
-        self.read, self.cache = read, T5Cache(model, rows, read, written)
+        self.model, self.read, self.cache = model, read, model.new_cache(rows, read, written)
         self.chooser = TokenChooser(rows, model.config.vocab_size, generator.num_known, generator.end)
         self._begin = to_static(lambda ids, mask: model.begin(ids, mask, self.cache))
         self._extend = to_static(lambda tokens: model.extend(tokens, self.cache))
 
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Read these texts."""
-        ids = np.zeros((len(prompts), self.read), np.int64)
-        mask = np.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, 1
-        self._begin(to_tensor(ids), to_tensor(mask))
+    def begin(self, prompts: Sequence[Any]) -> None:
+        """Read these inputs."""
+        inputs, mask = self.model.packed(prompts, self.read)
+        self._begin(to_tensor(inputs), to_tensor(mask))
 
     def logits_after(self, tokens: np.ndarray) -> Any:
         """Logits [rows, vocab] after a token of each row."""

@@ -16,7 +16,7 @@ from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.seq2seq import Seq2SeqGenerator
-from polyreme.models.t5 import T5ForConditionalGeneration
+from polyreme.models.encoder_decoder import EncoderDecoder
 from polyreme.nn.eval_mode import eval_mode
 
 STRATEGIES = ("greedy_search", "beam_search", "sampling")
@@ -47,6 +47,7 @@ def generate(
     min_new_tokens: int | None = None,
     do_sample: bool | None = None,
     use_cache: bool = True,
+    forced_bos_token_id: int | None = None,
 ) -> tuple[Any, Any]:
     """Write after prompts -> ids [batch * num_return_sequences, longest], int64, and scores [.., 1], float32.
 
@@ -57,8 +58,9 @@ def generate(
     log-probability of a text's tokens, that of a beam search as of BeamSearchParams; PaddleNLP counts lengths there by
     ((5 + length) / 6) ** length_penalty, which for 0 is the same. seed: of sampling, the next of the default generator
     if None. max_new_tokens, min_new_tokens, do_sample, use_cache: transformers' words of max_length, min_length and the
-    strategy; texts are written over a cache always. Raises ConfigError for settings that the strategy does not read and
-    for two words that say different things, ShapeError for ids of other shapes.
+    strategy; texts are written over a cache always. forced_bos_token_id: the first token of each text, of what reads a
+    text and writes another, as the language that it is translated to. Raises ConfigError for settings that the strategy
+    does not read and for two words that say different things, ShapeError for ids of other shapes.
     """
     max_length = _one_of("max_length", max_length, 20, "max_new_tokens", max_new_tokens)
     min_length = _one_of("min_length", min_length, 0, "min_new_tokens", min_new_tokens)
@@ -102,8 +104,13 @@ def generate(
             for number in range(len(prompts) * num_return_sequences)
         ]
         copies = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-        generator = search if isinstance(search, Seq2SeqGenerator) else search.generator
-        texts = generator.generate(copies, params)
+        forced = None if forced_bos_token_id is None else [forced_bos_token_id]
+        if isinstance(search, Seq2SeqGenerator):
+            texts = search.generate(copies, params, forced=forced)
+        elif forced is None:
+            texts = search.generator.generate(copies, params)
+        else:
+            raise ConfigError("generate: forced_bos_token_id is of encoders with decoders; leave it out")
         rows = [_with_end(text) for text in texts]
         return _as_tensors(rows, [float(np.mean(t.logprobs)) if t.logprobs else 0.0 for t in texts], pad)
 
@@ -125,9 +132,10 @@ def _strategy(name: str | None, do_sample: bool | None, num_beams: int) -> str:
 
 def _search(model: Any, end: tuple[int, ...], strategy: str) -> BeamSearch | Seq2SeqGenerator:
     """What writes with a model. Raises ConfigError for beams of one that reads a text and writes another."""
-    reads_another = isinstance(model, T5ForConditionalGeneration)
+    reads_another = isinstance(model, EncoderDecoder)
     if reads_another and strategy == "beam_search":
-        raise ConfigError("generate: beam_search is of decoders; take greedy_search or sampling for a T5")
+        name = type(model).__name__
+        raise ConfigError(f"generate: beam_search is of decoders; take greedy_search or sampling for a {name}")
     searches = _SEARCHES.setdefault(model, {})
     if end not in searches:
         searches[end] = Seq2SeqGenerator(model, end) if reads_another else BeamSearch(TextGenerator(model, end))

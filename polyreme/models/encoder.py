@@ -80,21 +80,23 @@ class SelfAttention(Layer):
 
 
 class TwoLayers(Layer):
-    """down(activation(up(x))). bias: whether both add one."""
+    """down(activation(up(x))). bias: whether both add one. dropout: of what is between, while training."""
 
     activation: Callable[..., Any]
 
     up: Linear
     down: Linear
 
-    def __init__(self, width: int, ffn_size: int, activation: str, bias: bool = True) -> None:
+    def __init__(self, width: int, ffn_size: int, activation: str, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.up = linear(width, ffn_size, ("embed", "ffn"), bias)
         self.down = linear(ffn_size, width, ("ffn", "embed"), bias)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_bse: Any) -> Any:
-        return self.down(self.activation(constrain(self.up(x_bse), "batch", "block_seq", "ffn")))
+        hidden = self.activation(constrain(self.up(x_bse), "batch", "block_seq", "ffn"))
+        return self.down(F.dropout(hidden, self.dropout, training=self.training) if self.dropout else hidden)
 
 
 def key_mask(owner: str, attention_mask: Any, shape: Any) -> Any:

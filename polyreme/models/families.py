@@ -588,6 +588,20 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     *_architectures("clip", "polyreme.models.clip", "CLIPConfig", {"base": "CLIP"}),
     *_architectures("t5", "polyreme.models.t5", "T5Config", {"seq2seq_lm": "T5ForConditionalGeneration"}),
+    *_architectures(
+        "bart",
+        "polyreme.models.bart",
+        "BartConfig",
+        {"seq2seq_lm": "BartForConditionalGeneration", "classification": "BartForSequenceClassification"},
+    ),
+    *_architectures("mbart", "polyreme.models.mbart", "MBartConfig", {"seq2seq_lm": "MBartForConditionalGeneration"}),
+    *_architectures("marian", "polyreme.models.marian", "MarianConfig", {"seq2seq_lm": "MarianMTModel"}),
+    *_architectures(
+        "pegasus", "polyreme.models.pegasus", "PegasusConfig", {"seq2seq_lm": "PegasusForConditionalGeneration"}
+    ),
+    *_architectures(
+        "m2m_100", "polyreme.models.m2m_100", "M2M100Config", {"seq2seq_lm": "M2M100ForConditionalGeneration"}
+    ),
 )
 """Published models that are no decoders, the body of a family first."""
 

@@ -10,28 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import ConfigError, ShapeError
+from polyreme.errors import ConfigError
 from polyreme.models.decoder import check_dimensions
-from polyreme.models.encoder import ACTIVATIONS, check_activation, key_mask, linear, normal
+from polyreme.models.encoder import ACTIVATIONS, check_activation, linear, normal
+from polyreme.models.encoder_decoder import ContextAttention, EncoderDecoder, LayerTexts, TextsCache
 from polyreme.models.families import architecture
-from polyreme.models.pretrained import Pretrained
 from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.nn import Dropout, Embedding, Layer, LayerList, RMSNorm
-from polyreme.nn import functional as F
 from polyreme.nn.layers.linear import Linear
-from polyreme.ops.attention.caches import tokens_cached
-from polyreme.ops.creation import arange, full_like, zeros
+from polyreme.ops.creation import arange, full_like
 from polyreme.ops.indices.gather import where
 from polyreme.ops.layout import constrain
-from polyreme.ops.manipulation import concat
-from polyreme.registry import Reference
 
-_GENERATE: Reference[Any] = Reference("polyreme.generation.strategies", "generate")
 _UNSEEN = -1e9  # added to a score, leaves nothing of it in any dtype
 
 
@@ -63,6 +58,11 @@ class T5Config:
     tie_embeddings: bool = True
     scale_outputs: bool | None = None
     start: int = field(default=0, metadata={"least": 0})
+
+    @property
+    def pad(self) -> int:
+        """What fills up rows: the same id."""
+        return self.start
 
     def __post_init__(self) -> None:
         if self.scale_outputs is None:
@@ -108,42 +108,13 @@ def buckets(queries: int, keys: int, num_buckets: int, max_distance: int, is_cau
     return first + np.where(distance < exact, distance, far)
 
 
-class T5Attention(Layer):
-    """Attention without a scale from x to itself or to context [batch, t, embed]; bias is added to the scores."""
-
-    q: Linear
-    k: Linear
-    v: Linear
-
-    num_heads: int
-    dropout: float
+class T5Attention(ContextAttention):
+    """Attention without a scale and without biases of its maps."""
 
     def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.num_heads * config.head_dim
-        self.num_heads, self.dropout = config.num_heads, config.dropout
-        self.q, self.k, self.v = (linear(width, inner, ("embed", "heads"), bias=False) for _ in range(3))
-        self.out = linear(inner, width, ("heads", "embed"), bias=False)
-
-    def forward(self, x_bse: Any, bias: Any, context: Any = None, is_causal: bool = False) -> Any:
-        keys, values = self.keys_values(x_bse if context is None else context)
-        return self.attend(x_bse, keys, values, bias, is_causal)
-
-    def keys_values(self, context: Any) -> tuple[Any, Any]:
-        """Keys and values of context [batch, t, embed], [batch, t, heads, head_dim] each."""
-        return self._by_heads(self.k, context), self._by_heads(self.v, context)
-
-    def attend(self, x_bse: Any, keys: Any, values: Any, bias: Any, is_causal: bool = False) -> Any:
-        """What x gives of these."""
-        options = {"dropout_p": self.dropout, "is_causal": is_causal, "training": self.training, "scale": 1.0}
-        query = self._by_heads(self.q, x_bse)
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, **options)
-        return self.out(mixed.reshape([*x_bse.shape[:2], -1]))
-
-    def _by_heads(self, part: Layer, x_bse: Any) -> Any:
-        return constrain(
-            part(x_bse).reshape([*x_bse.shape[:2], self.num_heads, -1]), "batch", "block_seq", "heads", None
-        )
+        inner = config.num_heads * config.head_dim
+        options = {"biases": (False,) * 4, "scale": 1.0, "dropout": config.dropout}
+        super().__init__(config.hidden_size, inner, config.num_heads, **options)
 
 
 class T5FeedForward(Layer):
@@ -199,49 +170,22 @@ class T5Block(Layer):
             x_bse = x_bse + self.drop(self.cross(self.cross_norm(x_bse), context_bias, context))
         return constrain(x_bse + self.drop(self.ffn(self.ffn_norm(x_bse))), "batch", "seq", "embed")
 
-    def extend(self, x_bse: Any, bias: Any, cache: T5LayerCache, start: Any, context_bias: Any) -> Any:
-        """forward of tokens that come at the places start [batch] on, which the cache takes in."""
-        normed = self.attention_norm(x_bse)
-        for held, new in zip(cache.own, self.attention.keys_values(normed), strict=True):
-            tokens_cached(held, new, start, out=held)
-        keys, values = (held.transpose([0, 2, 1, 3]) for held in cache.own)
-        x_bse = x_bse + self.attention.attend(normed, keys, values, bias)
-        x_bse = x_bse + self.cross.attend(self.cross_norm(x_bse), *cache.cross, context_bias)
+    def extend(self, x_bse: Any, bias: Any, layer: LayerTexts, start: Any, context_bias: Any) -> Any:
+        """forward of tokens that come at the places start [batch] on, which the layer takes in."""
+        x_bse = x_bse + self.attention.extend(self.attention_norm(x_bse), layer, start, bias)
+        x_bse = x_bse + self.cross.attend(self.cross_norm(x_bse), *layer.cross, context_bias)
         return x_bse + self.ffn(self.ffn_norm(x_bse))
 
 
-class T5LayerCache(NamedTuple):
-    """What a decoder's block has of tokens before: keys and values of its own, [batch, heads, places, head_dim], and of
-    the context, [batch, t, heads, head_dim]."""
+class T5Cache(TextsCache):
+    """A TextsCache with the bucket of every distance of two places."""
 
-    own: tuple[Any, Any]
-    cross: tuple[Any, Any]
-
-
-class T5Cache:
-    """Of `batch` texts of at most `places` tokens, each after one of t tokens: what a decoder's blocks have of both.
-
-    length: int32 [batch], tokens that are in. mask: bool [batch, 1, 1, t], which of the t there are.
-    """
-
-    length: Tensor
-    mask: Tensor
     buckets: Tensor
-
-    layers: list[T5LayerCache]
 
     def __init__(self, model: T5ForConditionalGeneration, batch: int, t: int, places: int) -> None:
         config, dtype = model.config, model.tokens.weight.dtype
-        heads, width = config.num_heads, config.head_dim
-        self.places = places
-        self.length, self.mask = zeros([batch], "int32"), zeros([batch, 1, 1, t], "bool")
-        self.layers = [
-            T5LayerCache(
-                (zeros([batch, heads, places, width], dtype), zeros([batch, heads, places, width], dtype)),
-                (zeros([batch, t, heads, width], dtype), zeros([batch, t, heads, width], dtype)),
-            )
-            for _ in model.decoder.blocks
-        ]
+        heads = (config.num_heads, config.head_dim)
+        super().__init__(len(model.decoder.blocks), batch, t, places, heads, dtype)
         self.buckets = to_tensor(buckets(places, places, config.num_buckets, config.max_distance, True))
 
 
@@ -281,11 +225,10 @@ class T5Stack(Layer):
         bias = where(arange(cache.places, dtype="int32") <= place, bias, full_like(bias, _UNSEEN))
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x_bse = block.extend(x_bse, bias, layer, cache.length, cache.mask)
-        cache.length.add_(1)
         return self.norm(x_bse)
 
 
-class T5ForConditionalGeneration(Pretrained, Layer):
+class T5ForConditionalGeneration(EncoderDecoder):
     """Token ids [batch, seq], and those that are written [batch, s] -> logits [batch, s, vocab].
 
     decoder_input_ids begin with config.start. attention_mask [batch, seq], decoder_attention_mask [batch, s]: 0 where a
@@ -314,64 +257,29 @@ class T5ForConditionalGeneration(Pretrained, Layer):
         if not config.tie_embeddings:
             self.head = linear(config.hidden_size, config.vocab_size, ("embed", "vocab"), bias=False)
 
-    def forward(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        decoder_input_ids: Any = None,
-        decoder_attention_mask: Any = None,
-        labels: Any = None,
-    ) -> Any:
-        if decoder_input_ids is None:
-            if labels is None:
-                raise ConfigError("T5: neither decoder_input_ids nor labels; give what is written, or its beginning")
-            written = where(labels == -100, full_like(labels, self.config.start), labels)
-            first = full_like(labels[:, :1], self.config.start)
-            decoder_input_ids = concat([first, written[:, :-1]], axis=1)
-        for ids in (input_ids, decoder_input_ids):
-            if len(ids.shape) != 2:
-                raise ShapeError(f"T5: ids have shape {list(ids.shape)}; give [batch, seq]")
-        mask = key_mask("T5", attention_mask, input_ids.shape)
-        context = self.encoder(self._embed(input_ids), mask)
-        written_mask = key_mask("T5", decoder_attention_mask, decoder_input_ids.shape)
-        logits = self._project(self.decoder(self._embed(decoder_input_ids), written_mask, context, mask))
-        return logits if labels is None else F.cross_entropy(logits, labels, ignore_index=-100)
+    def encode(self, inputs: Any, mask: Any) -> Any:
+        """What is read of ids [batch, t]."""
+        return self.encoder(self._embed(inputs), mask)
 
-    # token by token
+    def decode(self, ids: Any, mask: Any, context: Any, context_mask: Any) -> Any:
+        """The decoder's output of ids [batch, s]."""
+        return self.decoder(self._embed(ids), mask, context, context_mask)
 
-    def begin(self, input_ids: Any, attention_mask: Any, cache: T5Cache) -> None:
-        """Encode texts [batch, t] into a cache, whose decoder's texts are empty then."""
-        mask = key_mask("T5", attention_mask, input_ids.shape)
-        context = self.encoder(self._embed(input_ids), mask)
-        cache.length.zero_()
-        cache.mask.set_value(mask)
-        for block, layer in zip(self.decoder.blocks, cache.layers, strict=True):
-            for held, new in zip(layer.cross, block.cross.keys_values(context), strict=True):
-                held.set_value(new)
+    def decode_next(self, ids: Any, cache: T5Cache) -> Any:
+        """The decoder's output of one token of each text."""
+        return self.decoder.extend(self._embed(ids), cache)
 
-    def extend(self, tokens: Any, cache: T5Cache) -> Any:
-        """Logits [batch, vocab], float32, after a token of each text, [batch, 1], which the cache takes in."""
-        return self._project(self.decoder.extend(self._embed(tokens), cache))[:, 0].astype("float32")
+    def new_cache(self, batch: int, t: int, places: int) -> T5Cache:
+        """A cache of so many texts."""
+        return T5Cache(self, batch, t, places)
 
-    def generate(self, input_ids: Any, attention_mask: Any = None, **settings: Any) -> tuple[Any, Any]:
-        """Write after texts [batch, seq], by decode_strategy "greedy_search" or "sampling" -> ids of the new tokens,
-        config.start left out, int64 [batch * num_return_sequences, longest], and their scores, [.., 1].
-
-        settings: as of generation.strategies.generate.
-        """
-        return _GENERATE.load()(self, input_ids, attention_mask, **settings)
-
-    def _project(self, hidden: Any) -> Any:
+    def project(self, hidden: Any) -> Any:
+        """Logits of the decoder's output."""
         if self.config.scale_outputs:
             hidden = hidden * self.config.hidden_size**-0.5
         if self.config.tie_embeddings:
             return hidden.matmul(self.tokens.weight, transpose_y=True)
         return self.head(hidden)
-
-    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray | None, ...]:
-        """What a call takes, made up: token ids, all of them seen, and what is written."""
-        ids = rng.integers(0, self.config.vocab_size, (2, 1, length))
-        return ids[0], np.ones((1, length), np.int64), ids[1]
 
     def _embed(self, ids: Any) -> Any:
         return constrain(self.tokens(ids), "batch", "seq", "embed")

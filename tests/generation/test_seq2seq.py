@@ -50,7 +50,7 @@ def test_paddles_names(model):
     again, _ = model.generate(PROMPTS[:1], **settings)
     assert drawn.numpy().tolist() == again.numpy().tolist()
     assert len({*map(tuple, drawn.numpy().tolist())}) == 2
-    with pytest.raises(ConfigError, match="beam_search is of decoders; take greedy_search or sampling for a T5"):
+    with pytest.raises(ConfigError, match="beam_search is of decoders; take greedy_search or sampling for a T5For"):
         model.generate(PROMPTS[:1], decode_strategy="beam_search", num_beams=2)
     with pytest.raises(ShapeError, match="rows of several lengths; pad them"):
         model.generate(PROMPTS)
@@ -67,7 +67,7 @@ def test_an_llm_writes_texts_of_texts(model, tmp_path):
     (output,) = llm.generate("w5 w6 w7 w9", SamplingParams(temperature=0, max_tokens=12, stop="w14"))
     assert output.outputs[0].text.split() == [f"w{number}" for number in WRITTEN[0][:3]]
     assert output.outputs[0].finish_reason == "stop"
-    with pytest.raises(ConfigError, match="beam_search is of decoders, not of a T5"):
+    with pytest.raises(ConfigError, match="beam_search is of decoders, not of an encoder"):
         llm.beam_search("w5")
-    with pytest.raises(ConfigError, match="speculative, adapter and kv_cache_dtype are for decoders"):
+    with pytest.raises(ConfigError, match="speculative, adapter and kv_cache_dtype are of decoders"):
         LLM(tmp_path / "t5", speculative="ngram")
