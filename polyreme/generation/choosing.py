@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -98,6 +99,38 @@ class TokenGrammar(Protocol):
     def copy(self) -> TokenGrammar:
         """The same for another text, from here on."""
         ...
+
+
+class SuppressedTokens:
+    """A TokenGrammar of any text of `vocab_size` tokens without these; at_first: others that it does not begin with.
+
+    >>> text = SuppressedTokens(4, [2], at_first=[0])
+    >>> text.allowed().tolist()
+    [False, True, False, True]
+    >>> text.take(3)
+    >>> text.allowed().tolist()
+    [True, True, False, True]
+    """
+
+    is_done = False
+
+    def __init__(self, vocab_size: int, tokens: Sequence[int], at_first: Sequence[int] = ()) -> None:
+        self._later = np.ones(vocab_size, bool)
+        self._later[[token for token in tokens if token < vocab_size]] = False
+        self._next = self._later.copy()
+        self._next[[token for token in at_first if token < vocab_size]] = False
+
+    def allowed(self) -> np.ndarray:
+        """The tokens that may come next."""
+        return self._next
+
+    def take(self, token: int) -> None:
+        """Go on by a token of those."""
+        self._next = self._later
+
+    def copy(self) -> SuppressedTokens:
+        """The same for another text."""
+        return copy.copy(self)
 
 
 class DraftRow(NamedTuple):

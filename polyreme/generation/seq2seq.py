@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,12 @@ class Seq2SeqGenerator:
         params: SamplingParams | Sequence[SamplingParams],
         on_token: Callable[[int, int], bool] | None = None,
         grammars: Sequence[TokenGrammar | None] = (),
-        forced: Sequence[int] | None = None,
+        forced: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[Completion]:
         """A Completion of each input, which is token ids, or what else the model reads, by settings that all share or
         one of its own; n is not read. on_token, grammars: as of TextGenerator. forced: tokens that each text begins
-        with, as the language of a translation; forced_bos_token_id of model.generation_config if None.
+        with, as the language of a translation, or as many of each; forced_bos_token_id of model.generation_config if
+        None.
 
         Raises ConfigError for an empty text and tokens that the model does not have, NumericsError for logits that are
         not finite.
@@ -67,20 +69,29 @@ class Seq2SeqGenerator:
         if len(settings) != len(prompts) or not prompts:
             raise ConfigError(f"generate: {len(prompts)} prompts and settings for {len(settings)}; give one for each")
         model = self.model
-        if forced is None:
-            first = model.generation_config.get("forced_bos_token_id")
-            forced = () if first is None else (first,)
+        beginnings = self._beginnings(forced, len(prompts))
         for number, (prompt, own) in enumerate(zip(prompts, settings, strict=True)):
             model.check_input(prompt, f"generate: prompt {number}")
-            own.check_tokens(forced, model.config.vocab_size, f"generate: request {number}")
-        most = model.most_tokens or _MOST
+            own.check_tokens(beginnings[number], model.config.vocab_size, f"generate: request {number}")
+        most, most_read = model.most_tokens or _MOST, model.most_inputs or _MOST
         read, written = max(map(model.num_places, prompts)), max(own.max_tokens for own in settings)
-        key = (len(prompts), room_for(read, most), room_for(min(written, most), most))
+        key = (len(prompts), room_for(read, most_read), room_for(min(written, most), most))
         with self._in_turn, no_grad():
             if key not in self._programs:
                 self._programs[key] = _Programs(self, *key)
             free = list(grammars) or [None] * len(prompts)
-            return self._write(self._programs[key], prompts, settings, on_token, free, [*forced])
+            return self._write(self._programs[key], prompts, settings, on_token, free, beginnings)
+
+    def _beginnings(self, forced: Any, rows: int) -> list[list[int]]:
+        """What the text of each row begins with. Raises ConfigError for beginnings of several lengths."""
+        if forced is None:
+            first = self.model.generation_config.get("forced_bos_token_id")
+            forced = () if first is None else (first,)
+        if not len(forced) or isinstance(forced[0], Integral):
+            forced = [forced] * rows
+        if len(forced) != rows or len({*map(len, forced)}) > 1:
+            raise ConfigError(f"generate: forced begins {len(forced)} texts of {rows}; give as many tokens of each")
+        return [[*map(int, one)] for one in forced]
 
     def _write(
         self,
@@ -89,20 +100,20 @@ class Seq2SeqGenerator:
         settings: Sequence[SamplingParams],
         on_token: Callable[[int, int], bool] | None,
         grammars: list[TokenGrammar | None],
-        forced: list[int],
+        beginnings: list[list[int]],
     ) -> list[Completion]:
         start, rows = self.model.config.start, len(prompts)
         limits = [min(own.max_tokens, programs.cache.places) for own in settings]
         programs.begin(prompts)
         texts, tokens = [Completion() for _ in prompts], np.full(rows, start)
         free: list[TokenGrammar | None] = [None] * rows
-        for token in forced:
+        for place in range(len(beginnings[0])):
             programs.logits_after(tokens)
-            tokens = np.full(rows, token)
+            tokens = np.array([beginning[place] for beginning in beginnings])
             certain = ChosenTokens(tokens, np.zeros(rows), np.zeros((rows, 1)), tokens[:, None])
             take_chosen(texts, settings, limits, certain, (), on_token, free)
         for row, (own, grammar) in enumerate(zip(settings, grammars, strict=True)):
-            programs.chooser.begin(row, own, [start, *forced], 1, grammar)
+            programs.chooser.begin(row, own, [start, *beginnings[row]], 1, grammar)
         while not all(text.finish_reason for text in texts):
             chosen = programs.chooser(programs.logits_after(tokens), programs.cache.length)
             take_chosen(texts, settings, limits, chosen, self.end, on_token, grammars)

@@ -12,7 +12,7 @@ from polyreme.core.rng import default_generator
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.generation.beams import BeamSearch, BeamSearchParams, BeamText
-from polyreme.generation.choosing import Completion
+from polyreme.generation.choosing import Completion, SuppressedTokens
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.seq2seq import Seq2SeqGenerator
@@ -48,6 +48,9 @@ def generate(
     do_sample: bool | None = None,
     use_cache: bool = True,
     forced_bos_token_id: int | None = None,
+    forced: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    suppress_tokens: Sequence[int] | None = None,
+    begin_suppress_tokens: Sequence[int] | None = None,
 ) -> tuple[Any, Any]:
     """Write after prompts -> ids [batch * num_return_sequences, longest], int64, and scores [.., 1], float32.
 
@@ -59,8 +62,10 @@ def generate(
     ((5 + length) / 6) ** length_penalty, which for 0 is the same. seed: of sampling, the next of the default generator
     if None. max_new_tokens, min_new_tokens, do_sample, use_cache: transformers' words of max_length, min_length and the
     strategy; texts are written over a cache always. forced_bos_token_id: the first token of each text, of what reads a
-    text and writes another, as the language that it is translated to. Raises ConfigError for settings that the strategy
-    does not read and for two words that say different things, ShapeError for ids of other shapes.
+    text and writes another, as the language that it is translated to; forced: the first tokens of each, the same or
+    each its own. suppress_tokens: tokens that are not written, begin_suppress_tokens: that no text begins with; those
+    of model.generation_config if None. Raises ConfigError for settings that the strategy does not read and for two
+    words that say different things, ShapeError for ids of other shapes.
     """
     max_length = _one_of("max_length", max_length, 20, "max_new_tokens", max_new_tokens)
     min_length = _one_of("min_length", min_length, 0, "min_new_tokens", min_new_tokens)
@@ -68,6 +73,10 @@ def generate(
     known = model.generation_config
     eos_token_id = known.get("eos_token_id") if eos_token_id is None else eos_token_id
     pad_token_id = known.get("pad_token_id") if pad_token_id is None else pad_token_id
+    suppressed = (known.get("suppress_tokens") if suppress_tokens is None else suppress_tokens) or ()
+    at_first = (known.get("begin_suppress_tokens") if begin_suppress_tokens is None else begin_suppress_tokens) or ()
+    if forced_bos_token_id is not None:
+        forced = [forced_bos_token_id]
     if decode_strategy not in STRATEGIES:
         raise ConfigError(
             f"generate: unknown decode_strategy {decode_strategy!r}{did_you_mean(decode_strategy, STRATEGIES)}"
@@ -81,13 +90,18 @@ def generate(
             "early_stopping": early_stopping is not False,
         },
     )
-    prompts = _prompts(input_ids, attention_mask)
+    reads_ids = not isinstance(model, EncoderDecoder) or model.reads_ids
+    prompts = _prompts(input_ids, attention_mask) if reads_ids else [*input_ids]
     end = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
     pad = (end[0] if end else 0) if pad_token_id is None else pad_token_id
     shared = {"max_tokens": max_length, "min_tokens": min_length, "repetition_penalty": repetition_penalty}
     with eval_mode(model):
         search = _search(model, tuple(end), decode_strategy)
+        if forced is not None and not isinstance(search, Seq2SeqGenerator):
+            raise ConfigError("generate: forced_bos_token_id is of encoders with decoders; leave it out")
         if decode_strategy == "beam_search":
+            if suppressed or at_first:
+                raise ConfigError("generate: beam_search leaves out no tokens; take greedy_search or sampling")
             params = BeamSearchParams(num_beams, length_penalty, early_stopping, num_return_sequences, **shared)
             assert isinstance(search, BeamSearch)
             texts = [text for prompt in prompts for text in search.search(prompt, params)]
@@ -104,13 +118,14 @@ def generate(
             for number in range(len(prompts) * num_return_sequences)
         ]
         copies = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-        forced = None if forced_bos_token_id is None else [forced_bos_token_id]
+        free = [
+            SuppressedTokens(model.config.vocab_size, suppressed, at_first) if suppressed or at_first else None
+            for _ in copies
+        ]
         if isinstance(search, Seq2SeqGenerator):
-            texts = search.generate(copies, params, forced=forced)
-        elif forced is None:
-            texts = search.generator.generate(copies, params)
+            texts = search.generate(copies, params, grammars=free, forced=forced)
         else:
-            raise ConfigError("generate: forced_bos_token_id is of encoders with decoders; leave it out")
+            texts = search.generator.generate(copies, params, grammars=free)
         rows = [_with_end(text) for text in texts]
         return _as_tensors(rows, [float(np.mean(t.logprobs)) if t.logprobs else 0.0 for t in texts], pad)
 

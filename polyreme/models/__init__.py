@@ -17,6 +17,7 @@ __all__ = [
     "AutoModelForMaskedLM",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSequenceClassification",
+    "AutoModelForSpeechSeq2Seq",
     "AutoTokenizer",
 ]
 

@@ -104,6 +104,12 @@ class AutoModelForSeq2SeqLM(AutoModel):
     task = "seq2seq_lm"
 
 
+class AutoModelForSpeechSeq2Seq(AutoModel):
+    """A model that writes what is said in a sound, with published weights."""
+
+    task = "speech_seq2seq"
+
+
 __all__ = [
     "AutoConfig",
     "AutoModel",
@@ -112,4 +118,5 @@ __all__ = [
     "AutoModelForMaskedLM",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSequenceClassification",
+    "AutoModelForSpeechSeq2Seq",
 ]

@@ -179,7 +179,7 @@ class Places(Layer):
 
 
 class SequenceStack(Layer):
-    """Positions, blocks and the norms around them, of an encoder or of a decoder."""
+    """Positions, blocks and the norms around them, of an encoder or of a decoder. seq_len: that of config if 0."""
 
     positions: Places
     embedding_norm: LayerNorm | None
@@ -187,10 +187,10 @@ class SequenceStack(Layer):
     norm: LayerNorm | None
     drop: Dropout
 
-    def __init__(self, config: Any, is_decoder: bool) -> None:
+    def __init__(self, config: Any, is_decoder: bool, seq_len: int = 0) -> None:
         super().__init__()
         count = config.num_decoder_layers if is_decoder else config.num_layers
-        self.positions = Places(config, config.seq_len)
+        self.positions = Places(config, seq_len or config.seq_len)
         self.embedding_norm = LayerNorm(config.hidden_size) if config.embedding_norm else None
         self.blocks = LayerList([SequenceBlock(config, is_decoder) for _ in range(count)])
         self.norm = LayerNorm(config.hidden_size) if config.last_norm else None
@@ -238,12 +238,16 @@ class BartForConditionalGeneration(EncoderDecoder):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.config, self.most_tokens = config, config.seq_len
+        self.config, self.most_tokens, self.most_inputs = config, config.seq_len, config.seq_len
         self.tokens = Embedding(config.vocab_size, config.hidden_size, weight_attr=normal(), dims=("vocab", "embed"))
-        self.encoder = SequenceStack(config, is_decoder=False)
+        self.encoder = self.make_encoder(config)
         self.decoder = SequenceStack(config, is_decoder=True)
         if config.logit_bias:
             self.register_buffer("logit_bias", to_tensor(np.zeros((1, config.vocab_size), np.float32)))
+
+    def make_encoder(self, config: Any) -> SequenceStack:
+        """A new encoder."""
+        return SequenceStack(config, is_decoder=False)
 
     def decoder_ids(self, input_ids: Any, decoder_input_ids: Any, labels: Any) -> Any:
         """As of EncoderDecoder; the input one place later where nothing says what is written."""

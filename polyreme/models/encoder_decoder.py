@@ -126,8 +126,12 @@ class EncoderDecoder(Pretrained, Layer):
 
     config: Any
     decoder: Any
+    reads_ids: bool = True
+    """Whether inputs are token ids."""
     most_tokens: int | None = None
     """Tokens that a text may have; None for no end."""
+    most_inputs: int | None = None
+    """Places that an input may have; None for no end."""
 
     def encode(self, inputs: Any, mask: Any) -> Any:
         """What is read of an input, [batch, t, embed]; mask: as of key_mask."""
@@ -194,7 +198,7 @@ class EncoderDecoder(Pretrained, Layer):
 
     def check_input(self, one: Any, whose: str) -> None:
         """Raises ConfigError, said of `whose`, for an input that is not the model's."""
-        most, vocab = self.most_tokens, self.config.vocab_size
+        most, vocab = self.most_inputs, self.config.vocab_size
         if not len(one):
             raise ConfigError(f"{whose} has no tokens; give at least one")
         if most is not None and len(one) > most:

@@ -153,6 +153,7 @@ TASKS = {
     "classification": "AutoModelForSequenceClassification",
     "image_classification": "AutoModelForImageClassification",
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
+    "speech_seq2seq": "AutoModelForSpeechSeq2Seq",
 }
 """What models do, and the class of models.auto that loads them."""
 
@@ -601,6 +602,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     *_architectures(
         "m2m_100", "polyreme.models.m2m_100", "M2M100Config", {"seq2seq_lm": "M2M100ForConditionalGeneration"}
+    ),
+    *_architectures(
+        "whisper", "polyreme.models.whisper", "WhisperConfig", {"speech_seq2seq": "WhisperForConditionalGeneration"}
     ),
 )
 """Published models that are no decoders, the body of a family first."""

@@ -1,15 +1,17 @@
-"""Writing with a T5 token by token: what it computes at once, what transformers writes, alone and in a batch."""
+"""Writing with an encoder and a decoder: what they compute at once, what transformers writes, alone and in a batch."""
 
 import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.generation import LLM, SamplingParams, Seq2SeqGenerator, TextTokenizer
-from polyreme.models import AutoModelForSeq2SeqLM
+from polyreme.models import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
+from polyreme.models.whisper import log_mel
 from tests.models.parity import FIXTURES
 
 PROMPTS = [[5, 6, 7, 9], [3, 2, 8, 4, 11, 12]]
@@ -71,3 +73,65 @@ def test_an_llm_writes_texts_of_texts(model, tmp_path):
         llm.beam_search("w5")
     with pytest.raises(ConfigError, match="speculative, adapter and kv_cache_dtype are of decoders"):
         LLM(tmp_path / "t5", speculative="ngram")
+
+
+# transformers 4.57.6: generate(max_new_tokens=10, do_sample=False, eos_token_id=None, forced_bos_token_id=7)
+FORCED = {
+    "bart": [[7] * 10, [7] + [43] * 9],
+    "mbart": [[7] + [22] * 9, [7] + [10] * 9],
+    "marian": [[7] + [44] * 9] * 2,
+    "pegasus": [[7, 1, 1, 1] + [33] * 6, [7, 1, 1] + [25] * 7],
+    "m2m_100": [[7] * 10] * 2,
+}
+
+
+@pytest.mark.slow_cases("bart", "marian", "m2m_100")
+@pytest.mark.parametrize("name", FORCED)
+def test_kin_of_bart_write_as_transformers(name):
+    """Rows of two lengths, after a token that the first must be, as the language of a translation."""
+    changes = {"start": 5} if name == "mbart" else {}
+    model = AutoModelForSeq2SeqLM.from_pretrained(FIXTURES / "encoders" / name, **changes)
+    model.generation_config = {}
+    padded = [[5, 6, 7, 9, model.config.pad, model.config.pad], [3, 4, 8, 4, 11, 12]]
+    mask = [[1, 1, 1, 1, 0, 0], [1] * 6]
+    ids, _ = model.generate(padded, mask, max_new_tokens=10, forced_bos_token_id=7)
+    assert ids.numpy().tolist() == FORCED[name]
+    with pytest.raises(ConfigError, match="prompt 0 has 17 tokens, and the model positions for 16"):
+        model.generate([[5] * 17])
+
+
+def test_what_is_said_in_a_sound():
+    """Greedily as transformers 4.57.6, after language and task, without tokens that are suppressed."""
+    folder = FIXTURES / "encoders" / "whisper"
+    model, features = AutoModelForSpeechSeq2Seq.from_pretrained(folder), load_file(folder / "recorded.safetensors")
+    features = features["input_features"]
+    assert model.generation_config["begin_suppress_tokens"] == [0, 2]
+    model.generation_config = {
+        "lang_to_id": {"<|en|>": 10, "<|de|>": 11},
+        "task_to_id": {"transcribe": 12, "translate": 13},
+        "no_timestamps_token_id": 14,
+        "suppress_tokens": [5, 6],
+        "begin_suppress_tokens": [0, 2],
+    }
+    ids, _ = model.generate(features, language="de", task="translate", max_new_tokens=8)
+    assert ids.numpy().tolist() == [[7, 7, 7, 7, 7, 13, 13, 13], [13] * 8]
+    ids, _ = model.generate(to_tensor(features), language="<|en|>", max_new_tokens=8)
+    assert ids.numpy().tolist() == [[35, 7, 7, 7, 19, 13, 13, 13], [19, 19, 19, 47, 47, 47, 47, 47]]
+    assert model.beginnings(features, None, None) == [[11, 12, 14]] * 2  # the likeliest language
+    with pytest.raises(ConfigError, match=r"language='fr' is not among those of generation_config\.json: <\|en\|>"):
+        model.generate(features, language="fr")
+    with pytest.raises(ConfigError, match=r"prompt 0 has shape \[6, 8\]; give a spectrum \[6, 16\]"):
+        Seq2SeqGenerator(model).generate([features[0, :, :8]], SamplingParams())
+    with pytest.raises(ShapeError, match=r"input_features have shape \[2, 6, 8\]; give \[batch, 6, 16\]"):
+        model(to_tensor(features[..., :8]), decoder_input_ids=to_tensor([[3]] * 2))
+
+
+def test_a_spectrum_of_a_tone():
+    """Bright where the tone is, silent after its end; levels are within 8 powers of ten of the loudest, over 4."""
+    seconds = np.arange(16_000) / 16_000
+    mel = log_mel(np.sin(2 * np.pi * 1000 * seconds), columns=200)
+    assert mel.shape == (80, 200)
+    assert {int(row) for row in mel[:, 10:90].argmax(0)} <= {24, 25, 26}
+    assert mel.max() - mel[:, 110:].max() == pytest.approx(2, abs=1e-6)
+    with pytest.raises(ShapeError, match="of one channel"):
+        log_mel(np.zeros((2, 5)))
