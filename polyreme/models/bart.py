@@ -36,7 +36,7 @@ from polyreme.nn import Dropout, Embedding, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.layers.linear import Linear
 from polyreme.ops.creation import arange, full_like
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.layout import constrain
 
 

@@ -15,9 +15,9 @@ from polyreme.models.pretrained import Pretrained
 from polyreme.nn import Layer
 from polyreme.nn import functional as F
 from polyreme.nn.layers.linear import Linear
-from polyreme.ops.caches import tokens_cached
+from polyreme.ops.attention.caches import tokens_cached
 from polyreme.ops.creation import full_like, zeros
-from polyreme.ops.gather_scatter import where
+from polyreme.ops.indices.gather import where
 from polyreme.ops.layout import constrain
 from polyreme.ops.manipulation import concat
 from polyreme.registry import Reference

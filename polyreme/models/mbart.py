@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from polyreme.models.bart import FIXED, BartConfig, BartForConditionalGeneration, published_writer
 from polyreme.models.families import architecture
 from polyreme.ops.creation import full_like
-from polyreme.ops.gather_scatter import take_along_axis, where
+from polyreme.ops.indices.gather import take_along_axis, where
 from polyreme.ops.manipulation import concat
 
 
