@@ -219,7 +219,7 @@ class GradScaler:
 
     def is_use_dynamic_loss_scaling(self) -> bool:
         """True if update() changes the scale."""
-        return self._get("use_dynamic_loss_scaling")
+        return self._enable and self._get("use_dynamic_loss_scaling")
 
     def get_loss_scaling(self) -> Tensor:
         """The scale in force, 0-D float32."""

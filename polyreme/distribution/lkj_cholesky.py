@@ -6,6 +6,7 @@ Source: Lewandowski, Kurowicka and Joe 2009, sections 2.4 (C-vine) and 3.2 (onio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from polyreme.distribution.distribution import Distribution
@@ -42,6 +43,10 @@ class LKJCholesky(Distribution):
         (self.concentration,) = as_tensors("LKJCholesky", concentration=concentration)
         self.dim, self.sample_method = dim, sample_method
         super().__init__(self.concentration.shape, (dim, dim))
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws without a gradient: [*sample_shape, *batch, dim, dim]."""
+        return super().sample(sample_shape)
 
     def _rsample(self, shape: tuple[int, ...]) -> Tensor:
         eta = unsqueeze(repeated(self.concentration, shape), -1)

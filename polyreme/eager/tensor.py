@@ -31,7 +31,7 @@ from polyreme.eager.methods import OpMethods
 from polyreme.eager.rewriting import Rewriting
 from polyreme.eager.sparse.members import SparseMembers
 from polyreme.errors import ConfigError, DTypeError, GradError, ShapeError
-from polyreme.ops import OPS, creation
+from polyreme.ops import OPS, creation, manipulation
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.indices import subscripts
 
@@ -708,14 +708,33 @@ def _same_value(x: Tensor, made: Tensor) -> Tensor:
 
 
 def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> Tensor:
-    """A Tensor with a copy of data: a number, nested lists, an ndarray or a Tensor.
+    """A Tensor with a copy of data: a number, an ndarray, a Tensor, or nested lists of these.
 
-    Python floats get the default dtype, integers int64, complex numbers complex64; an ndarray keeps its dtype.
+    Python floats get the default dtype, integers int64, complex numbers complex64; an ndarray keeps its dtype. Of
+    Tensors in lists that a capture or a Program computes, the result is computed there too.
 
     >>> to_tensor([[1, 2], [3, 4]]).dtype.name
     'int64'
     """
+    if _is_computed(data):
+        joined = _joined(data).detach()
+        joined = joined if dtype is None else joined.astype(dtype)
+        joined.stop_gradient = stop_gradient
+        return joined
     return Tensor(as_array(data, dtype, place), stop_gradient=stop_gradient)
+
+
+def _is_computed(data: Any) -> bool:
+    """Whether the value of a Variable, or of a traced Tensor in lists, is part of data."""
+    if isinstance(data, (list, tuple)):
+        return any(_is_computed(d) or (isinstance(d, Tensor) and isinstance(d._array, state.Tracer)) for d in data)
+    return isinstance(data, Tensor) and isinstance(data._array, Symbol)
+
+
+def _joined(data: Any) -> Tensor:
+    if isinstance(data, (list, tuple)):
+        return manipulation.stack([_joined(d) for d in data])
+    return data if isinstance(data, Tensor) else Tensor(as_array(data, None, None))
 
 
 def destination(args: Iterable[Any], device: Any, dtype: Any) -> tuple[Any, Any]:

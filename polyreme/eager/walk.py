@@ -384,7 +384,7 @@ def grad(
     for i, x in enumerate(inputs):
         edge = edge_of(x)
         result = walk.found.get(edge) if isinstance(edge, tuple) else hooked.get(id(edge))
-        if result is None and not allow_unused:
+        if result is None and not allow_unused and edge_key(edge) not in blocked:
             raise GradError(
                 f"grad(): input {i} (shape {list(x._array.shape)}) was not used to compute the outputs; "
                 "pass allow_unused=True to get None for it"

@@ -246,6 +246,11 @@ class Auc(Metric):
         precision = pos / np.maximum(pos + neg, 1)
         return float((np.diff(np.r_[0, pos]) * precision).sum() / pos[-1])
 
+    @staticmethod
+    def trapezoid_area(x1: float, x2: float, y1: float, y2: float) -> float:
+        """The area between two points of a curve and the axis below: |x1 - x2| (y1 + y2) / 2."""
+        return abs(x1 - x2) * (y1 + y2) / 2
+
     def name(self) -> str:
         """The name given."""
         return self._name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -365,7 +366,7 @@ meshgrid = republish(_grid, _meshgrid)
 def assign(x: Array) -> Array:
     """A copy of a Tensor, ndarray, list or number; written into output if one is given. Gradients flow through.
 
-    Python floats get the default dtype, an ndarray keeps its own.
+    A number gives shape [1]. Python floats get the default dtype, an ndarray keeps its own.
     """
     return jnp.copy(promote(x)[0])
 
@@ -378,6 +379,8 @@ def _assign_to(x: AnyTensor, output: AnyTensor | None = None) -> AnyTensor:
         refuse_sizes("assign", x)
         x = np.asarray(x)
         x = x.astype(dtypes.default_dtype()) if x.dtype == dtypes.float64 else x
+    elif output is None and isinstance(x, (numbers.Number, np.generic)):
+        return _assign(x).reshape([1])
     return _assign(x, out=output)
 
 

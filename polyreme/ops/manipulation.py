@@ -26,6 +26,8 @@ def resolve_shape(asked: tuple[int, ...], have: tuple[int, ...], what: str) -> t
     """given with 0 replaced by the dim of have at its place and -1 by what is left over."""
     if asked.count(-1) > 1 or any(s < -1 for s in asked):
         raise ShapeError(f"{what}: shape {list(asked)} has more than one -1 or a size below it; give one -1 at most")
+    if 0 in have and 0 in asked and -1 not in asked:
+        return asked  # no elements on either side: a 0 copies nothing
     if any(s == 0 and i >= len(have) for i, s in enumerate(asked)):
         raise ShapeError(f"{what}: a 0 in shape {list(asked)} copies a dim that {list(have)} does not have")
     shape = [have[i] if s == 0 else s for i, s in enumerate(asked)]
@@ -127,7 +129,7 @@ def unsqueeze(x: Array, axis: Axes) -> Array:
 
 
 def _check_at_least(inputs: tuple, what: str, grow: Any) -> Any:
-    if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
+    if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)) and any(hasattr(x, "shape") for x in inputs[0]):
         inputs = tuple(inputs[0])
     tensors = [x if hasattr(x, "shape") else assign(x) for x in inputs]
     grown = [unsqueeze(x, grow(len(x.shape))) for x in tensors]

@@ -51,6 +51,7 @@ class NAdam(_TwoMoments):
     """
 
     checks: ClassVar[Mapping[str, Check]] = {**_TwoMoments.checks, "momentum_decay": nonnegative}
+    paddle_slots: ClassVar[Mapping[str, str | None]] = {"momentum_decay_pow": None, "mu_product": None}
 
     def __init__(
         self,
@@ -117,6 +118,8 @@ class RAdam(_TwoMoments):
     sqrt(1 - beta2^t) / (sqrt(v) + epsilon), r^2 = (rho - 4)(rho - 2) rho_inf / ((rho_inf - 4)(rho_inf - 2) rho); else
     p - lr m^.
     """
+
+    paddle_slots: ClassVar[Mapping[str, str | None]] = {"rho": None}
 
     def __init__(
         self,

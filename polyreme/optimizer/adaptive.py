@@ -51,6 +51,7 @@ class Adadelta(Optimizer):
     """Steps of size lr RMS(past steps) / RMS(past gradients); both means decay by rho, epsilon is inside both roots."""
 
     slots: Mapping[str, float] = {"avg_squared_grad": 0.0, "avg_squared_update": 0.0}
+    paddle_slots: ClassVar[Mapping[str, str | None]] = {f"_{name}": name for name in slots}
     checks: ClassVar[Mapping[str, Check]] = {"epsilon": nonnegative, "rho": fraction}
 
     def __init__(
@@ -80,6 +81,7 @@ class RMSProp(Optimizer):
     """v = momentum v + lr g / sqrt(E[g^2] + epsilon); p - v. Means decay by rho. centered: minus E[g]^2 in the root."""
 
     slots: Mapping[str, float] = {"mean_square": 0.0, "momentum": 0.0}  # centered adds one in an instance
+    paddle_slots: ClassVar[Mapping[str, str | None]] = {"mean_grad": None}
     checks: ClassVar[Mapping[str, Check]] = {"rho": fraction, "epsilon": nonnegative, "momentum": nonnegative}
 
     def __init__(

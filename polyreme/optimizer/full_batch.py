@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from polyreme.errors import ConfigError
 from polyreme.optimizer.groups import nonnegative
@@ -29,6 +30,7 @@ class ASGD(Optimizer):
 
     slots: Mapping[str, float] = {"d": 0.0, "y_0": 0.0}
     scalars: ClassVar[Mapping[str, float]] = {"step": 0.0}
+    paddle_slots: ClassVar[Mapping[str, str | None]] = {"m": "step"}
 
     def __init__(
         self,
@@ -45,6 +47,17 @@ class ASGD(Optimizer):
         self._num_batches = batch_num
         self.slots = {"d": 0.0, **{f"y_{i}": 0.0 for i in range(batch_num)}}
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, multi_precision)
+
+    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As every optimizer's; PaddlePaddle's y, the gradients of all batches in one array, is taken apart."""
+        values = dict(state_dict)
+        for p in self._parameters:
+            gradients = values.pop(f"{p.name}_y_0", None)
+            if gradients is not None:
+                values |= {f"{p.name}_y_{i}_0": g for i, g in enumerate(np.asarray(gradients))}
+        super().set_state_dict(values)
+
+    set_dict = set_state_dict
 
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions

@@ -30,11 +30,13 @@ _LOW = (dtypes.float16, dtypes.bfloat16)
 class OptimizerState:
     """Slots (arrays like the parameter), master weights, and numbers per parameter.
 
-    Made at a parameter's first step, laid out as the plan says. slots, scalars: name -> initial value.
+    Made at a parameter's first step, laid out as the plan says. slots, scalars: name -> initial value. paddle_slots:
+    how PaddlePaddle names a slot -> its name here, None for one that follows from the others.
     """
 
     slots: Mapping[str, float] = {}
     scalars: ClassVar[Mapping[str, float]] = {}
+    paddle_slots: ClassVar[Mapping[str, str | None]] = {}
     _parameters: list[Any]
     _position: dict[int, int]
     _slots: dict[str, dict[int, Tensor]]
@@ -297,10 +299,15 @@ class OptimizerState:
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state_dict; a parameter that has no entries in it starts again.
 
-        PaddlePaddle's powers of beta1 and beta2 stand for the number of steps. Raises CheckpointError, changing
-        nothing, for a name or shape that does not fit, and for powers of another beta.
+        PaddlePaddle's names of slots are taken, and its powers of beta1 and beta2 stand for the number of steps. Raises
+        CheckpointError, changing nothing, for a name or shape that does not fit, and for powers of another beta.
         """
         values = self._renamed({k: v for k, v in state_dict.items() if k != "LR_Scheduler"})
+        for p in self._parameters:
+            for theirs, own in self.paddle_slots.items():
+                entry = None if theirs in self.slots else values.pop(f"{p.name}_{theirs}_0", None)
+                if entry is not None and own is not None:
+                    values[f"{p.name}_{own}_0"] = entry
         if "step" in self.scalars and not any(self._is_own_entry(k) for k in values):
             values = self._counted(values)
         scheduler = state_dict.get("LR_Scheduler")
@@ -335,21 +342,22 @@ class OptimizerState:
         return None
 
     def _counted(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """values with the number of steps in place of PaddlePaddle's beta ** (steps + 1)."""
+        """values with the number of steps in place of PaddlePaddle's beta ** (steps + 1), or beta ** steps."""
         result, powers = dict(values), {}
         for p in self._parameters:
             for name in ("beta1", "beta2"):
-                power = result.pop(f"{p.name}_{name}_pow_acc_0", None)
-                beta = self._beta_of(p, name)
-                if power is not None and beta is not None:
-                    powers[p.name, name] = float(np.asarray(power).reshape(-1)[0]), beta
-        for (parameter, name), (power, beta) in powers.items():
+                for suffix, ahead in (("pow_acc", 1), ("pow", 0)):
+                    power = result.pop(f"{p.name}_{name}_{suffix}_0", None)
+                    beta = self._beta_of(p, name)
+                    if power is not None and beta is not None:
+                        powers[p.name, name] = float(np.asarray(power).reshape(-1)[0]), beta, ahead
+        for (parameter, name), (power, beta, ahead) in powers.items():
             # beta1's counts exactly until float32 has no number so small; after beta2's, bias is corrected no more
             if not 0 < power < 1 or not 0 < beta < 1 or (power < 1e-30 and (parameter, "beta2") in powers):
                 result.setdefault(f"{parameter}_step_0", np.float32(1e6))
                 continue
-            count = round(np.log(power) / np.log(beta)) - 1
-            if count < 0 or abs(beta ** (count + 1) / power - 1) > 1e-2:
+            count = round(np.log(power) / np.log(beta)) - ahead
+            if count < 0 or abs(beta ** (count + ahead) / power - 1) > 1e-2:
                 raise CheckpointError(
                     f"{type(self).__name__}.set_state_dict: {parameter} has {name} to the power of its steps as "
                     f"{power:g}, which is no power of {name}={beta}; give the optimizer the {name} it was saved with"

@@ -82,8 +82,8 @@ def fetched(program: Program, fetch_list: Any) -> list[str]:
             names += fetched(program, entry)
         elif isinstance(entry, Tensor) and isinstance(entry._array, Symbol):
             names.append(entry._array.name)
-        elif any(held is entry for held in program.held.values()):
-            names.append(next(n for n, held in program.held.items() if held is entry))
+        elif isinstance(entry, Tensor):
+            names.append(program.hold(entry))
         else:
             raise ProgramError(f"fetch_list holds Variables and names, got {type(entry).__name__}: {entry!r}")
     return names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from polyreme.program.operation import Call, call, is_folded
 from polyreme.program.scope import Scope
 
 _MOST_FITTED = 128  # ways of giving dynamic dims a size, each a trace
+_SMALL = (2, 3, 4, 1)  # numbers of coordinates and of parts; 1 for what is there once
 _STAND_INS = "|".join(rf"\b{probe}\b" for probe in PROBES)
 _OURS = (ShapeError, DTypeError, ConfigError, CaptureError, GradError, IndexError, TypeError, ValueError)
 
@@ -97,7 +98,7 @@ def probed(
 
 def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any]) -> list[Any] | None:
     """run's results where a dynamic dim, two, or all of an input have sizes that the call meets elsewhere, open ones
-    included; None if that fails too.
+    included, or small ones that an op asks for, as grid_sample does 2 coordinates; None if that fails too.
 
     What an op refuses for any other size, such as x * w of x [-1] and w [5], leaves no other size open.
     """
@@ -123,13 +124,48 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
     ]
     # two dims of one input first, such as those of a mask [-1, 1, -1, -1] whose other sizes stand in queries and keys
     both = sorted(itertools.combinations(pairs, 2), key=lambda two: two[0][0][0] != two[1][0][0])
-    ways = itertools.chain(((p,) for p in pairs), alike, met_open, (two for two in both if two[0][0] != two[1][0]))
-    for chosen in itertools.islice(filter(None, ways), _MOST_FITTED):
-        try:
-            return [_abstractly(by_name, run, starts, probe, dict(chosen)) for probe in PROBES]
-        except (*_OURS, HostValueError):
-            continue
-    return None
+    small = [(at, size) for at in dims for size in _SMALL if size not in sizes]
+    in_each = [
+        [((name, dim), size) for name, symbol in symbols.items() if symbol.shape[dim : dim + 1] == (DYNAMIC,)]
+        for dim in range(max((len(s.shape) for s in symbols.values()), default=0))
+        for size in _SMALL
+    ]
+
+    def taken(ways: Iterable[Any]) -> Iterator[list[Any]]:
+        """What the call gives for each of the PROBES under the ways that it takes."""
+        for chosen in itertools.islice(filter(None, ways), _MOST_FITTED):
+            try:
+                yield [_abstractly(by_name, run, starts, probe, dict(chosen)) for probe in PROBES]
+            except (*_OURS, HostValueError):
+                continue
+
+    def first(ways: Iterable[Any]) -> list[Any] | None:
+        return next(taken(ways), None)
+
+    def agreed(ways: Iterable[Any]) -> list[Any] | None:
+        return _merged_ways(list(taken(ways)))
+
+    return (
+        first((p,) for p in pairs)
+        or agreed((p,) for p in small)
+        or first(itertools.chain(alike, met_open, _of_two_dims(both)))
+        or agreed(in_each)
+        or agreed(_of_two_dims(itertools.combinations(small, 2)))
+    )
+
+
+def _merged_ways(taken: list[list[Any]]) -> list[Any] | None:
+    """The first way's results and the last one's, so that sizes which differ with the way are dynamic; None if there is
+    no way, or if numbers of dims differ with it."""
+    if not taken:
+        return None
+    pair = [taken[0][0], taken[-1][1]]
+    ndims = [[leaf.array.ndim for leaf in values.leaves(result, InferredTensor)] for result in pair]
+    return pair if ndims[0] == ndims[1] else None
+
+
+def _of_two_dims(ways: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    return (two for two in ways if two[0][0] != two[1][0])
 
 
 def _as_other(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from polyreme.core import unique_name
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError
 from polyreme.io.serialization import FileKind, register_file_kind
@@ -56,6 +57,17 @@ class Program:
     def changed(self) -> None:
         """Count a change: what was compiled before is for the Program as it was."""
         self.version += 1
+
+    def hold(self, tensor: Tensor) -> str:
+        """The name under which the Program has a Tensor with a value, which it shares from now on."""
+        name = next((n for n, held in self.held.items() if held is tensor), None)
+        if name is None:
+            name = getattr(tensor, "_name", None)
+            if name is None or name in self.held:
+                name = unique_name.generate("held")
+            self.held[name] = tensor
+            self.changed()
+        return name
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -151,16 +151,7 @@ class Recorder:
             if isinstance(tensor, Variable) and not tensor.persistable:
                 _check_here(tensor)
             return tensor._array.name
-        persistable = defaults.main.held
-        for name, other in persistable.items():
-            if other is tensor:
-                return name
-        name = getattr(tensor, "_name", None)
-        if name is None or name in persistable:
-            name = unique_name.generate("held")
-        persistable[name] = tensor  # type: ignore[assignment]
-        defaults.main.changed()
-        return name
+        return defaults.main.hold(tensor)  # type: ignore[arg-type]
 
     def size_of(self, size: DynamicSize) -> Any:
         """A dynamic size as a Variable."""

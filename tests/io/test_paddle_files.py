@@ -80,6 +80,33 @@ def test_an_optimizers_state_goes_on():
         optimizer.set_state_dict({f"{NAMES[0]}_beta1_pow_acc_0": np.float32([0.64])})
 
 
+W = np.float32([[0.5, -1.0]])
+# class, arguments, PaddlePaddle's entries after two steps, ours
+PADDLE_STATES = [
+    ("Adadelta", {}, {"_avg_squared_grad": W, "_avg_squared_update": 2 * W},
+     {"avg_squared_grad": W, "avg_squared_update": 2 * W}),
+    ("RMSProp", {}, {"momentum": W, "mean_square": 2 * W, "mean_grad": 0 * W}, {"momentum": W, "mean_square": 2 * W}),
+    ("RMSProp", {"centered": True}, {"momentum": W, "mean_square": W, "mean_grad": 3 * W}, {"mean_grad": 3 * W}),
+    ("NAdam", {}, {"moment1": W, "moment2": W, "beta2_pow": np.full_like(W, 0.999**2), "mu_product": W,
+                   "momentum_decay_pow": W}, {"moment1": W, "step": np.float32(2)}),
+    ("RAdam", {}, {"moment1": W, "moment2": W, "beta1_pow": np.full_like(W, 0.9**2), "rho": W,
+                   "beta2_pow": np.full_like(W, 0.999**2)}, {"moment2": W, "step": np.float32(2)}),
+    ("ASGD", {"batch_num": 2}, {"d": W, "y": np.stack([W, 2 * W]), "m": np.array([2])},
+     {"d": W, "y_0": W, "y_1": 2 * W, "step": np.float32(2)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "theirs", "ours"), PADDLE_STATES, ids=lambda v: str(v)[:10])
+def test_state_under_paddles_names_goes_on(name, settings, theirs, ours):
+    p = paddle.create_parameter([1, 2], "float32")
+    optimizer = getattr(paddle.optimizer, name)(0.1, parameters=[p], **settings)
+    optimizer.set_state_dict({f"{p.name}_{slot}_0": value for slot, value in theirs.items()})
+    optimizer.create_state()
+    held = optimizer.state_dict()
+    for slot, value in ours.items():
+        np.testing.assert_array_equal(np.asarray(held[f"{p.name}_{slot}_0"]), value)
+
+
 def test_values_for_a_static_program():
     values = paddle.static.load_program_state(str(FOLDER / "state_2"))
     assert list(values) == list(PARAMETERS)

@@ -41,7 +41,7 @@ class Call:
 
     terms: rounded terms in one output element. random: the numbers are each side's own; shapes and dtypes count. way:
     eager, captured, program or open. aliased: arguments that are equal are one Tensor. row: the id of the call that
-    this one was made of by changes.
+    this one was made of by changes. code: what is run in place of a call, in the names of side.Snippet.
     """
 
     path: str
@@ -55,6 +55,7 @@ class Call:
     way: str = "eager"
     aliased: bool = False
     row: str = ""
+    code: str = ""
 
     @property
     def id(self) -> str:
@@ -72,6 +73,7 @@ class Call:
         """What side.py reads; raises TypeError for what cannot be sent, such as a function."""
         told = {"path": self.path, "args": encoded(list(self.args)), "kwargs": encoded(self.kwargs), "grad": self.grad}
         told |= {"way": self.way, "aliased": self.aliased}
+        told |= {"code": self.code} if self.code else {}
         if self.layer is not None:
             kept = {k: encoded(self.layer[k]) for k in ("args", "kwargs")}
             more = {k: self.layer[k] for k in ("eval", "method", "steps") if k in self.layer}

@@ -115,6 +115,8 @@ class Side:
 
     def _run(self, call: dict[str, Any]) -> dict[str, Any]:
         self.paddle.seed(7)
+        if "code" in call:
+            return self._executed(call)
         if "steps" in call.get("layer", {}):
             return self._trained(call)
         if call.get("way") in ("program", "open"):
@@ -136,6 +138,39 @@ class Side:
             except Exception as error:  # noqa: BLE001
                 outcome["grad_error"] = f"{type(error).__name__}: {error}"[:300]
         return outcome
+
+    def _executed(self, call: dict[str, Any]) -> dict[str, Any]:
+        """What code gives: an expression, or a function without parameters, in the names of Snippet."""
+        if self.name == "polyreme":
+            importlib.import_module("polyreme.paddle_scripts").as_paddle()
+        static = self.paddle.static
+        if call["way"] != "program":
+            snippet = Snippet(self, recording=False)
+            outs = snippet.outcome(call["code"])
+            outcome = {"outs": [encoded(self._array(o)) for o in outs]}
+            try:
+                gradients = self._gradients(outs, snippet.leaves, create_graph=call["way"] == "double")
+                if call["way"] == "double":
+                    gradients = self._gradients([g for g in gradients if g is not None], snippet.leaves)
+                outcome["grads"] = [None if g is None else encoded(self._array(g)) for g in gradients]
+            except Exception as error:  # noqa: BLE001
+                outcome["grad_error"] = f"{type(error).__name__}: {error}"[:300]
+            return outcome
+        program, startup, snippet = static.Program(), static.Program(), Snippet(self, recording=True)
+        self.paddle.enable_static()
+        try:
+            with static.program_guard(program, startup):
+                outs = snippet.outcome(call["code"])
+            executor = static.Executor()
+            executor.run(startup)
+            for number, parameter in enumerate(snippet.unfilled):
+                held = static.global_scope().find_var(parameter.name).get_tensor()
+                held.set(wave(tuple(parameter.shape), number).astype(_name(parameter.dtype)), self.paddle.CPUPlace())
+            fetched = [o for o in outs if hasattr(o, "stop_gradient")]
+            values = iter(executor.run(program, feed=snippet.feed, fetch_list=fetched) if fetched else [])
+            return {"outs": [encoded(self._array(next(values) if hasattr(o, "stop_gradient") else o)) for o in outs]}
+        finally:
+            self.paddle.disable_static()
 
     def _recorded(self, call: dict[str, Any]) -> dict[str, Any]:
         """What a Program that holds the call gives; way "open": its first feed may have any size."""
@@ -289,10 +324,10 @@ class Side:
             return {k: self._tensors(v, leaves) for k, v in value.items()}
         return value
 
-    def _gradients(self, outs: list[Any], leaves: list[Any]) -> list[Any]:
-        wanted, weights = [], []
+    def _gradients(self, outs: list[Any], leaves: list[Any], create_graph: bool = False) -> list[Any]:
+        wanted, weights, more = [], [], {"allow_unused": True, "create_graph": create_graph}
         for number, out in enumerate(outs):
-            array = self._array(out)
+            array = np.asarray(self._array(out))
             if array.dtype.kind in "fc" and not getattr(out, "stop_gradient", True):
                 wanted.append(out)
                 weights.append(wave(array.shape, number).astype(array.real.dtype))
@@ -302,29 +337,98 @@ class Side:
             cotangent = self.paddle.to_tensor(
                 weight if _is_real(out) else weight + weight.dtype.type(0.5) * 1j * weight
             )
-            return self.paddle.grad(wanted, leaves, grad_outputs=[cotangent.astype(out.dtype)], allow_unused=True)
+            return self.paddle.grad(wanted, leaves, grad_outputs=[cotangent.astype(out.dtype)], **more)
         # PaddlePaddle's process may end in the gradients of several results, unless they are added up
         terms = []
         for out, weight in zip(wanted, map(self.paddle.to_tensor, weights), strict=True):
             parts = (out,) if _is_real(out) else (self.paddle.real(out), 0.5 * self.paddle.imag(out))
             terms += [(part * weight).sum() for part in parts]
-        return (
-            self.paddle.grad([sum(terms[1:], terms[0])], leaves, allow_unused=True) if terms else [None] * len(leaves)
-        )
+        return self.paddle.grad([sum(terms[1:], terms[0])], leaves, **more) if terms else [None] * len(leaves)
 
     def _flat(self, value: Any) -> list[Any]:
         if isinstance(value, dict):
             return [t for v in value.values() for t in self._flat(v)]
         if isinstance(value, (list, tuple)):
             return [t for v in value for t in self._flat(v)]
-        if hasattr(value, "is_sparse") and value.is_sparse():
+        if hasattr(value, "is_sparse") and not isinstance(value, type) and value.is_sparse():
             value = value.to_dense()
         return [] if value is None else [value]
 
-    def _array(self, value: Any) -> np.ndarray:
+    def _array(self, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
         if _name(getattr(value, "dtype", "")) == "bfloat16":
             value = value.astype("float32")
-        return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        return type(value).__name__ if array.dtype.kind == "O" else array
+
+
+class Snippet:
+    """The names that code of the table of values is written in; what it makes is data of a Program when recording."""
+
+    def __init__(self, side: Side, recording: bool) -> None:
+        self.side, self.recording = side, recording
+        self.leaves: list[Any] = []
+        self.feed: dict[str, np.ndarray] = {}
+        self.unfilled: list[Any] = []
+
+    def outcome(self, code: str) -> list[Any]:
+        """Everything that the code's value is made of, Tensors or plain values."""
+        paddle = self.side.paddle
+        names = {name: getattr(self, name) for name in ("t", "unit", "ids", "c", "L", "sparse")}
+        names |= {"paddle": paddle, "np": np, "nn": paddle.nn, "F": paddle.nn.functional, "recording": self.recording}
+        if code.startswith("def "):
+            exec(code, names)
+            return self.side._flat(names[code[4:].partition("(")[0]]())
+        return self.side._flat(eval(code, names))
+
+    def t(self, *shape: Any, dtype: str | None = None, sg: bool = False) -> Any:
+        """A Tensor of sizes, with values in (-2, 2), or of an array or list; wants a gradient unless sg."""
+        wavy = all(type(n) is int for n in shape)
+        array = 2 * np.sin(2.3 * np.arange(np.prod(shape, dtype=int)) + 0.7 + len(self.leaves)).reshape(shape)
+        array = array.astype("float32") if wavy else np.asarray(shape[0])
+        array = array.astype("float32") if array.dtype == np.float64 and isinstance(shape[0], (float, list)) else array
+        with np.errstate(all="ignore"):
+            array = array if dtype in (None, "bfloat16") else array.astype(dtype)
+        if self.recording:
+            name = f"t{len(self.feed)}"
+            self.feed[name] = array
+            tensor = self.side.paddle.static.data(name, array.shape, array.dtype.name)
+        else:
+            tensor = self.side.paddle.to_tensor(array)
+        tensor = tensor.astype("bfloat16") if dtype == "bfloat16" else tensor
+        if not sg and (array.dtype.kind in "fc"):
+            tensor.stop_gradient = False
+            self.leaves.append(tensor)
+        return tensor
+
+    def unit(self, *shape: int, **more: Any) -> Any:
+        """As t, with values in (0.05, 0.95)."""
+        array = 0.5 + 0.45 * np.sin(2.3 * np.arange(np.prod(shape, dtype=int)) + 0.7 + len(self.leaves)).reshape(shape)
+        return self.t(array.astype("float32"), **more)
+
+    def c(self, *shape: int, dtype: str = "complex64") -> Any:
+        """A complex Tensor."""
+        array = 2 * np.exp(2.3j * np.arange(np.prod(shape, dtype=int)) + 0.7 + len(self.leaves)).reshape(shape) / 3
+        return self.t(array.astype(dtype))
+
+    def ids(self, high: int, *shape: int, dtype: str = "int64") -> Any:
+        """Integers below high."""
+        return self.t((np.arange(np.prod(shape, dtype=int)) * 7 % high).reshape(shape).astype(dtype))
+
+    def L(self, layer: Any) -> Any:
+        """The layer with parameters that both sides can make, which are differentiated."""
+        trained = [p for p in layer.parameters() if not p.stop_gradient]
+        if self.recording:
+            self.unfilled += trained
+        else:
+            self.side._fill(trained)
+        self.leaves += trained
+        return layer
+
+    def sparse(self, dense: Any, layout: str = "coo") -> Any:
+        """A dense Tensor as a sparse one."""
+        return dense.to_sparse_csr() if layout == "csr" else dense.to_sparse_coo(dense.ndim)
 
 
 def method(name: str) -> Any:

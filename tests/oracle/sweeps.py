@@ -1,6 +1,10 @@
 """Sweeps over the numeric API beside PaddlePaddle: every call of the contract table, changed in one way each time.
 
     python -m tests.oracle.sweeps dtypes --paddle INTERPRETER
+    python -m tests.oracle.sweeps values --paddle INTERPRETER --only linalg
+
+`values` runs code instead: the lines of values/*.txt, which give keywords values that no row has, one by one, in eager
+code with gradients, in eager code with second derivatives, and in a Program.
 
 Beside the numbers, which `make oracle` compares too, it prints what each side refuses that the other takes. What a
 sweep finds becomes a row of the contract table, or a departure in differences.txt here or in docs/paddle_scripts.md.
@@ -9,9 +13,11 @@ sweep finds becomes a row of the contract table, or a departure in differences.t
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +143,41 @@ def wrong(call: Call) -> Iterator[tuple[str, Call]]:
 SWEEPS = {sweep.__name__: sweep for sweep in (dtypes, empty, tensors, names, wrong)}
 
 
-def calls(name: str, only: str = "") -> list[Call]:
+VALUES = Path(__file__).parent / "values"
+WAYS = ("eager", "double", "program")
+
+
+def values(only: str = "", ways: Sequence[str] = WAYS) -> list[Call]:
+    """Every line of the files of values, or function with the lines below it, once a way and a choice of <<a|b>>."""
+    codes = [
+        (path.stem, code)
+        for path in sorted(VALUES.glob("*.txt"))
+        for block in re.split(r"\n(?=[^\s#])", "\n" + re.sub(r"(?m)^#.*\n", "", path.read_text()))
+        if block.strip()
+        for code in _choices(block.strip())
+        if only in f"{path.stem}: {code}"
+    ]
+    return [
+        Call(f"{name}.{way}", code.partition("\n")[0], (), code=code, way=way, terms=64)
+        for name, code in codes
+        for way in ways
+    ]
+
+
+def _choices(code: str) -> Iterator[str]:
+    head, several, rest = code.partition("<<")
+    if not several:
+        yield code
+        return
+    choice, _, tail = rest.partition(">>")
+    for one in choice.split("|"):
+        yield from _choices(head + one + tail)
+
+
+def calls(name: str, only: str = "", ways: Sequence[str] = WAYS) -> list[Call]:
     """The calls of a sweep that can be sent."""
+    if name == "values":
+        return values(only, ways)
     sendable = []
     for row in rows():
         for tag, call in SWEEPS[name](row) if only in row.path else ():
@@ -153,17 +192,26 @@ def calls(name: str, only: str = "") -> list[Call]:
 def main() -> None:
     """Print what differs, and what one side refuses, a line a call."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("sweep", choices=SWEEPS)
+    parser.add_argument("sweep", choices=[*SWEEPS, "values"])
     parser.add_argument("--paddle", required=True, help="an interpreter with paddlepaddle 3.3.1")
     parser.add_argument("--only", default="", help="a part of the paths of the functions to call")
+    parser.add_argument("--ways", default=",".join(WAYS), help="how values are computed")
+    parser.add_argument("--refused", action="store_true", help="print what both refuse, too")
     options = parser.parse_args()
-    swept, known = calls(options.sweep, options.only), compare.documented(drawn=True)
+    swept, known = calls(options.sweep, options.only, options.ways.split(",")), compare.documented(drawn=True)
     with tempfile.TemporaryDirectory() as folder:
         outcomes = run.both(options.paddle, swept, Path(folder))
+    kinds: Counter[str] = Counter()
     for call, (ours, theirs) in zip(swept, outcomes, strict=True):
         finding = compare.compared(call, ours, theirs)
-        if finding.kind in (compare.DIFFER, compare.WIDER) and compare.explanation(finding, known) is None:
-            sys.stdout.write(f"{call.id} | {finding.kind} | {finding.what}\n")
+        kinds[finding.kind] += 1
+        # second derivatives that PaddlePaddle lacks are too many to read
+        shown = finding.kind == compare.DIFFER or (finding.kind == compare.WIDER and call.way != "double")
+        shown |= finding.kind == compare.BOTH_RAISE and options.refused
+        if shown and compare.explanation(finding, known) is None:
+            more = f" | {theirs['error']}" if finding.kind == compare.BOTH_RAISE else ""
+            sys.stdout.write(f"{call.id} | {finding.kind} | {finding.what}{more}\n")
+    sys.stdout.write(f"{dict(kinds)}\n")
 
 
 if __name__ == "__main__":

@@ -91,6 +91,25 @@ def test_windows_over_sizes_not_known_take_memory_by_dim(static_mode):
     assert means[0, 0, 0, [0, 0, -1, -1], [0, -1, 0, -1]].tolist() == [6, 7.5, 15, 16.5]
 
 
+def test_a_size_not_known_takes_a_small_one_that_an_op_asks_for(static_mode):
+    x, y = static.data("x", [-1, -1]), static.data("y", [-1, -1])
+    outs = [paddle.cross(x, y), paddle.cross(x, y, axis=1), paddle.as_complex(x[:, :2])]
+    outs += [F.grid_sample(static.data("image", [-1] * 4), x.reshape([1, 1, 2, -1])[..., :2])]
+    # where it may be this dim or that, neither is known
+    assert [list(out.shape) for out in outs] == [[-1, -1], [-1, 3], [-1], [1, -1, 1, 2]]
+    arrays = {"x": np.float32([[1, 2, 3], [4, 5, 7]]), "y": np.float32([[0, 1, 0], [0, 0, 1]])}
+    got = static.Executor().run(feed={**arrays, "image": np.ones((1, 2, 3, 3), "float32")}, fetch_list=outs[:2])
+    np.testing.assert_array_equal(got, [np.cross(arrays["x"], arrays["y"])] * 2)
+
+
+def test_lists_of_variables_are_put_together_and_tensors_with_values_are_fetched(static_mode):
+    x, known = static.data("x", [2]), paddle.to_tensor([7, 8])
+    joined = paddle.to_tensor([[x[1], 3], [x.sum(), 4.5]], dtype="float64", stop_gradient=False)
+    assert (joined.dtype, joined.stop_gradient) == ("float64", False)
+    got = static.Executor().run(feed={"x": np.float32([1, 2])}, fetch_list=[joined, known, paddle.to_tensor(x)])
+    assert [a.tolist() for a in got] == [[[2, 3], [3, 4.5]], [7, 8], [1, 2]]
+
+
 def test_a_size_not_known_that_nothing_fits_is_refused(static_mode):
     x = static.data("x", [None, 2])
     with pytest.raises(ShapeError, match=r"multiply\(x float32\[-1, 2\], y float32\[3, 4\]\)"):

@@ -94,6 +94,7 @@ CASES = [
     Case("meshgrid", lambda rng: ([rng.standard_normal(3), np.arange(2)],), lambda v: tuple(np.meshgrid(*v, indexing="ij")), tag="list"),
     Case("meshgrid", lambda rng: ([rng.standard_normal(()), rng.standard_normal(2)],), lambda v: tuple(np.meshgrid(*v, indexing="ij")), tag="0d"),
     Case("assign", floats(2, 3), lambda x: x),
+    Case("assign", given(2.5), lambda x: np.float32([2.5]), no_grad=NONE, check=has("float32", (1,)), tag="number"),
     Case("assign", given([[1.5, 2.0]]), lambda x: np.float32([[1.5, 2.0]]), no_grad=NONE, check=has("float32", (1, 2)), tag="list"),
     Case("clone", floats(2, 3), lambda x: x),
     Case("complex", lambda rng: (rng.standard_normal(3).astype("float32"), rng.standard_normal((2, 3)).astype("float32")), lambda r, i: r + 1j * i,
