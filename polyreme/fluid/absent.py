@@ -16,7 +16,6 @@ _RECTANGLE = "pad sequences to a rectangle with sequence_pad, and use matmul, co
 INSTEAD: dict[str, str] = {
     "data_norm": "use batch_norm; its statistics were kept by parameter servers",
     "reorder_lod_tensor_by_rank": "leave it out: DynamicRNN takes sequences in the order in which they are fed",
-    "generate_mask_labels": "rasterize polygons in the reader; generate_proposal_labels chooses the boxes",
     "filter_by_instag": "choose the rows in the reader",
     "load": "use fluid.io.load_vars",
     "transpiler": _PARAMETER_SERVER, "DistributeTranspiler": _PARAMETER_SERVER,

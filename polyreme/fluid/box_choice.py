@@ -1,4 +1,4 @@
-"""What detectors choose on the host: boxes that stay, matches, anchors to train on."""
+"""What detectors choose on the host: boxes that stay, matches, anchors, regions and masks to train on."""
 
 from __future__ import annotations
 
@@ -303,3 +303,65 @@ def _offsets(anchors: np.ndarray, boxes: np.ndarray) -> np.ndarray:
         (v[:, 2:] - v[:, :2] + 1, v[:, :2] + (v[:, 2:] - v[:, :2] + 1) / 2) for v in (anchors, boxes)
     )
     return np.concatenate([(center - middle) / size, np.log(other / size)], 1)
+
+
+@recorded(draws=False)
+def mask_targets(
+    im_info: Any, classes: Any, crowd: Any, points: Any, lengths: Sequence[Any], regions: Any, counts: Any, labels: Any,
+    class_count: int, resolution: int,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """(boxes, their places among all regions, masks by class, how many of each image); see
+    layers.generate_mask_labels. lengths: of images in objects, of objects in polygons, of polygons in points.
+    """
+    who = "generate_mask_labels"
+    info, kinds, crowded, corners, rois, number, label = read_on_host(
+        who, im_info, classes, crowd, points, regions, counts, labels
+    )
+    objects, parts, sizes = read_on_host(who, *lengths)
+    shapes = _split(_split(np.split(corners, np.cumsum(sizes)[:-1]), parts), objects)
+    firsts = np.concatenate([[0], np.cumsum(number)[:-1]])
+    per_image = (np.split(v.reshape(-1), np.cumsum(n)[:-1]) for v, n in ((kinds, objects), (crowded, objects)))
+    boxes, places, masks, numbers = [], [], [], []
+    images = zip(shapes, *per_image, np.split(rois, np.cumsum(number)[:-1]), firsts, info, strict=True)
+    for every, kind, is_crowd, region, first, (*_, scale) in images:
+        has_mask = (kind > 0) & (is_crowd == 0)
+        drawn = [shape for shape, is_drawn in zip(every, has_mask, strict=True) if is_drawn]
+        mine = label.reshape(-1)[first : first + len(region)]
+        # a network takes no image without a mask: one region of the background, whose mask counts nowhere
+        chosen = np.flatnonzero(mine > 0) if drawn and (mine > 0).any() else np.flatnonzero(mine == 0)[:1]
+        target = np.full((len(chosen), class_count, resolution, resolution), -1, np.int32)
+        if drawn and (mine > 0).any():
+            around = np.array([[*np.concatenate(s).min(0), *np.concatenate(s).max(0)] for s in drawn])
+            nearest = overlaps(region[chosen][:, None] / scale, around[None], 1.0).argmax(1)
+            for row, (place, shape) in enumerate(zip(chosen, nearest, strict=True)):
+                target[row, mine[place]] = _inside(drawn[shape], region[place] / scale, resolution)
+        boxes.append(region[chosen])
+        places.append(first + chosen)
+        masks.append(target.reshape(len(chosen), -1))
+        numbers.append(len(chosen))
+    return (
+        tensor_of(np.concatenate(boxes), np.float32), tensor_of(np.concatenate(places)[:, None], np.int32),
+        tensor_of(np.concatenate(masks), np.int32), tensor_of(numbers, np.int64),
+    )  # fmt: skip
+
+
+def _split(items: Sequence[Any], lengths: np.ndarray) -> list[Sequence[Any]]:
+    ends = np.cumsum(lengths)
+    return [items[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+
+
+def _inside(polygons: Sequence[np.ndarray], box: np.ndarray, resolution: int) -> np.ndarray:
+    """Which cells of a grid over the box have their centre in one of the polygons [points, 2], by the even-odd rule.
+
+    A box is a pixel wide and high at least.
+    """
+    sides = np.maximum(box[2:] - box[:2], 1)
+    x, y = (box[i] + (np.arange(resolution) + 0.5) * sides[i] / resolution for i in (0, 1))
+    mask = np.zeros((resolution, resolution), bool)
+    for corners in polygons:
+        (x0, y0), (x1, y1) = corners.T[:, None], np.roll(corners, -1, 0).T[:, None]
+        crosses = (y0 > y[:, None]) != (y1 > y[:, None])
+        with np.errstate(divide="ignore", invalid="ignore"):  # of edges that no line at such a y crosses
+            at = x0 + (y[:, None] - y0) * (x1 - x0) / (y1 - y0)
+        mask |= (crosses[:, None] & (x[None, :, None] < at[:, None])).sum(-1) % 2 == 1
+    return mask

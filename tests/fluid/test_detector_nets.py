@@ -77,3 +77,19 @@ def test_levels_of_boxes_have_the_dims_that_are_known(script):
     levels, order = L.distribute_fpn_proposals(boxes, 2, 3, 4, 224)
     assert [level.shape for level in levels] == [[-1, 4]] * 2
     assert order.shape == [-1, 1]
+
+
+def test_a_variable_that_does_not_persist_takes_the_shape_of_the_case(script):
+    boxes = script.data("boxes", [None, 6])
+    count = L.reshape(L.reduce_prod(L.shape(boxes)), [1, 1])
+    masks = L.create_global_var([1], 0.0, "float32", persistable=False, name="masks")
+    with L.Switch() as switch:
+        with switch.case(L.less_than(count, L.fill_constant([1, 1], "int32", 12))):
+            L.assign(boxes, output=masks)
+        with switch.default():
+            L.assign(L.reshape(boxes, [-1, 2, 3]), output=masks)
+    exe = script.Executor(script.CPUPlace())
+    assert masks.shape == [-1, 2, 3]
+    assert not script.default_startup_program().global_block().ops
+    for n, shape in ((1, (1, 6)), (4, (4, 2, 3))):
+        assert exe.run(feed={"boxes": np.ones((n, 6), "f")}, fetch_list=[masks])[0].shape == shape

@@ -252,6 +252,36 @@ def test_regions_that_the_second_stage_is_trained_on(script):
     np.testing.assert_array_equal(other[3], np.concatenate([weights[:, 0], weights[:, 2]], 1))
 
 
+def test_masks_that_the_mask_branch_is_trained_on(script):
+    """Image 0 at scale 2: a crowd, and an object of a rectangle and a triangle over half of a region; the region of a
+    pixel's width lies in the rectangle. Image 1 has regions of the background alone.
+    """
+    polygons = [
+        [[0, 0], [9, 0], [9, 9]],
+        [[2, 0], [6, 0], [6, 4], [2, 4]],
+        [[2, 4], [6, 4], [2, 8]],
+        [[0, 0], [1, 0], [1, 1]],
+    ]
+    rois = np.array([[30, 30, 40, 40], [4, 0, 12, 16], [8, 2, 8, 6], [1, 1, 5, 5], [2, 2, 6, 6]], "float32")
+    segms = script.create_lod_tensor(
+        np.concatenate(polygons).astype("float32"), [[2, 1], [1, 2, 1], [len(p) for p in polygons]], script.CPUPlace()
+    )
+    feeds = {"i": np.array([[90, 90, 2], [90, 90, 1]], "f"), "k": divided(np.array([[1], [2], [1]], "int32"), [2, 1]),
+             "w": divided(np.array([[1], [0], [0]], "int32"), [2, 1]), "r": divided(rois, [3, 2]),
+             "l": divided(np.array([[0], [2], [2], [0], [0]], "int32"), [3, 2])}  # fmt: skip
+    x = fed(script, feeds)
+    shapes = script.data("s", [None, 2], "float32", lod_level=3)
+    outs = L.generate_mask_labels(x["i"], x["k"], x["w"], shapes, x["r"], x["l"], num_classes=3, resolution=4)
+    boxes, places, masks = run(script, {**feeds, "s": segms}, outs)
+    np.testing.assert_array_equal(boxes, rois[[1, 2, 3]])
+    np.testing.assert_array_equal(places, [[1], [2], [3]])
+    masks = masks.reshape(3, 3, 4, 4)
+    assert (masks[:2, :2] == -1).all()
+    assert (masks[2] == -1).all()
+    np.testing.assert_array_equal(masks[0, 2], [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]])
+    assert (masks[1, 2] == 1).all()
+
+
 def test_detections_of_levels(script):
     """Level 0: a box moved and twice as wide, one too unlikely; level 1: two that overlap, one of another class."""
     anchors = [np.array([[10, 10, 19, 19], [40, 40, 49, 49]], "f"), np.array([[20, 20, 29, 29], [20, 20, 29, 27]], "f")]

@@ -405,6 +405,39 @@ def generate_proposal_labels(
 
 
 @layer
+def generate_mask_labels(
+    im_info: Any, gt_classes: Any, is_crowd: Any, gt_segms: Any, rois: Any, labels_int32: Any, num_classes: int,
+    resolution: int,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """What the mask branch of a detector is trained on: (boxes [k, 4], their places among rois int32 [k, 1], masks
+    int32 [k, num_classes resolution^2]), a sequence for each image.
+
+    gt_segms [points, 2]: corners of polygons, three levels of sequences (objects of an image, polygons of an object,
+    points of a polygon), in pixels of the original image as gt_classes and is_crowd [true, 1]; rois and labels_int32
+    come from generate_proposal_labels. A region with an object has the mask of the object whose polygons' box overlaps
+    it most: 1 where the centre of a cell lies in one of its polygons, else 0, at the columns of its class; -1, which no
+    loss counts, at others. An image without such regions gives its first one of the background, with -1 alone.
+    Source: He et al., 2017, arXiv:1703.06870, section 3.
+    """
+    what = "fluid.layers.generate_mask_labels"
+    points, lod = lods.sequences(what, gt_segms)
+    regions, region_lod = lods.sequences(what, rois)
+    if len(lod) != 3:
+        raise ConfigError(f"{what}: gt_segms has {len(lod)} levels of sequences; objects, polygons and points are 3")
+    args = (
+        im_info, gt_classes, is_crowd, points, [lods.lengths(level) for level in lod], regions, lods.inner(region_lod),
+        labels_int32, int(num_classes), int(resolution),
+    )  # fmt: skip
+    results = [
+        ([-1, 4], "float32", 0), ([-1, 1], "int32", 0), ([-1, num_classes * resolution**2], "int32", 0),
+        ([im_info.shape[0]], "int64", 0),
+    ]  # fmt: skip
+    boxes, places, masks, number = lods.uninferred("mask_targets", args, results)
+    level = lods.offsets(number)
+    return lods.divided(boxes, [level]), lods.divided(places, [level]), lods.divided(masks, [level])
+
+
+@layer
 def multi_box_head(
     inputs: Sequence[Any], image: Any, base_size: int, num_classes: int, aspect_ratios: Sequence[Any],
     min_ratio: int | None = None, max_ratio: int | None = None, min_sizes: Any = None, max_sizes: Any = None,
@@ -461,7 +494,7 @@ def _sizes_by_ratio(count: int, base_size: int, low: int | None, high: int | Non
 
 __all__ = [
     "bipartite_match", "collect_fpn_proposals", "detection_output", "distribute_fpn_proposals",
-    "generate_proposal_labels", "generate_proposals", "locality_aware_nms", "matrix_nms", "multi_box_head",
-    "multiclass_nms", "retinanet_detection_output", "retinanet_target_assign", "rpn_target_assign",
+    "generate_mask_labels", "generate_proposal_labels", "generate_proposals", "locality_aware_nms", "matrix_nms",
+    "multi_box_head", "multiclass_nms", "retinanet_detection_output", "retinanet_target_assign", "rpn_target_assign",
     "sigmoid_focal_loss", "ssd_loss", "target_assign",
 ]  # fmt: skip

@@ -28,6 +28,7 @@ from polyreme.program.block import Variable
 from polyreme.program.current import defaults
 from polyreme.program.parameters import LayerParameters
 from polyreme.sequences import lod as lods
+from polyreme.static import variables
 
 
 @layer
@@ -264,13 +265,14 @@ def create_global_var(
     shape: Sequence[int], value: float, dtype: Any, persistable: bool = False, force_cpu: bool = False,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """A Variable of the main Program that the startup Program sets to value, and that keeps what is assigned to it.
-
-    It keeps it from run to run, whatever persistable says: 1.7 forgets one that is not persistable with the scope of a
-    run, and there is one scope here.
+    """A Variable: set to value by the startup Program and keeping what is assigned to it, if persistable;
+    else one that is value at the start of every run, and of which an assignment may change the shape.
     """
     begin()
-    return global_variable(name or unique_name.generate("global_var"), shape, dtype, value)
+    name = name or unique_name.generate("global_var")
+    if not persistable:
+        return variables.create_global_var(shape, value, dtype, name=name)
+    return global_variable(name, shape, dtype, value)
 
 
 def global_variable(name: str, shape: Sequence[int], dtype: Any, value: float) -> Any:
