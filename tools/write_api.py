@@ -14,9 +14,11 @@ NOT_ROOT_TABLES = set(
     [
         "activation",
         "attention.caches",
+        "attention.columns",
         "attention.dense",
         "attention.gated",
         "attention.packed",
+        "attention.sparse",
         "detection.boxes",
         "detection.proposals",
         "detection.regions",
@@ -122,7 +124,8 @@ def nearest(name: str) -> str:
 
 def root_names() -> set[str]:
     """Every op and alias that belongs in the root namespace."""
-    names = {n for n, f in OPS.items() if f.__module__.removeprefix("polyreme.ops.") in ROOT_TABLES and n not in NOT_ROOT}
+    tables = {n: f.__module__.removeprefix("polyreme.ops.") for n, f in OPS.items()}
+    names = {n for n, table in tables.items() if table in ROOT_TABLES and n not in NOT_ROOT}
     for table in ROOT_TABLES:
         aliases = getattr(importlib.import_module(f"polyreme.ops.{table}"), "ALIASES", {})
         names |= {alias for alias, name in aliases.items() if name in names}

@@ -37,18 +37,14 @@ from polyreme.ops.activation import (
     tanhshrink,
     thresholded_relu,
 )
+from polyreme.ops.attention.columns import flashmask_attention
 from polyreme.ops.attention.dense import (
     flash_attention,
     fused_rotary_position_embedding,
     scaled_dot_product_attention,
 )
-from polyreme.ops.attention.packed import (
-    flash_attention_v3_varlen,
-    flash_attn_qkvpacked,
-    flash_attn_varlen_qkvpacked,
-    flashmask_attention,
-    sparse_attention,
-)
+from polyreme.ops.attention.packed import flash_attention_v3_varlen, flash_attn_qkvpacked, flash_attn_varlen_qkvpacked
+from polyreme.ops.attention.sparse import sparse_attention
 from polyreme.ops.experts.mixture import (
     balance_loss,
     choose_experts,

@@ -36,7 +36,8 @@ from polyreme.ops import (
     unique,
     viterbi,
 )
-from polyreme.ops.attention import caches, dense, gated, packed
+from polyreme.ops.attention import caches, columns, dense, gated, packed
+from polyreme.ops.attention import sparse as sparse_attention
 from polyreme.ops.detection import boxes, proposals, regions, yolo
 from polyreme.ops.experts import counts, mixture, routing
 from polyreme.ops.indices import gather, scatter, subscripts

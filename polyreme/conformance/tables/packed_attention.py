@@ -1,4 +1,4 @@
-"""Contract rows of ops/attention/packed.py."""
+"""Contract rows of ops/attention: packed.py, columns.py and sparse.py."""
 
 import numpy as np
 
