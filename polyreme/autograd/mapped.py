@@ -67,7 +67,7 @@ class _Arguments(NamedTuple):
 
     spec: Any
     leaves: list[Any]
-    tensors: list[TensorState]
+    tensors: list[Any]
     axes: tuple[int | None, ...]
 
     @classmethod

@@ -1,9 +1,11 @@
 """The `polyreme` command. Anything that needs jax is imported once the command is known, so that --help is instant."""
 
 import importlib.metadata
+import inspect
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -238,6 +240,15 @@ def _register() -> None:
                 entry.register(app, panel)
             else:
                 app.command("eval" if entry is evaluate else None, rich_help_panel=panel)(entry)
+    below = [entry for entries in _PANELS.values() for entry in entries if isinstance(entry, typer.Typer)]
+    for of_commands in (app, *below):
+        for command in of_commands.registered_commands:
+            command.help = _flowing(command.help or inspect.getdoc(command.callback) or "")
+
+
+def _flowing(text: str) -> str:
+    """A docstring whose paragraphs are one line each, which fits any terminal: the help keeps line ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\n|\n(?=Example: )", text))
 
 
 _register()
