@@ -30,6 +30,7 @@ from polyreme.serving.requests import (
     WantedForm,
     read_body,
 )
+from polyreme.serving.responses import ResponseAnswer, ResponsesBody
 from polyreme.serving.service import TextPiece, TextService
 from polyreme.serving.streaming import ClientGoneError, EventStream, as_json, unless_gone
 from polyreme.serving.token_texts import TokenTexts
@@ -63,6 +64,7 @@ class Endpoints:
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/responses", self.respond, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
             *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score")),
             *(Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank")),
@@ -132,6 +134,22 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = read_body(ChatBody, await request.body())
+        answer, writing = await self._conversation(body)
+        return await self._answer(request, body, answer, writing)
+
+    async def respond(self, request: Request) -> Response:
+        """POST /v1/responses: a conversation, in OpenAI's newer form."""
+        body = read_body(ResponsesBody, await request.body())
+        chat = body.as_chat()
+        answer, writing = await self._conversation(chat)
+        response = ResponseAnswer(body, self.service.name_of(body.model))
+        if body.stream:
+            events = response.events(self._events(chat, answer, writing))
+            return EventStream(events, self.service.limits.send_seconds, is_named=True)
+        return _json(response.whole(await unless_gone(request.receive, self._whole(answer, writing, False))))
+
+    async def _conversation(self, body: ChatBody) -> tuple[ChatAnswer, Writing]:
+        """The answer to a conversation before its text is there, and what writes that."""
         name = self.service.name_of(body.model)
         tokenizer = self.service.writing_tokenizer(name)
         template = tokenizer.template
@@ -147,8 +165,7 @@ class Endpoints:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = [body.sampling(limit, logprobs, self.service.model.defaults)]
         grammar = await self._grammar(body)
-        writing = functools.partial(self.service.writing, [prompt], params, None, grammar, name)
-        return await self._answer(request, body, answer, writing)
+        return answer, functools.partial(self.service.writing, [prompt], params, None, grammar, name)
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings."""

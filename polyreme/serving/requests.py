@@ -76,7 +76,7 @@ def _texts(value: Any) -> Any:
     return "".join(part["text"] for part in value)
 
 
-def _only(*accepted: Any) -> Callable[[Any], Any]:
+def accept_only(*accepted: Any) -> Callable[[Any], Any]:
     """Takes values that ask for nothing, for a field that is not supported."""
 
     def check(value: Any) -> Any:
@@ -88,34 +88,36 @@ def _only(*accepted: Any) -> Callable[[Any], Any]:
     return check
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of a body: fields that are not known, and values of another type, are refused."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """include_usage: a last event counts tokens; continuous_usage_stats: every event counts those so far.
     include_obfuscation pads events, which is not done."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: Annotated[Any, PlainValidator(_only(False))] = None
+    include_obfuscation: Annotated[Any, PlainValidator(accept_only(False))] = None
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """Any text."""
 
     type: Literal["text"]
 
 
-class ObjectFormat(_Strict):
+class ObjectFormat(Strict):
     """A JSON object."""
 
     type: Literal["json_object"]
 
 
-class NamedSchema(_Strict):
+class NamedSchema(Strict):
     """A JSON schema as OpenAI wraps it. strict is not asked: the schema is always followed."""
 
     name: Annotated[str, Field(max_length=200)]
@@ -124,7 +126,7 @@ class NamedSchema(_Strict):
     strict: bool | None = None
 
 
-class SchemaFormat(_Strict):
+class SchemaFormat(Strict):
     """JSON by a schema."""
 
     type: Literal["json_schema"]
@@ -140,7 +142,7 @@ class WantedForm(NamedTuple):
     value: Any
 
 
-class StructuredOutputs(_Strict):
+class StructuredOutputs(Strict):
     """vLLM's newer word for guided_json, guided_regex and guided_choice."""
 
     json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
@@ -156,7 +158,7 @@ class StructuredOutputs(_Strict):
         ]
 
 
-class _Sampled(_Strict):
+class _Sampled(Strict):
     """What both kinds of completions take, under OpenAI's names and those that vLLM adds.
 
     The last fields, and user, say nothing of the text: what a platform keeps, routes or counts by.
@@ -189,7 +191,7 @@ class _Sampled(_Strict):
     structured_outputs: StructuredOutputs | None = None
     response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    store: Annotated[Any, PlainValidator(_only(False))] = None
+    store: Annotated[Any, PlainValidator(accept_only(False))] = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
@@ -260,8 +262,8 @@ class CompletionBody(_Sampled):
     echo: bool | None = None
     add_special_tokens: bool = True
     return_token_ids: bool = False
-    suffix: Annotated[Any, PlainValidator(_only(""))] = None
-    best_of: Annotated[Any, PlainValidator(_only(1))] = None
+    suffix: Annotated[Any, PlainValidator(accept_only(""))] = None
+    best_of: Annotated[Any, PlainValidator(accept_only(1))] = None
 
     @model_validator(mode="after")
     def _is_not_too_much(self) -> Self:
@@ -272,14 +274,14 @@ class CompletionBody(_Sampled):
         return self
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     """What a call names, with arguments as JSON."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     arguments: str
 
 
-class CallMade(_Strict):
+class CallMade(Strict):
     """A call of a tool in an answer of before."""
 
     id: str | None = None
@@ -288,7 +290,7 @@ class CallMade(_Strict):
     index: int | None = None
 
 
-class ChatMessage(_Strict):
+class ChatMessage(Strict):
     """One message of a conversation; name: who says it, for templates that tell; tool_call_id: the call that a tool's
     message answers. An answer may be sent back as it came: the last fields are those of it that said nothing."""
 
@@ -297,10 +299,10 @@ class ChatMessage(_Strict):
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: list[CallMade] | None = None
     tool_call_id: str | None = None
-    refusal: Annotated[Any, PlainValidator(_only())] = None
-    annotations: Annotated[Any, PlainValidator(_only([]))] = None
-    audio: Annotated[Any, PlainValidator(_only())] = None
-    function_call: Annotated[Any, PlainValidator(_only())] = None
+    refusal: Annotated[Any, PlainValidator(accept_only())] = None
+    annotations: Annotated[Any, PlainValidator(accept_only([]))] = None
+    audio: Annotated[Any, PlainValidator(accept_only())] = None
+    function_call: Annotated[Any, PlainValidator(accept_only())] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -330,7 +332,7 @@ class ChatMessage(_Strict):
         return message
 
 
-class FunctionTool(_Strict):
+class FunctionTool(Strict):
     """A function that may be called; parameters: a JSON schema. strict is not asked: a forced call follows it."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,64}$")]
@@ -339,20 +341,20 @@ class FunctionTool(_Strict):
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """What may be called."""
 
     type: Literal["function"]
     function: FunctionTool
 
 
-class NamedFunction(_Strict):
+class NamedFunction(Strict):
     """A function by name."""
 
     name: str
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     """The tool that is to be called."""
 
     type: Literal["function"]
@@ -372,14 +374,14 @@ class ChatBody(_Sampled):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    modalities: Annotated[Any, PlainValidator(_only(["text"]))] = None
-    functions: Annotated[Any, PlainValidator(_only([]))] = None
-    function_call: Annotated[Any, PlainValidator(_only("none"))] = None
-    reasoning_effort: Annotated[Any, PlainValidator(_only("none"))] = None
-    verbosity: Annotated[Any, PlainValidator(_only("medium"))] = None
-    prediction: Annotated[Any, PlainValidator(_only())] = None
-    web_search_options: Annotated[Any, PlainValidator(_only())] = None
-    audio: Annotated[Any, PlainValidator(_only())] = None
+    modalities: Annotated[Any, PlainValidator(accept_only(["text"]))] = None
+    functions: Annotated[Any, PlainValidator(accept_only([]))] = None
+    function_call: Annotated[Any, PlainValidator(accept_only("none"))] = None
+    reasoning_effort: Annotated[Any, PlainValidator(accept_only("none"))] = None
+    verbosity: Annotated[Any, PlainValidator(accept_only("medium"))] = None
+    prediction: Annotated[Any, PlainValidator(accept_only())] = None
+    web_search_options: Annotated[Any, PlainValidator(accept_only())] = None
+    audio: Annotated[Any, PlainValidator(accept_only())] = None
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -431,7 +433,7 @@ class ChatBody(_Sampled):
         return (self.chat_template_kwargs or {}) | ({"tools": tools} if self.called else {})
 
 
-class EmbeddingBody(_Strict):
+class EmbeddingBody(Strict):
     """POST /v1/embeddings."""
 
     model: str | None = None
@@ -441,7 +443,7 @@ class EmbeddingBody(_Strict):
     user: Annotated[str, Field(max_length=1024)] | None = None
 
 
-class ScoreBody(_Strict):
+class ScoreBody(Strict):
     """POST /v1/score: pairs of texts; one first text goes with all of the second ones."""
 
     model: str | None = None
@@ -465,18 +467,18 @@ def _documents(value: Any) -> list[str]:
     return texts
 
 
-class RerankBody(_Strict):
+class RerankBody(Strict):
     """POST /v1/rerank: documents by how alike they are to a query; top_n: so many of them."""
 
     model: str | None = None
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str], PlainValidator(_documents)]
     top_n: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
-    return_documents: Annotated[Any, PlainValidator(_only(True))] = None
+    return_documents: Annotated[Any, PlainValidator(accept_only(True))] = None
     user: Annotated[str, Field(max_length=1024)] | None = None
 
 
-class TokenizeBody(_Strict):
+class TokenizeBody(Strict):
     """POST /tokenize: of a text, or of a conversation."""
 
     model: str | None = None
@@ -492,7 +494,7 @@ class TokenizeBody(_Strict):
         return self
 
 
-class DetokenizeBody(_Strict):
+class DetokenizeBody(Strict):
     """POST /detokenize."""
 
     model: str | None = None
@@ -504,8 +506,12 @@ def read_body(kind: type[Body], data: bytes) -> Body:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise _refusal(kind, first) from None
+        raise refusal_of(kind, error) from None
+
+
+def refusal_of(kind: type[BaseModel], error: ValidationError) -> HttpRefusal:
+    """A 400 that names the first field of a body of this kind that is wrong."""
+    return _refusal(kind, error.errors(include_url=False, include_input=False, include_context=False)[0])
 
 
 def _refusal(kind: type[BaseModel], error: Mapping[str, Any]) -> HttpRefusal:

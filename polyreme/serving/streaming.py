@@ -42,17 +42,19 @@ async def _gone(receive: Callable[[], Awaitable[Any]]) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events of JSON, then [DONE].
+    """Server-sent events of JSON, then [DONE]; is_named: each under its type, and nothing after them.
 
     events: bodies; None at first says that the request was taken, as a HttpRefusal before it has a status of its own.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any] | None], send_seconds: float) -> None:
+    def __init__(
+        self, events: AsyncGenerator[dict[str, Any] | None], send_seconds: float, *, is_named: bool = False
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._send_seconds = events, send_seconds
+        self._events, self._send_seconds, self._is_named = events, send_seconds, is_named
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def send_in_time(message: Any) -> None:
@@ -72,8 +74,10 @@ class EventStream(Response):
             pings = asyncio.ensure_future(_ping(send))
             try:
                 async for event in events:
-                    await send(_part(b"data: " + as_json(event) + b"\n\n"))
-                await send(_part(b"data: [DONE]\n\n"))
+                    name = f"event: {event['type']}\n".encode() if self._is_named and event else b""
+                    await send(_part(name + b"data: " + as_json(event) + b"\n\n"))
+                if not self._is_named:
+                    await send(_part(b"data: [DONE]\n\n"))
             except HttpRefusal as refusal:
                 _log.warning("a stream ended early: %s", refusal)
                 await send(_part(b"data: " + refusal.encoded() + b"\n\n"))
