@@ -192,6 +192,18 @@ utils.cpp_extension.cpp_extension
   internals.devices: CUDA_HOME IS_WINDOWS
 utils.environments
   internals.structures: strtobool
+distributed.flex_checkpoint.dcp.sharded_weight
+  distributed: ShardedStateDict ShardedWeight build_sharded_state_dict shard_weight
+  internals.checkpoints: ShardedWeightDesc create_sharded_weight_with_new_local make_replicated_sharded_weight
+    make_tp_sharded_weight_for_checkpoint
+distributed.flex_checkpoint.dcp.full_param
+  internals.checkpoints: full_param
+distributed.flex_checkpoint.dcp.metadata
+  internals.checkpoints: LocalTensorMetadata Metadata
+distributed.flex_checkpoint.dcp.load_state_dict
+  distributed: load_state_dict
+distributed.flex_checkpoint.dcp.save_state_dict
+  internals.checkpoints: save_state_dict
 utils.download
   internals.download: is_url get_path_from_url _decompress _get_unique_endpoints logger _md5check WEIGHTS_HOME
     _map_path _download check_and_create_dir
@@ -418,6 +430,7 @@ RELEASE: dict[str, str] = {
     for path in ("__version__", "version.full_version", "version.major", "version.minor", "version.patch")
 }
 """What scripts are told in the place of polyreme's own value."""
+RELEASE["distributed.save_state_dict"] = f"{_INTERNALS}.checkpoints.save_state_dict"
 RELEASE["dtype"] = f"{_INTERNALS}.dtypes.DType"
 CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",

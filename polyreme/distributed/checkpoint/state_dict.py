@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import state
+from polyreme.distributed.checkpoint.conversion import Conversion
 from polyreme.distributed.checkpoint.match import mismatches, report
 from polyreme.distributed.checkpoint.sharded_weight import ShardedWeight
 from polyreme.distributed.checkpoint.shards import ShardBox
@@ -25,6 +26,7 @@ from polyreme.distributed.checkpoint.store import CheckpointStore, CheckpointWar
 from polyreme.distributed.communication.group import Group
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError, did_you_mean
+from polyreme.io.safetensors_file import Slices
 
 COMM_METHODS = ("send_recv", "broadcast", "multi_group_broadcast", "grouped_send_recv", "parallel_broadcast")
 _PLAIN = (bool, int, float, str, type(None), list)
@@ -107,14 +109,16 @@ def load_state_dict(
 
     unique_id: by default the largest there. Plain values are replaced in their dicts. Warns (CheckpointWarning) of keys
     that the checkpoint lacks, which stay as they are; what it has beyond state_dict is left alone. Each device's box is
-    read from the files on the host, so there is nothing to communicate: comm_method is checked, and it, offload,
-    safetensors and mw_name_compatibility (an optimizer's names are the same in every mode) change nothing.
+    read from the files on the host, so there is nothing to communicate: comm_method is checked, and it, offload and
+    mw_name_compatibility (an optimizer's names are the same in every mode) change nothing.
+
+    aoa_config: rules by which Tensors are made of those of a checkpoint with other names and layouts, see
+    checkpoint.Conversion. safetensors: the folder may be one of *.safetensors files alone, as transformers writes.
 
     Raises CheckpointError, changing nothing, for shapes or dtypes that differ and for bits that do; ConfigError for
-    aoa_config, worker_groups, an unknown comm_method, and as save_state_dict does.
+    rules that cannot be read, worker_groups, an unknown comm_method, and as save_state_dict does.
     """
     _check_group("load_state_dict", process_group, coordinator_rank)
-    _check_reading("load_state_dict", aoa_config)
     if worker_groups is not None:
         raise ConfigError("load_state_dict: worker_groups; nothing is communicated between workers: leave it out")
     if comm_method not in COMM_METHODS:
@@ -122,18 +126,16 @@ def load_state_dict(
     if state.capturing():
         raise CaptureError("load_state_dict inside a captured function; call it outside")
     flat = dict(_flat(state_dict, "load_state_dict"))
+    if aoa_config is not None or _is_plain(path, safetensors):
+        _load_converted(flat, _tensors(path, unique_id, safetensors), aoa_config or {}, path)
+        return
     store, number = _open(path, unique_id)
     manifest = store.manifest(number)
     saved = manifest.meta.get("values", {})
     wanted = {key: value for key, (_, value) in flat.items() if not isinstance(value, _PLAIN)}
     missing = [key for key in flat if key not in (manifest.tensors if key in wanted else saved)]
     targets = {key: _target(value) for key, value in wanted.items() if key in manifest.tensors}
-    wrong = mismatches(targets, {key: manifest.tensors[key] for key in targets})
-    if wrong:
-        raise CheckpointError(
-            f"load_state_dict: {len(wrong)} Tensors do not fit those in {path}, nothing was loaded:\n"
-            f"{report(wrong, targets, manifest.tensors)}"
-        )
+    _compare(targets, manifest.tensors, path)
     arrays, _ = store.restore(targets, number, partial=True)
     for key, array in arrays.items():
         _fill(wanted[key], array)
@@ -142,6 +144,85 @@ def load_state_dict(
             _holder(state_dict, names)[names[-1]] = saved[key]
     if missing:
         warnings.warn(f"{path} lacks {len(missing)} keys, left as they are: {missing[:10]}", CheckpointWarning, 2)
+
+
+def _load_converted(
+    flat: Mapping[str, tuple[tuple[str, ...], Any]], tensors: Mapping[str, Any], rules: Mapping[str, Any], path: Any
+) -> None:
+    """Fill Tensors from others that the rules name; plain values have none."""
+    wanted = {key: value for key, (_, value) in flat.items() if not isinstance(value, _PLAIN)}
+    conversion = Conversion(rules, tensors)
+    arrays = conversion.convert(tensors, list(wanted))
+    targets = {key: _target(wanted[key]) for key in arrays}
+    _compare(targets, arrays, path)
+    for key, array in arrays.items():
+        where = targets[key].sharding
+        _fill(wanted[key], array if where is None else jax.device_put(array, where))
+    missing = [key for key in wanted if key not in arrays and key not in conversion.left_alone]
+    if missing:
+        warnings.warn(f"{path} lacks {len(missing)} keys, left as they are: {missing[:10]}", CheckpointWarning, 3)
+
+
+def _compare(targets: dict[str, jax.ShapeDtypeStruct], tensors: Mapping[str, Any], path: Any) -> None:
+    wrong = mismatches(targets, {key: tensors[key] for key in targets})
+    if wrong:
+        raise CheckpointError(
+            f"load_state_dict: {len(wrong)} Tensors do not fit those in {path}, nothing was loaded:\n"
+            f"{report(wrong, targets, dict(tensors))}"
+        )
+
+
+class _StoredTensors(Mapping[str, Any]):
+    """The tensors of a state in a store, each read when it is asked for."""
+
+    def __init__(self, store: CheckpointStore, number: int) -> None:
+        self._store, self._number, self._entries = store, number, store.manifest(number).tensors
+
+    def __getitem__(self, key: str) -> Any:
+        entry = self._entries[key]
+        target = {key: jax.ShapeDtypeStruct(entry.shape, entry.dtype)}
+        return self._store.restore(target, self._number, partial=True)[0][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class _FileTensors(Mapping[str, Any]):
+    """The tensors of all *.safetensors files of a folder, each read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file_of: dict[str, Slices] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            file = Slices(path)
+            for name in file.entries:
+                if name in self._file_of:
+                    raise CheckpointError(
+                        f"{folder}: {name!r} is in {self._file_of[name].path.name} and in {path.name}"
+                    )
+                self._file_of[name] = file
+
+    def __getitem__(self, key: str) -> Any:
+        file = self._file_of[key]
+        return file.read(key, tuple(slice(0, n) for n in file.entries[key].shape))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+
+def _is_plain(path: str | os.PathLike[str], safetensors: bool) -> bool:
+    """Whether a folder holds safetensors files and no state of a store."""
+    folder = Path(path)
+    return safetensors and folder.is_dir() and any(folder.glob("*.safetensors"))
+
+
+def _tensors(path: str | os.PathLike[str], unique_id: int | None, safetensors: bool) -> Mapping[str, Any]:
+    return _FileTensors(Path(path)) if _is_plain(path, safetensors) else _StoredTensors(*_open(path, unique_id))
 
 
 def load_merged_state_dict(
@@ -158,23 +239,33 @@ def load_merged_state_dict(
     offload: Tensors stay in host memory, as they do on a CPU. Raises as load_state_dict does, and CheckpointError for a
     prefix that no key has.
     """
-    _check_reading("load_merged_state_dict", aoa_config)
+    host = jax.devices("cpu")[0] if offload else None
+    depth = 0 if prefix is None else len(prefix.split("."))
+    if aoa_config is not None or _is_plain(path, safetensors):
+        tensors = _tensors(path, unique_id, safetensors)
+        arrays = Conversion(aoa_config or {}, tensors).convert(tensors)
+        chosen = {key: ".".join(key.split(".")[depth:]) for key in arrays if _is_within(key.split("."), prefix)}
+        _check_prefix(chosen, prefix, path)
+        return {chosen[key]: Tensor(jax.device_put(arrays[key], host)) for key in chosen}
     store, number = _open(path, unique_id)
     manifest = store.manifest(number)
-    depth = 0 if prefix is None else len(prefix.split("."))
-    chosen = {
-        key: ".".join(names[depth:])
-        for key, names in _names_of(manifest).items()
-        if prefix is None or (".".join(names[:depth]) == prefix and len(names) > depth)
-    }
-    if prefix is not None and not chosen:
-        raise CheckpointError(f"load_merged_state_dict: no key of {path} lies in {prefix!r}")
+    chosen = {key: ".".join(names[depth:]) for key, names in _names_of(manifest).items() if _is_within(names, prefix)}
+    _check_prefix(chosen, prefix, path)
     shapes = {key: jax.ShapeDtypeStruct(t.shape, t.dtype) for key, t in manifest.tensors.items() if key in chosen}
     arrays, meta = store.restore(shapes, number, partial=True)
-    host = jax.devices("cpu")[0] if offload else None
     found = {chosen[key]: Tensor(jnp.asarray(array) if host is None else jax.device_put(array, host))
              for key, array in arrays.items()}  # fmt: skip
     return found | {chosen[key]: value for key, value in meta.get("values", {}).items() if key in chosen}
+
+
+def _is_within(names: list[str], prefix: str | None) -> bool:
+    depth = 0 if prefix is None else len(prefix.split("."))
+    return prefix is None or (".".join(names[:depth]) == prefix and len(names) > depth)
+
+
+def _check_prefix(chosen: Mapping[str, str], prefix: str | None, path: Any) -> None:
+    if prefix is not None and not chosen:
+        raise CheckpointError(f"load_merged_state_dict: no key of {path} lies in {prefix!r}")
 
 
 def _names_of(manifest: Any) -> dict[str, list[str]]:
@@ -280,8 +371,3 @@ def _check_group(what: str, group: Group | None, coordinator_rank: Any) -> None:
         raise ConfigError(f"{what}: coordinator_rank={coordinator_rank!r}; give a rank, 0 .. {count - 1}")
     if jax.devices()[coordinator_rank].process_index != 0:
         raise ConfigError(f"{what}: coordinator_rank={coordinator_rank}; the first process coordinates, give 0")
-
-
-def _check_reading(what: str, aoa_config: Any) -> None:
-    if aoa_config is not None:
-        raise ConfigError(f"{what}: aoa_config; rename and reshape Tensors after loading instead")

@@ -52,6 +52,7 @@ def _conv_nd(
     return function(x, weight, bias, stride, padding_algorithm if named else padding, dilation, groups, data_format)
 
 
+_CHECKPOINTS = "paddle_scripts.internals.checkpoints"
 _set_state_dict = Layer.set_state_dict
 
 
@@ -91,6 +92,14 @@ class LayerNames:
     def _helper(self: Any) -> Any:
         # fetched when it is asked for: its module loads more than a layer needs
         return fetch("paddle_scripts.internals.framework.LayerHelper")(self.full_name())
+
+    def sharded_state_dict(self: Any, structured_name_prefix: str = "") -> dict[str, Any]:
+        """Key -> ShardedWeight of everything in state_dict."""
+        return fetch(f"{_CHECKPOINTS}.layer_state")(self, structured_name_prefix)
+
+    def full(self: Any, aoa_config: Any = None, **groups: Any) -> Any:
+        """(key, whole Tensor) of everything in state_dict, after the rules of aoa_config."""
+        return fetch(f"{_CHECKPOINTS}.full_param")(self.sharded_state_dict(), aoa_config, **groups)
 
     def _to_impl(
         self: Any, device: Any = None, dtype: Any = None, blocking: bool | None = None, *_: Any, **__: Any

@@ -6,6 +6,7 @@ from typing import Any
 
 from polyreme.eager.tensor import Tensor
 from polyreme.optimizer.lr import LRScheduler
+from polyreme.paddle_scripts.lookup import fetch
 
 
 def _setting(name: str) -> property:
@@ -120,6 +121,10 @@ class OptimizerNames:
     def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
         """Take what state_dict() gave."""
         self.set_state_dict(state_dict)
+
+    def sharded_state_dict(self: Any, model_sharded_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Key -> ShardedWeight of what it keeps for the weights of a model."""
+        return fetch("paddle_scripts.internals.checkpoints.optimizer_state")(self, model_sharded_state_dict)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         """Forget every parameter's gradient, or set it to zeros."""
