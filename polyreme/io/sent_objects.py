@@ -75,6 +75,21 @@ def _place_of(value: Any) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
 
+def as_imported(record: SavedRecord) -> Any:
+    """An object of the class that a record was saved from, if this process has imported it and it holds settings alone;
+    else the record. Nothing of the class is called."""
+    parts = record.saved_class.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        cls = _class_at(".".join(parts[:count]), ".".join(parts[count:]))
+        if cls is not None and _holds_settings(cls):
+            result = object.__new__(cls)
+            for name, value in vars(record).items():
+                if name != "saved_class":
+                    object.__setattr__(result, name, value)
+            return result
+    return record
+
+
 def _class_at(module: Any, name: Any) -> type | None:
     """The class of a name in a module that is imported already."""
     scope: Any = sys.modules.get(str(module))

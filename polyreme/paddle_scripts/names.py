@@ -430,6 +430,7 @@ RELEASE: dict[str, str] = {
     for path in ("__version__", "version.full_version", "version.major", "version.minor", "version.patch")
 }
 """What scripts are told in the place of polyreme's own value."""
+RELEASE["load"] = f"{_INTERNALS}.saving.load"
 RELEASE["distributed.save_state_dict"] = f"{_INTERNALS}.checkpoints.save_state_dict"
 RELEASE["dtype"] = f"{_INTERNALS}.dtypes.DType"
 CLASSES: dict[str, str] = {

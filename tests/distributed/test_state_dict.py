@@ -125,7 +125,6 @@ def test_arguments_that_cannot_be_honoured(tmp_path):
         ("'w' is a ndarray", lambda: save_state_dict({"w": np.zeros(2)}, tmp_path)),
         ("both 'a.b'", lambda: save_state_dict({"a": {"b": w}, "a.b": w}, tmp_path)),
         ("takes a dict", lambda: save_state_dict([w], tmp_path)),
-        ("aoa_config", lambda: load_state_dict({"w": w}, tmp_path, aoa_config={})),
         ("worker_groups", lambda: load_state_dict({"w": w}, tmp_path, worker_groups=[])),
         ("did you mean 'broadcast'", lambda: load_state_dict({}, tmp_path, comm_method="brodcast")),
         ("part of a row", lambda: save_state_dict({"w": row}, tmp_path)),

@@ -4,6 +4,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -125,6 +126,57 @@ def test_gradients_beside_16_bit_parameters_are_added_up_in_float32():
     optimizer.step()
     assert model.bias.tolist() == [b - 1 for b in before]
     assert list(wrapped.state_dict()) == ["weight", "bias"]
+
+
+@dataclass
+class Progress:
+    """What a trainer knows of its run."""
+
+    step: int = 0
+    history: list = field(default_factory=list)
+
+    def count(self):
+        return len(self.history)
+
+
+def test_settings_are_loaded_as_objects_of_imported_classes(tmp_path):
+    import paddle
+
+    paddle.save({"state": Progress(3, [Progress(1)])}, tmp_path / "state")
+    state = paddle.load(tmp_path / "state")["state"]
+    assert (type(state), state.count(), type(state.history[0])) == (Progress, 1, Progress)
+
+
+def test_sharded_state_dicts_of_models_and_optimizers(tmp_path):
+    import paddle
+    from paddle.distributed.flex_checkpoint.dcp.full_param import full_param
+
+    def trained(steps):
+        paddle.seed(0)
+        with paddle.utils.unique_name.guard():
+            model = paddle.nn.Sequential(paddle.nn.Linear(2, 3))
+            optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters())
+        for _ in range(steps):
+            model(paddle.ones([1, 2])).square().sum().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        optimizer._create_accumulators()
+        weights = model.sharded_state_dict()
+        return model, optimizer, {**weights, **optimizer.sharded_state_dict(weights)}
+
+    model, optimizer, held = trained(3)
+    assert list(held)[:3] == ["0.weight", "0.bias", "0.weight.moment1_0"]
+    paddle.distributed.save_state_dict(held, tmp_path)
+    assert paddle.load(tmp_path / "0.metadata").state_dict_metadata["0.bias"][0].global_shape == (3,)
+    again, other, empty = trained(0)
+    paddle.distributed.load_state_dict(empty, tmp_path)
+    for net, opt in ((model, optimizer), (again, other)):
+        net(paddle.ones([1, 2])).square().sum().backward()
+        opt.step()
+    assert again[0].weight.tolist() == model[0].weight.tolist()
+    renamed = dict(model.full({"aoa_statements": ["0.weight^T -> w", "0.bias -> _"]}))
+    assert [(key, t.tolist()) for key, t in renamed.items()] == [("w", model[0].weight.t().tolist())]
+    assert [key for key, _ in full_param(model.sharded_state_dict())] == ["0.weight", "0.bias"]
 
 
 def test_attributes_of_programs_and_parameters():

@@ -121,7 +121,8 @@ class _Run:
                 self._rules.left_alone.update(_key(_plain(name), self._state) for name in outputs)
                 continue
             self._used.update(names)
-            if outputs == (_NOTHING,) or not all(name in self._made or name in self._sources for name in names):
+            known = [name for name in names if name in self._made or name in self._sources]
+            if outputs == (_NOTHING,) or not names or len(known) < len(names):
                 continue
             arrays = [_turn(self._value(name), given) for name, given in zip(names, inputs, strict=True)]
             for name, array in zip(outputs, self._apply(rule, arrays, len(outputs)), strict=True):
@@ -163,6 +164,8 @@ class _Run:
 
 
 def _join(rule: _Rule, arrays: list[Any], axis: int) -> list[Any]:
+    if len({(*array.shape[:axis], *array.shape[axis + 1 :]) for array in arrays}) > 1:
+        raise rule.refuse(f"shapes {[list(array.shape) for array in arrays]} differ beside dim {axis}")
     if rule.fused == "fused_qkv":
         groups = _groups(rule)
         parts = [_pieces(rule, array, axis, groups) for array in arrays]

@@ -31,6 +31,9 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
+SHAPES = ".metadata"  # end of the name of a file that trainers write beside a state dict, and read
+
+
 def scan(root: Path) -> tuple[list[int], list[str]]:
     """Steps that have a folder, ascending, whole or not; and names of stray entries."""
     steps, strays = [], []
@@ -43,7 +46,7 @@ def scan(root: Path) -> tuple[list[int], list[str]]:
         if match and entry.is_dir(follow_symlinks=False) and step_name(int(match[1])) == f"step_{match[1]}":
             if match[2] is None:
                 steps.append(int(match[1]))
-        elif entry.name not in (LATEST, LOCK, f"{LATEST}.tmp", f"{LOCK}.tmp"):
+        elif entry.name not in (LATEST, LOCK, f"{LATEST}.tmp", f"{LOCK}.tmp") and not entry.name.endswith(SHAPES):
             strays.append(entry.name)
     return sorted(steps), strays
 

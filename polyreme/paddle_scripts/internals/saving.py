@@ -9,7 +9,29 @@ import numpy as np
 
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ProgramError
+from polyreme.io import serialization
+from polyreme.io.sent_objects import as_imported
+from polyreme.io.serialization import SavedRecord
 from polyreme.program.scope import global_scope
+
+
+def load(path: Any, **configs: Any) -> Any:
+    """polyreme.load, with objects of settings as trainers saved them, where they have imported the class."""
+    return _with_classes(serialization.load(path, **configs))
+
+
+def _with_classes(value: Any) -> Any:
+    if isinstance(value, SavedRecord):
+        for name, held in vars(value).items():
+            setattr(value, name, _with_classes(held))
+        return as_imported(value)
+    if isinstance(value, dict):
+        for key, held in value.items():
+            value[key] = _with_classes(held)
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_classes, value))
+    return value
 
 
 def _to_LodTensor(ndarray: Any) -> Tensor:
