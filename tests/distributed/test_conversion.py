@@ -5,7 +5,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme.distributed import ShardedWeight, load_merged_state_dict, load_state_dict, save_state_dict
-from polyreme.distributed.checkpoint.conversion import Conversion
+from polyreme.distributed.checkpoint.conversion import ConversionRules
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.io import safetensors_file
 
@@ -16,7 +16,7 @@ PLAIN = np.concatenate([Q, K, V], 1)
 
 
 def convert(rules, tensors, targets=None, reverse=False):
-    conversion = Conversion({"aoa_statements": rules, "aoa_config_reverse": reverse}, tensors)
+    conversion = ConversionRules({"aoa_statements": rules, "aoa_config_reverse": reverse}, tensors)
     return {key: np.asarray(array).tolist() for key, array in conversion.convert(tensors, targets).items()}
 
 
@@ -53,7 +53,7 @@ def test_what_rules_leave_out_and_leave_alone():
     tensors = {f"e.{n}.w": np.full((1, 1), n) for n in range(11)} | {"old": Q, "a.step_0": V, "b.step_0": K}
     rules = ["e.*.w -> e.w, axis=0", "old -> _", "_ -> new", "a, b -> c, axis=0", "e.w -> e.w, dtype='float16'"]
     assert convert(rules, tensors) == {"e.w": [[n] for n in range(11)], "c.step_0": V.tolist()}
-    conversion = Conversion({"aoa_statements": rules}, tensors)
+    conversion = ConversionRules({"aoa_statements": rules}, tensors)
     (array,) = conversion.convert(tensors, ["e.w", "new"]).values()
     assert (array.dtype, conversion.left_alone) == ("float16", {"new"})
     assert convert(["l.$LAYER_ID_OFFSET.w -> m.$LAYER_ID_OFFSET.w"], {"l.1.w": Q}) == {"m.0.w": Q.tolist()}
@@ -80,9 +80,9 @@ def test_rules_that_cannot_be_followed(rules, message):
     with pytest.raises(ConfigError, match=message):
         convert(rules, {"a": Q, "b": K})
     with pytest.raises(ConfigError, match="did you mean 'aoa_statements'"):
-        Conversion({"aoa_statement": []}, [])
+        ConversionRules({"aoa_statement": []}, [])
     with pytest.raises(ConfigError, match="give src_dtype and dst_dtype"):
-        Conversion({"aoa_statements": ["a -> b, dtype='float16'"], "aoa_config_reverse": True}, ["b"])
+        ConversionRules({"aoa_statements": ["a -> b, dtype='float16'"], "aoa_config_reverse": True}, ["b"])
 
 
 def test_state_dicts_of_other_names(tmp_path):

@@ -46,7 +46,7 @@ INTERNAL = """
 # public attributes that are not here, and why
 ABSENT = {
     "backward": "it always raises",
-    "full": "PaddlePaddle's flexible checkpoints: those of distributed.save_state_dict fit every mesh",
+    "full": "an attribute for scripts alone",
     "sharded_state_dict": "as full",
     "get_extra_state": "it always raises",
     "xpu": "no such device",

@@ -1,6 +1,6 @@
 """Checkpoints of sharded state: written whole or not at all, digested to the last bit, read back on any mesh."""
 
-from polyreme.distributed.checkpoint.conversion import Conversion
+from polyreme.distributed.checkpoint.conversion import ConversionRules
 from polyreme.distributed.checkpoint.manifest import CheckpointVersionError, Manifest, config_hash
 from polyreme.distributed.checkpoint.sharded_weight import (
     ShardedStateDict,
@@ -15,7 +15,7 @@ __all__ = [
     "CheckpointStore",
     "CheckpointVersionError",
     "CheckpointWarning",
-    "Conversion",
+    "ConversionRules",
     "Manifest",
     "ShardedStateDict",
     "ShardedWeight",

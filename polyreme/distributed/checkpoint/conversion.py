@@ -46,7 +46,7 @@ class _Rule:
         return ConfigError(f"aoa_config: {self.text!r}: {why}")
 
 
-class Conversion:
+class ConversionRules:
     """The rules of an aoa_config, for checkpoints with these keys.
 
     config: {"aoa_statements": [rule, ...]}, and "aoa_config_reverse": True to go the other way. A rule has names left
@@ -61,7 +61,7 @@ class Conversion:
 
     Raises ConfigError for a rule that cannot be read.
 
-    >>> rules = Conversion({"aoa_statements": ["a^T, b^T -> ab, axis=1"]}, ["a", "b"])
+    >>> rules = ConversionRules({"aoa_statements": ["a^T, b^T -> ab, axis=1"]}, ["a", "b"])
     >>> rules.convert({"a": np.ones((1, 2)), "b": np.zeros((1, 2))}, ["ab"])["ab"].tolist()
     [[1.0, 0.0], [1.0, 0.0]]
     """
@@ -91,7 +91,7 @@ class Conversion:
         for state, names in _by_state(self._keys).items():
             if wanted is None or state in wanted:
                 ends = None if wanted is None else wanted[state]
-                made = _Run(self, state, names, ends).convert(lambda name, s=state: tensors[_key(name, s)])
+                made = _ConversionRun(self, state, names, ends).convert(lambda name, s=state: tensors[_key(name, s)])
                 results.update({_key(name, state): array for name, array in made.items()})
         return results
 
@@ -101,11 +101,11 @@ class Conversion:
         yield from reversed(expanded) if self.reverse else expanded
 
 
-class _Run:
+class _ConversionRun:
     """One run of the rules over the tensors of one state."""
 
     def __init__(
-        self, rules: Conversion, state: str, sources: Collection[str], targets: Collection[str] | None
+        self, rules: ConversionRules, state: str, sources: Collection[str], targets: Collection[str] | None
     ) -> None:
         self._rules, self._state, self._targets = rules, state, targets
         self._sources = dict.fromkeys(sources)

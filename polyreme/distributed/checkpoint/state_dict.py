@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import state
-from polyreme.distributed.checkpoint.conversion import Conversion
+from polyreme.distributed.checkpoint.conversion import ConversionRules
 from polyreme.distributed.checkpoint.match import mismatches, report
 from polyreme.distributed.checkpoint.sharded_weight import ShardedWeight
 from polyreme.distributed.checkpoint.shards import ShardBox
@@ -113,7 +113,7 @@ def load_state_dict(
     mw_name_compatibility (an optimizer's names are the same in every mode) change nothing.
 
     aoa_config: rules by which Tensors are made of those of a checkpoint with other names and layouts, see
-    checkpoint.Conversion. safetensors: the folder may be one of *.safetensors files alone, as transformers writes.
+    checkpoint.ConversionRules. safetensors: the folder may be one of *.safetensors files alone, as transformers writes.
 
     Raises CheckpointError, changing nothing, for shapes or dtypes that differ and for bits that do; ConfigError for
     rules that cannot be read, worker_groups, an unknown comm_method, and as save_state_dict does.
@@ -151,7 +151,7 @@ def _load_converted(
 ) -> None:
     """Fill Tensors from others that the rules name; plain values have none."""
     wanted = {key: value for key, (_, value) in flat.items() if not isinstance(value, _PLAIN)}
-    conversion = Conversion(rules, tensors)
+    conversion = ConversionRules(rules, tensors)
     arrays = conversion.convert(tensors, list(wanted))
     targets = {key: _target(wanted[key]) for key in arrays}
     _compare(targets, arrays, path)
@@ -243,7 +243,7 @@ def load_merged_state_dict(
     depth = 0 if prefix is None else len(prefix.split("."))
     if aoa_config is not None or _is_plain(path, safetensors):
         tensors = _tensors(path, unique_id, safetensors)
-        arrays = Conversion(aoa_config or {}, tensors).convert(tensors)
+        arrays = ConversionRules(aoa_config or {}, tensors).convert(tensors)
         chosen = {key: ".".join(key.split(".")[depth:]) for key in arrays if _is_within(key.split("."), prefix)}
         _check_prefix(chosen, prefix, path)
         return {chosen[key]: Tensor(jax.device_put(arrays[key], host)) for key in chosen}

@@ -16,7 +16,7 @@ import numpy as np
 from polyreme.core import state
 from polyreme.distributed.checkpoint import ShardedWeight, build_sharded_state_dict, shard_weight
 from polyreme.distributed.checkpoint import save_state_dict as _save_state_dict
-from polyreme.distributed.checkpoint.conversion import Conversion
+from polyreme.distributed.checkpoint.conversion import ConversionRules
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ShapeError
 from polyreme.io.serialization import save
@@ -84,7 +84,7 @@ def full_param(
 ) -> Iterator[tuple[str, Tensor]]:
     """(key, whole Tensor) of all weights, after the rules of aoa_config; groups have nothing to gather."""
     arrays = {key: state.read(weight.local_tensor) for key, weight in sharded_state_dict.items()}
-    for key, array in Conversion(aoa_config or {}, arrays).convert(arrays).items():
+    for key, array in ConversionRules(aoa_config or {}, arrays).convert(arrays).items():
         yield key, Tensor(array)
 
 
