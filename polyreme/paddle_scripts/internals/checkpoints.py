@@ -134,12 +134,12 @@ def optimizer_state(optimizer: Any, weights: Mapping[str, ShardedWeight]) -> dic
     result: dict[str, ShardedWeight] = {}
     for index, parameter in enumerate(optimizer._parameters):
         for name in [n for n in values if n.startswith(f"{parameter.name}_")]:
-            kept, slot = values.pop(name), name.removeprefix(f"{parameter.name}_")
+            tensor, slot = values.pop(name), name.removeprefix(f"{parameter.name}_")
             scalar = slot.removesuffix("_0")
             if scalar in optimizer._shared.first.scalars:
-                kept = _Count(kept, optimizer, scalar, index)
+                tensor = _Count(tensor, optimizer, scalar, index)
             key = f"{keys[parameter.name]}.{'w_0' if slot == 'master_0' else slot}"
-            result[key] = ShardedWeight(key, kept, kept.shape, kept.shape, (0,) * kept.ndim)
+            result[key] = ShardedWeight(key, tensor, tensor.shape, tensor.shape, (0,) * tensor.ndim)
     return result
 
 

@@ -22,12 +22,12 @@ def load(path: Any, **configs: Any) -> Any:
 
 def _with_classes(value: Any) -> Any:
     if isinstance(value, SavedRecord):
-        for name, held in vars(value).items():
-            setattr(value, name, _with_classes(held))
+        for name, attribute in vars(value).items():
+            setattr(value, name, _with_classes(attribute))
         return as_imported(value)
     if isinstance(value, dict):
-        for key, held in value.items():
-            value[key] = _with_classes(held)
+        for key, entry in value.items():
+            value[key] = _with_classes(entry)
         return value
     if type(value) in (list, tuple):
         return type(value)(map(_with_classes, value))
