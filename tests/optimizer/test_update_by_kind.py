@@ -12,7 +12,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.nn import ClipGradByGlobalNorm, ClipGradByNorm
 from polyreme.nn.clip import GradientClip
 from polyreme.nn.parameter import Parameter
-from polyreme.optimizer import optimizer as base
+from polyreme.optimizer import rule_update as base
 from polyreme.optimizer import update_by_kind
 from tests.compilations import counted_compilations
 
