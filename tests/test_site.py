@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.markup import render
 
 import polyreme
 from polyreme.cli.main import app
@@ -107,6 +108,18 @@ def _commands():
 
     walk(typer.main.get_command(app), ())
     return options_of
+
+
+def test_no_help_holds_what_a_terminal_takes_for_markup():
+    def texts(command):
+        yield command.help or ""
+        yield from (parameter.help or "" for parameter in command.params if hasattr(parameter, "help"))
+        for below in getattr(command, "commands", {}).values():
+            yield from texts(below)
+
+    told = list(texts(typer.main.get_command(app)))
+    assert len(told) > 100
+    assert [text for text in told if render(text).plain != text] == []
 
 
 def test_commands_on_the_pages_exist():

@@ -32,7 +32,7 @@ def export(
 ) -> None:
     """Write the model of a run's newest checkpoint as programs, weights and a manifest, to be run without its code.
 
-    Takes token ids int64 [batch, length], gives logits [batch, length, vocabulary]; the batch size is open.
+    Takes token ids, int64 of batch x length, gives logits of batch x length x vocabulary; the batch size is open.
     Example: polyreme export runs/gpt_kjv deploy/kjv --length 64 --length 128
     """
     if to not in ("xla", "iree"):
