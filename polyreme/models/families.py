@@ -387,6 +387,16 @@ GPTJ = _like_llama(
     ffn_size=GPT_NEOX.ffn_size,
 )
 
+ERNIE4_5 = _like_llama("ernie4_5", "Ernie4_5")
+
+GLM = _like_llama("glm", "Glm", shape=partial(LLAMA.shape, qkv_bias=True))
+
+GLM4 = _like_llama("glm4", "Glm4", shape=partial(LLAMA.shape, norm_places="around", qkv_bias=True))
+
+COHERE = _like_llama("cohere", "Cohere", shape=partial(LLAMA.shape, shared_norm=True))
+
+STARCODER2 = _like_llama("starcoder2", "Starcoder2", shape=_CLASSIC, ffn_size=GPT_NEOX.ffn_size)
+
 SPARE_POSITIONS = 2
 """Rows of an OPT's table of positions before that of the first place."""
 
@@ -494,6 +504,7 @@ FAMILIES: Registry[Family] = Registry(
     "model family",
     [
         *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2, GPT_NEOX, STABLELM, SMOLLM3),
+        *(ERNIE4_5, GLM, GLM4, COHERE, STARCODER2),
         *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )

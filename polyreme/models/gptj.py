@@ -6,18 +6,17 @@ GPTJForCausalLM, whose pairs of neighbours lie half the turned dims apart here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import numpy as np
 
 from polyreme.errors import ConfigError
 from polyreme.models.encoder import same_rules
 from polyreme.models.families import GPTJ
 from polyreme.models.gpt_neox import GPTNeoX, GPTNeoXConfig
 from polyreme.models.llama import Attention, linear_rules
-from polyreme.models.published import SAME, PublishedFamily, WeightRule, permuted, transposed
+from polyreme.models.published import SAME, PublishedFamily, WeightRule
+from polyreme.models.rotary import neighbour_rules
 from polyreme.nn import Layer
 
 
@@ -46,23 +45,8 @@ class GPTJ(GPTNeoX):
         return Attention(config)
 
 
-def _columns_here(array: np.ndarray, config: GPTJConfig) -> np.ndarray:
-    """Columns [head, head_dim] whose turned dims are pairs of neighbours, as pairs that lie half of them apart."""
-    return _reordered(array, config, lambda pairs: pairs.reshape(*pairs.shape[:-1], -1, 2))
-
-
-def _columns_there(array: np.ndarray, config: GPTJConfig) -> np.ndarray:
-    return _reordered(array, config, lambda pairs: pairs.reshape(*pairs.shape[:-1], 2, -1))
-
-
-def _reordered(array: np.ndarray, config: GPTJConfig, split: Any) -> np.ndarray:
-    heads = array.reshape(*array.shape[:-1], config.num_heads, config.head_dim).copy()
-    turned = heads[..., : config.rotary_width]
-    turned[...] = split(turned.copy()).swapaxes(-1, -2).reshape(turned.shape)
-    return heads.reshape(array.shape)
-
-
-_TURNED = transposed(permuted(_columns_there, _columns_here))
+def _turned(theirs: str, ours: str) -> Sequence[WeightRule]:
+    return neighbour_rules(theirs, ours, "num_heads")[:1]  # which have no biases
 
 
 def _rules(config: Any) -> list[WeightRule]:
@@ -74,7 +58,11 @@ def _rules(config: Any) -> list[WeightRule]:
         WeightRule("lm_head.bias", "head_bias", SAME),
         *same_rules("transformer.ln_f", "norm"),
         *same_rules(f"{there}.ln_1", f"{here}.attention_norm"),
-        *(WeightRule(f"{there}.attn.{n}_proj.weight", f"{here}.attention.{n}.weight", _TURNED) for n in ("q", "k")),
+        *(
+            r
+            for n in ("q", "k")
+            for r in neighbour_rules(f"{there}.attn.{n}_proj", f"{here}.attention.{n}", "num_heads")
+        ),
         *(WeightRule(f"{there}.attn.{n}_proj.weight", f"{here}.attention.{n}.weight") for n in ("v", "out")),
         *(rule for name, ours in maps.items() for rule in linear_rules(f"{there}.{name}", f"{here}.{ours}")),
     ]

@@ -6,13 +6,14 @@ Source: arXiv:2104.09864 (the two halves of a head are rotated against each othe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from polyreme.errors import ConfigError, did_you_mean
+from polyreme.models.published import Conversion, WeightRule, permuted, transposed
 from polyreme.ops.manipulation import concat
 
 Table = tuple[np.ndarray, np.ndarray]
@@ -319,6 +320,31 @@ def rotate(x_bshd: Any, cos_sd: Any, sin_sd: Any) -> Any:
     turned = concat([-x_bshd[..., half:], x_bshd[..., :half]], axis=-1)
     cos, sin = cos_sd.unsqueeze(-2).astype(x_bshd.dtype), sin_sd.unsqueeze(-2).astype(x_bshd.dtype)
     return x_bshd * cos + turned * sin
+
+
+def neighbours(heads: str) -> Conversion:
+    """A vector, or the last dim of a matrix, whose heads turn pairs of neighbouring dims there, and here pairs that lie
+    half the turned dims apart. heads: the field that counts them of the config, which has head_dim and rotary_width."""
+
+    def reordered(array: np.ndarray, config: Any, split: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        parts = array.reshape(*array.shape[:-1], getattr(config, heads), config.head_dim).copy()
+        turned = parts[..., : config.rotary_width]
+        turned[...] = split(turned.copy()).swapaxes(-1, -2).reshape(turned.shape)
+        return parts.reshape(array.shape)
+
+    return permuted(
+        lambda array, config: reordered(array, config, lambda pairs: pairs.reshape(*pairs.shape[:-1], 2, -1)),
+        lambda array, config: reordered(array, config, lambda pairs: pairs.reshape(*pairs.shape[:-1], -1, 2)),
+    )
+
+
+def neighbour_rules(theirs: str, ours: str, heads: str) -> tuple[WeightRule, ...]:
+    """The weight and the bias of a linear map to heads that turn neighbours; heads: as of neighbours."""
+    change = neighbours(heads)
+    return (
+        WeightRule(f"{theirs}.weight", f"{ours}.weight", transposed(change)),
+        WeightRule(f"{theirs}.bias", f"{ours}.bias", change),
+    )
 
 
 def _frequencies(width: int, theta: float) -> np.ndarray:
