@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,6 +41,16 @@ class RNGStatesTracker:
     def __init__(self) -> None:
         self._streams: dict[str, Generator] = {}
         self._seeds: dict[str, int] = {}
+
+    @property
+    def states_(self) -> Mapping[str, Generator]:
+        """The streams by name, as code for PaddlePaddle looks into them; read only."""
+        return MappingProxyType(self._streams)
+
+    @property
+    def seeds_(self) -> frozenset[int]:
+        """The seeds that streams started from."""
+        return frozenset(self._seeds.values())
 
     def reset(self) -> None:
         """Forget every stream."""

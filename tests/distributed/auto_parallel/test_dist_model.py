@@ -127,19 +127,25 @@ def test_marks_are_kept_and_dims_of_any_name_understood(eager):
     assert model.network[0].weight.placements == [Replicate(), Shard(1)]
     assert model.network[0].weight._local_shape == [4, 2]
     assert model.optimizer._slots["moment1"][id(layer[0].weight)]._local_shape == [4, 2]
-    with pytest.raises(ConfigError, match="none of whose dims is named 'dp' or"):
-        made({"sharding": {"enable": True}}, marked(ProcessMesh(np.arange(8).reshape(2, 4), ["x", "y"])))
 
 
-def test_state_of_a_marked_model_is_sharded_over_the_batch_s_dim(eager):
-    mesh = ProcessMesh(np.arange(8).reshape(2, 4), ["dp", "mp"])
+def test_a_mesh_without_a_dim_for_the_batch_cannot_be_sharded_over():
+    layer = network()
+    layer[0].weight = shard_tensor(layer[0].weight, ProcessMesh(np.arange(8), ["y"]), [Shard(1)])
+    with pytest.raises(ConfigError, match="each of whose dims splits parameters, and none is named 'dp' or"):
+        made({"sharding": {"enable": True}}, layer)
+
+
+@pytest.mark.parametrize("names", [["dp", "mp"], ["x", "y"]])
+def test_state_of_a_marked_model_is_sharded_over_the_batch_s_dim(eager, names):
+    mesh = ProcessMesh(np.arange(8).reshape(2, 4), names)
     layer = marked(mesh)
     model = made({"sharding": {"enable": True, "stage": 3, "degree": 2}}, layer)
     np.testing.assert_allclose([float(model(X, Y)) for _ in range(3)], eager, **NEAR)
     weight = layer[0].weight
     assert weight.sharding.shard_shape((4, 8)) == (2, 2)
     assert model.optimizer._slots["moment2"][id(weight)].sharding.shard_shape((4, 8)) == (2, 2)
-    with pytest.raises(ConfigError, match=r"sharding.degree=4, and dim 'dp' of the mesh .* has 2 devices"):
+    with pytest.raises(ConfigError, match=rf"sharding.degree=4, and dim '{names[0]}' of the mesh .* has 2 devices"):
         made({"sharding": {"enable": True, "degree": 4}}, marked(mesh))
 
 

@@ -433,6 +433,8 @@ def test_streams_are_saved_and_restored():
     tracker = RNGStatesTracker()
     tracker.add("a", 1)
     tracker.add("b", 2)
+    assert "b" in tracker.states_
+    assert tracker.seeds_ == {1, 2}
     states = tracker.get_states_tracker()
 
     def numbers(names):

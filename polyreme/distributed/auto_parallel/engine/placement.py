@@ -142,7 +142,7 @@ def _keep_marks(layer: Layer, mesh: ProcessMesh, settled: Settled, optimizer: An
     for tensor in loose:
         place_tensor(tensor, Form(mesh, (Replicate(),) * mesh.ndim, tuple(tensor.shape)))
     state.write(holder, put(state.read(holder), layout.replicated()))
-    stage = sharding_of_marks(mesh, settled)
+    stage = sharding_of_marks(layer, mesh, settled)
     if stage is not None and optimizer is not None:
         shard_optimizer(optimizer, stage, optimizer.gradient_accumulation_steps)
     elif stage is not None:

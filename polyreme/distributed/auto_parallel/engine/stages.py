@@ -66,11 +66,9 @@ def plan_of_marks(layer: Layer, mesh: ProcessMesh, settled: Settled, num_stages:
 
     Raises PlacementError where two dims of the mesh would be the same axis.
     """
-    splitting = _splitting_dims(layer)
     order: list[str] = ["pp"] if num_stages > 1 else []
     degrees = {"pp": num_stages} if num_stages > 1 else {}
-    for name, degree in zip(mesh.dim_names, mesh.shape, strict=True):
-        axis = name if name in AXES else "dp" if name in BATCH_NAMES or name not in splitting else "mp"
+    for (name, axis), degree in zip(_axes_of_dims(layer, mesh).items(), mesh.shape, strict=True):
         if axis in degrees:
             raise PlacementError(
                 f"mesh {mesh}: dim {name!r} would be the axis {axis}, as another one is; name the dims by what they "
@@ -84,18 +82,21 @@ def plan_of_marks(layer: Layer, mesh: ProcessMesh, settled: Settled, num_stages:
     return Plan.from_degrees(order=order, **degrees, **settled.how)
 
 
-def sharding_of_marks(mesh: ProcessMesh, settled: Settled) -> ShardingStage | None:
+def sharding_of_marks(layer: Layer, mesh: ProcessMesh, settled: Settled) -> ShardingStage | None:
     """The sharding that the strategy asks for over the batch's dim of a marked model's mesh; None for none.
+
+    That dim is the one named "sharding", else the first that plan_of_marks takes for the batch's.
 
     Raises ConfigError for a mesh without such a dim, and for another degree than its size.
     """
     if not settled.sharding_stage:
         return None
-    names = [name for name in ("sharding", *BATCH_NAMES) if name in mesh.dim_names]
+    axes = _axes_of_dims(layer, mesh)
+    names = [name for axis in ("sharding", "dp") for name in axes if axes[name] == axis]
     if not names:
         raise ConfigError(
-            f"Strategy.sharding: the model is marked on the mesh {mesh}, none of whose dims is named "
-            f"{' or '.join(map(repr, BATCH_NAMES))}; name the one to split over, or use a ShardingStage"
+            f"Strategy.sharding: the model is marked on the mesh {mesh}, each of whose dims splits parameters, and "
+            f"none is named {' or '.join(map(repr, BATCH_NAMES))}; name the one to split over, or use a ShardingStage"
         )
     size = mesh.get_dim_size(names[0])
     if settled.sharding_degree not in (None, size):
@@ -104,6 +105,15 @@ def sharding_of_marks(mesh: ProcessMesh, settled: Settled) -> ShardingStage | No
             f"marked on has {size} devices; leave it out"
         )
     return STAGES[settled.sharding_stage](names[0], mesh)
+
+
+def _axes_of_dims(layer: Layer, mesh: ProcessMesh) -> dict[str, str]:
+    """The axis that each dim of a marked model's mesh stands for."""
+    splitting = _splitting_dims(layer)
+    return {
+        name: name if name in AXES else "dp" if name in BATCH_NAMES or name not in splitting else "mp"
+        for name in mesh.dim_names
+    }
 
 
 def _splitting_dims(layer: Layer) -> set[str]:
@@ -128,7 +138,7 @@ def on_stages(layer: Layer, meshes: Sequence[ProcessMesh], settled: Settled, inp
             f"Strategy.pipeline.pp_degree={given.degree}, and the model is marked on {len(meshes)} meshes; leave it out"
         )
     plan = plan_of_marks(layer, meshes[0], settled, len(meshes))
-    sharding = sharding_of_marks(meshes[0], settled)
+    sharding = sharding_of_marks(layer, meshes[0], settled)
     if sharding is not None:
         sharding.place(p for p in layer.parameters() if (form := form_of(p)) is not None and form.mesh in meshes)
     layout, chunks = cut_by_marks(layer, meshes, plan, microbatch(inputs, plan, settled))
