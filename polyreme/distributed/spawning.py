@@ -24,6 +24,7 @@ from polyreme.errors import EXIT_WATCHDOG, ConfigError, RankError, did_you_mean
 
 _GRACE = 3.0  # seconds between asking a rank to end and ending it; jax may hold SIGTERM back
 _SETTLE = 1.0  # seconds in which other ranks may report an earlier failure than the one seen first
+_COUNT = "xla_force_host_platform_device_count"
 _OPTIONS = ("start_method", "cpu_num", "gpus", "master_port", "env")
 
 
@@ -40,8 +41,8 @@ def spawn(
     nprocs=-1: one for each accelerator, or for each of CPU_NUM processors. join: wait for all; else the caller joins
     the context returned. daemon: end them with this process. func must be importable, and args must pickle. options:
     cpu_num (virtual CPU devices of each process, 1), gpus ("0,1": an accelerator for each process, by default that of
-    its rank), master_port (where they meet; a free one by default), env (more environment variables), start_method
-    ("spawn", the only one).
+    its rank), master_port (where they meet; a free one by default), env (more environment variables; those that spawn
+    sets itself are its own), start_method ("spawn", the only one).
 
     Raises ConfigError for settings that do not fit; from the join, RankError with the traceback of the rank that failed
     first, after ending the others.
@@ -176,11 +177,26 @@ def _check(func: Any, options: dict[str, Any]) -> None:
     for name in options:
         if name not in _OPTIONS:
             raise ConfigError(f"spawn({name}=...): no such option{did_you_mean(name, _OPTIONS)}")
+    _check_env(options.get("env", {}))
     if options.get("start_method", "spawn") != "spawn":
         raise ConfigError(
             f"spawn(start_method={options['start_method']!r}): only 'spawn' works; a forked process would share XLA's "
             "threads"
         )
+
+
+def _check_env(env: dict[str, Any]) -> None:
+    """Refuse variables that say who a rank is or what devices it has, but as this process has them: a copy of its
+    environment may be given.
+    """
+    said = {name: str(value) for name, value in env.items() if str(value) != os.environ.get(name)}
+    instead = {"CPU_NUM": "cpu_num", "FLAGS_selected_gpus": "gpus", "PADDLE_MASTER": "master_port"}
+    for name in _environment(0, 1, [0], 0, None, {}):
+        if name in said:
+            advice = f"give {instead[name]}=" if name in instead else "leave it out"
+            raise ConfigError(f"spawn(env={{{name!r}: {said[name]!r}}}): spawn sets it for each rank; {advice}")
+    if _COUNT in said.get("XLA_FLAGS", ""):
+        raise ConfigError(f"spawn(env={{'XLA_FLAGS': '... {_COUNT} ...'}}): spawn sets it for each rank; give cpu_num=")
 
 
 def _devices(gpus: str | None) -> list[int] | None:
@@ -227,7 +243,7 @@ def _environment(
         # of no consequence where there is none
         "FLAGS_selected_gpus": str(rank if devices is None else devices[rank]),
     }
-    return {**variables, **{k: str(v) for k, v in options.get("env", {}).items()}}
+    return {**{k: str(v) for k, v in options.get("env", {}).items()}, **variables}
 
 
 @contextlib.contextmanager

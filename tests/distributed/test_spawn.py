@@ -71,7 +71,9 @@ class TestSpawn:
     def test_each_rank_has_its_settings(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CPU_NUM", "2")
         before = dict(os.environ)
-        context = spawn(write_settings, (str(tmp_path),), cpu_num=3, env={"COLOUR": "red"}, gpus="5,4")
+        # a copy of this process's environment leaves spawn what is its own
+        env = {**os.environ, "COLOUR": "red"}
+        context = spawn(write_settings, (str(tmp_path),), cpu_num=3, env=env, gpus="5,4")
         assert context.join()
         assert [(tmp_path / str(r)).read_text() for r in range(2)] == ["0,2,0,3,red,5", "1,2,1,3,red,4"]
         assert dict(os.environ) == before
@@ -121,6 +123,14 @@ class TestSpawn:
             spawn(write_settings, nprocs=1, cpu_nums=1)
         with pytest.raises(ConfigError, match="only 'spawn' works"):
             spawn(write_settings, nprocs=1, start_method="fork")
+        with pytest.raises(ConfigError, match=r"'CPU_NUM': '5'}\): spawn sets it for each rank; give cpu_num="):
+            spawn(write_settings, nprocs=1, env={"CPU_NUM": 5})
+        with pytest.raises(
+            ConfigError, match=r"'PADDLE_TRAINER_ID': '7'}\): spawn sets it for each rank; leave it out"
+        ):
+            spawn(write_settings, nprocs=1, env={"PADDLE_TRAINER_ID": 7})
+        with pytest.raises(ConfigError, match=r"XLA_FLAGS.*give cpu_num="):
+            spawn(write_settings, nprocs=1, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=5"})
         with pytest.raises(ConfigError, match="needs device indexes such as '0,1'"):
             spawn(write_settings, nprocs=1, gpus="all")
         with pytest.raises(ConfigError, match=r"2 processes, but gpus='0' names 1"):
