@@ -65,7 +65,12 @@ def draw_job(seed, devices):
     if "sep" in degrees:
         usp = ("usp",) if degrees["sep"] == 4 else ()
         words["sep_attention"] = draw.choice(("auto", "ulysses", "ring", "gather", *usp))
-        words["sep_order"] = draw.choice(("auto", "zigzag", "contiguous"))
+        order = draw.choice(("auto", "zigzag", "contiguous"))
+        if words["sep_attention"] == "ulysses" and degrees["sep"] * degrees.get("mp", 1) == 8:
+            words["sep_attention"] = "usp"  # of 4 heads
+        words["sep_order"] = "auto" if words["sep_attention"] == "ulysses" else order  # which has no use for one
+        if words["sep_attention"] in ("ulysses", "usp") and family in ("llama", "mixtral"):
+            sizes["num_kv_heads"] = 4
     if "mp" in degrees and draw.random() < 0.5:
         words["sequence_parallel"] = True
         overlap["mp"] = draw.choice(("none", "ring"))
@@ -88,7 +93,9 @@ def draw_job(seed, devices):
     words["offload"] = draw.choice(tiers)
     shares_rows = family in DOCUMENTS and draw.random() < 0.5
     streams = "param" in words["offload"] or "expert" in words["offload"]
-    return family, sizes, words, amp, shares_rows and not streams, not streams and draw.random() < 0.4
+    # an adapter has the names of published weights, and tokens that an id sends have none
+    can_adapt = not streams and sizes.get("routing") != "hash"
+    return family, sizes, words, amp, shares_rows and not streams, can_adapt and draw.random() < 0.4
 
 
 def words_of(seed, devices):
