@@ -327,7 +327,7 @@ def _call_eagerly(function: Callable[..., Any], args: tuple, kwargs: dict[str, A
     arguments = call.take_tensors()
     for tensor in arguments:
         state.read(tensor)
-    inputs = [_held(t) for t in arguments]
+    inputs = [_hold_argument(t) for t in arguments]
     since = tape.Node("start", ()).seq
     with _noting() as notes:
         result = call(arguments)
@@ -341,7 +341,7 @@ def _call_eagerly(function: Callable[..., Any], args: tuple, kwargs: dict[str, A
     return result
 
 
-def _held(tensor: TensorState) -> _Held:
+def _hold_argument(tensor: TensorState) -> _Held:
     """An argument. One that was computed, or wants no gradient, is kept by value: the Tensor itself may go."""
     edge = tape.edge_of(tensor)
     by_value = type(tensor) is Tensor and not isinstance(edge, TensorState)

@@ -68,7 +68,7 @@ def check(
     if compiled_for and (name is not None or library is not None):
         given = "--library" if name is None else name
         raise ConfigError(f"--compile-for {compiled_for}: no device is used; leave {given} out")
-    name = compiled_for or _named(name, library)
+    name = compiled_for or _register_name(name, library)
     from polyreme.conformance import kit
 
     options = kit.KitOptions(rows, sample, seed, seconds, row_seconds, jobs, bool(compiled_for))
@@ -94,7 +94,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
 ) -> None:
     """Measure a device: products, copies, transfers, a call of an op, a captured training step."""
-    name = _named(name, library)
+    name = _register_name(name, library)
     from polyreme.conformance import speed
 
     figures = speed.measure(name)
@@ -105,7 +105,7 @@ def bench(
         typer.echo(f"{what:36} {value:12.4g} {unit}")
 
 
-def _named(name: str | None, library: Path | None) -> str:
+def _register_name(name: str | None, library: Path | None) -> str:
     """The device's name, whose library every process that is started will register."""
     if library is not None:
         if name is None:

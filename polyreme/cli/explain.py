@@ -20,7 +20,7 @@ def explain(
     if as_json:
         typer.echo(json.dumps([facts(kind) for kind in kinds], indent=2))
     elif code:
-        typer.echo(_described(kinds[0]))
+        typer.echo(_describe(kinds[0]))
     else:
         typer.echo("\n".join(f"{kind.code}  {kind.__name__:<18}  {_meaning(kind)}" for kind in kinds))
 
@@ -44,5 +44,5 @@ def _meaning(kind: type[Explained]) -> str:
     return (kind.__doc__ or "").partition("\n")[0]
 
 
-def _described(kind: type[Explained]) -> str:
+def _describe(kind: type[Explained]) -> str:
     return f"{kind.code} {kind.__name__}: {_meaning(kind)}\n\nCause: {kind.cause}\n\nCure: {kind.cure}"

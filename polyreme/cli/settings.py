@@ -10,17 +10,17 @@ from polyreme.recipes.finetune_config import ChatData, ConversationSource, Finet
 
 def describe() -> str:
     """The list, as text: section by section, what the section is for and a line for each key."""
-    return _described(PretrainConfig())
+    return _describe(PretrainConfig())
 
 
 def describe_finetune() -> str:
     """The same of fine-tuning, after what its own settings are for."""
     about = inspect.getdoc(FinetuneConfig)
     data = ChatData(train=[ConversationSource(path="FILE")])
-    return f"{about}\n\n{_described(FinetuneConfig.model_construct(model='FOLDER', data=data))}"
+    return f"{about}\n\n{_describe(FinetuneConfig.model_construct(model='FOLDER', data=data))}"
 
 
-def _described(defaults: RunConfig) -> str:
+def _describe(defaults: RunConfig) -> str:
     sections = []
     for name, entries in groupby(flatten(defaults).items(), lambda entry: entry[0].partition(".")[0]):
         section = getattr(defaults, name)

@@ -241,7 +241,7 @@ def _check(model: Any, options: QuantizationOptions) -> None:
     for part in options.skip:
         if not any(part in name for name in (*maps, *experts)):
             raise ConfigError(f"--skip {part}: no linear map is called so{did_you_mean(part, maps)}")
-    for name, layer in (*_left(maps, options), *_experts_of(model, options).items()):
+    for name, layer in (*_maps_to_quantize(maps, options), *_experts_of(model, options).items()):
         if options.group_size != -1 and layer.in_features % options.group_size:
             raise ConfigError(
                 f"--group-size {options.group_size}: {name} has {layer.in_features} inputs; give what divides them, or "
@@ -251,5 +251,5 @@ def _check(model: Any, options: QuantizationOptions) -> None:
             raise ConfigError(f"{options.type}: {name} has {layer.out_features} outputs; skip it: --skip {name}")
 
 
-def _left(maps: dict[str, Linear], options: QuantizationOptions) -> Iterator[tuple[str, Linear]]:
+def _maps_to_quantize(maps: dict[str, Linear], options: QuantizationOptions) -> Iterator[tuple[str, Linear]]:
     return ((name, layer) for name, layer in maps.items() if not _is_skipped(name, options))

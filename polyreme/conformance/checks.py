@@ -176,11 +176,11 @@ def fused_kernels_are_their_twins(place: Place) -> str:
 
 def _with_gradient(function: Callable, *args: Any) -> list[jax.Array]:
     inexact = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    out, pull = jax.vjp(lambda *x: function(*_filled(args, inexact, x)), *(args[i] for i in inexact))
+    out, pull = jax.vjp(lambda *x: function(*_fill(args, inexact, x)), *(args[i] for i in inexact))
     return [*jax.tree.leaves(out), *jax.tree.leaves(pull(jax.tree.map(jnp.ones_like, out)))]
 
 
-def _filled(args: tuple, places: list[int], values: tuple) -> list:
+def _fill(args: tuple, places: list[int], values: tuple) -> list:
     changed = dict(zip(places, values, strict=True))
     return [changed.get(i, a) for i, a in enumerate(args)]
 

@@ -56,7 +56,7 @@ def outcome(name: str, place: Place) -> dict[str, Any]:
     except Skip as reason:
         answer |= {"status": "skipped", "detail": str(reason)}
     except Exception as error:  # noqa: BLE001  (what fails is what is asked)
-        answer |= {"status": "failed", "detail": _told(error)}
+        answer |= {"status": "failed", "detail": _describe_error(error)}
     return answer | {"seconds": round(time.perf_counter() - start, 3)}
 
 
@@ -78,7 +78,7 @@ def _refuses_bad_input(case: Case, place: Place) -> str:
     return ""
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """The error in a few lines, with the place in the checks where it was met."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "conformance" in f.filename]

@@ -126,7 +126,7 @@ def raise_explained(error: BaseException, what: str, *, waited: bool = False) ->
     program = running.program() if waited else None
     if program is not None:
         what += f", after the call of {where_defined(program.fn)}"
-    asked = _asked(str(error))
+    asked = _requested_bytes(str(error))
     device, parts = by_part(asked)
     lines = [f"out of memory in {what}: {bytes_text(asked)} more asked for" if asked else f"out of memory in {what}"]
     if device is not None:
@@ -158,7 +158,7 @@ def changes(asked: int, parts: dict[str, int], most: int = 3) -> list[Saving]:
     return [choice for choice in choices if choice.nbytes][:most]
 
 
-def _asked(message: str) -> int:
+def _requested_bytes(message: str) -> int:
     """Bytes that a message of XLA says were asked for, 0 if it does not."""
     found = _ASKED.search(message)
     if found is None:

@@ -132,7 +132,7 @@ def _all_scaled(factor: float, x: Series) -> Series:
     return [_scale(factor, c) for c in x]
 
 
-def _at(x: Series, k: int) -> Any:
+def _coefficient(x: Series, k: int) -> Any:
     return x[k] if k < len(x) else None
 
 
@@ -140,7 +140,7 @@ def _product(x: Series, y: Series, k: int, times: Callable[[Any, Any], Any] = _t
     """Coefficient k of a product; from `first` terms in on both ends."""
     total = None
     for i in range(first, k + 1 - first):
-        a, b = _at(x, i), _at(y, k - i)
+        a, b = _coefficient(x, i), _coefficient(y, k - i)
         if a is not None and b is not None:
             total = _add(total, times(a, b))
     return total
@@ -154,7 +154,7 @@ def _integral(x: Series, slope: Series, k: int) -> Any:
     """Coefficient k of f(x(t)), from the series of f'(x(t)): k y_k = sum of j x_j slope_(k-j) over j = 1..k."""
     total = None
     for j in range(1, k + 1):
-        total = _add(total, _scale(j / k, _times(_at(x, j), _at(slope, k - j))))
+        total = _add(total, _scale(j / k, _times(_coefficient(x, j), _coefficient(slope, k - j))))
     return total
 
 
@@ -168,8 +168,8 @@ def _quotient(x: Series, y: Series, order: int) -> Series:
     for k in range(1, order + 1):
         carried = None
         for j in range(1, k + 1):
-            carried = _add(carried, _times(_at(y, j), q[k - j]))
-        q.append(_times(_add(_at(x, k), _scale(-1, carried)), inverse))
+            carried = _add(carried, _times(_coefficient(y, j), q[k - j]))
+        q.append(_times(_add(_coefficient(x, k), _scale(-1, carried)), inverse))
     return q
 
 
@@ -183,8 +183,8 @@ def _square(x: Series, order: int) -> Series:
     for k in range(1, order + 1):
         total = None
         for i in range((k + 1) // 2):
-            total = _add(total, _times(_at(x, i), _at(x, k - i)))
-        middle = _times(_at(x, k // 2), _at(x, k // 2)) if k % 2 == 0 else None
+            total = _add(total, _times(_coefficient(x, i), _coefficient(x, k - i)))
+        middle = _times(_coefficient(x, k // 2), _coefficient(x, k // 2)) if k % 2 == 0 else None
         series.append(_add(_scale(2, total), middle))
     return series
 
@@ -243,7 +243,7 @@ def _sqrt(x: Series, order: int) -> Series:
     y = [jnp.sqrt(x[0])]
     half = 0.5 / y[0]
     for k in range(1, order + 1):
-        y.append(_times(_add(_at(x, k), _scale(-1, _product(y, y, k, first=1))), half))
+        y.append(_times(_add(_coefficient(x, k), _scale(-1, _product(y, y, k, first=1))), half))
     return y
 
 

@@ -133,7 +133,7 @@ class Generator:
         before = state.read(holder)
         if isinstance(before, Abstract):  # over devices that may not be here: nothing is drawn from it
             return before
-        following, key = _split(_at_home(before))
+        following, key = _split_key(_at_home(before))
         state.write(holder, following)
         return key
 
@@ -147,7 +147,7 @@ def _at_home(key: Any) -> Any:
 
 
 @jax.jit
-def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _split_key(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     pair = jax.random.split(key)
     return pair[0], pair[1]
 

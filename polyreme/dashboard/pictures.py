@@ -45,11 +45,11 @@ def drawn_schedule(config: dict[str, Any]) -> bytes | None:
     name, virtual = config.get("plan.schedule"), config.get("plan.virtual_stages")
     if not (isinstance(stages, int) and stages > 1 and isinstance(microbatches, int) and has_matplotlib()):
         return None
-    return _drawn(name if isinstance(name, str) else DEFAULT_SCHEDULE, stages, microbatches, virtual or 1)
+    return _draw(name if isinstance(name, str) else DEFAULT_SCHEDULE, stages, microbatches, virtual or 1)
 
 
 @functools.lru_cache(maxsize=16)
-def _drawn(name: str, stages: int, microbatches: int, virtual: int) -> bytes | None:
+def _draw(name: str, stages: int, microbatches: int, virtual: int) -> bytes | None:
     try:
         schedule = make_schedule(name, stages, min(microbatches, 4 * stages), virtual)
         with tempfile.TemporaryDirectory() as folder:

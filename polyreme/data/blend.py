@@ -114,7 +114,7 @@ def _tree(shares: list[int], bound: float) -> _Node | int | None:
     return tree if room >= 0 else None
 
 
-def _joined(total: int, left: tuple[float, Any, int], right: tuple[float, Any, int]) -> tuple[float, Any, int]:
+def _join(total: int, left: tuple[float, Any, int], right: tuple[float, Any, int]) -> tuple[float, Any, int]:
     room = min(_room(half[0], half[2] / total) for half in (left, right))
     return room, _Node(left[1], right[1], left[2], total), total
 
@@ -134,7 +134,7 @@ def _over_sets(shares: list[int], bound: float) -> tuple[float, Any]:
         options = []
         while half:
             if half & first:
-                options.append(_joined(total, best[half], best[members ^ half]))
+                options.append(_join(total, best[half], best[members ^ half]))
             half = (half - 1) & members
         best[members] = max(options, key=lambda option: option[0])
     room, tree, _ = best[(1 << len(shares)) - 1]
@@ -147,7 +147,7 @@ def _over_ranges(shares: list[int], order: list[int], bound: float) -> tuple[flo
         for begin in range(len(order) - width + 1):
             end = begin + width
             total = best[begin, end - 1][2] + best[end - 1, end][2]
-            options = (_joined(total, best[begin, cut], best[cut, end]) for cut in range(begin + 1, end))
+            options = (_join(total, best[begin, cut], best[cut, end]) for cut in range(begin + 1, end))
             best[begin, end] = max(options, key=lambda option: option[0])
     room, tree, _ = best[0, len(order)]
     return room, tree

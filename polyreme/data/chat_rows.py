@@ -87,7 +87,7 @@ def _text(value: Any, field: str) -> str:
             _text(part.get("text"), f"{field}[{number}].text")
         value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
-        raise _FieldError(field, f"{_told(value)} where a text is expected")
+        raise _FieldError(field, f"{_describe(value)} where a text is expected")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -95,7 +95,7 @@ def _text(value: Any, field: str) -> str:
     return value
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "nothing (null)" if value is None else f"a {type(value).__name__}"
 
 
@@ -107,7 +107,7 @@ def _role(value: Any, field: str) -> str:
 
 def _message(value: Any, field: str) -> Message:
     if not isinstance(value, dict):
-        raise _FieldError(field, f"{_told(value)} where a message, an object, is expected")
+        raise _FieldError(field, f"{_describe(value)} where a message, an object, is expected")
     names = ("from", "value") if "from" in value and "role" not in value else ("role", "content")
     if names[0] not in value:
         raise _FieldError(field, f"has no {names[0]!r}, but {', '.join(map(repr, value)) or 'no keys'}")
@@ -118,7 +118,7 @@ def _message(value: Any, field: str) -> Message:
     message = {"role": _role(role, f"{field}.{names[0]}")}
     calls = value.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
-        raise _FieldError(f"{field}.tool_calls", f"{_told(calls)} where a list is expected")
+        raise _FieldError(f"{field}.tool_calls", f"{_describe(calls)} where a list is expected")
     is_call = bool(calls) and content is None
     message["content"] = "" if is_call else _text(content, f"{field}.{names[1]}")
     others = {key: inner for key, inner in value.items() if key not in names and inner is not None}
@@ -141,7 +141,7 @@ def _parsed(text: str, field: str) -> Any:
 
 def _messages(value: Any, field: str) -> list[Message]:
     if not isinstance(value, list) or not value:
-        raise _FieldError(field, f"{'an empty list' if value == [] else _told(value)} where messages are expected")
+        raise _FieldError(field, f"{'an empty list' if value == [] else _describe(value)} where messages are expected")
     return [_message(inner, f"{field}[{number}]") for number, inner in enumerate(value)]
 
 
@@ -157,7 +157,7 @@ def _tools(fields: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if value is None or value == [] or value == "":
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise _FieldError("tools", f"{_told(value)} where a list of objects is expected")
+        raise _FieldError("tools", f"{_describe(value)} where a list of objects is expected")
     return tuple(value)
 
 
@@ -209,7 +209,7 @@ def _of_alpaca(place: str, fields: Mapping[str, Any]) -> ChatRow:
     messages = _system(fields)
     history = fields.get("history") or []
     if not isinstance(history, list):
-        raise _FieldError("history", f"{_told(history)} where a list of [question, answer] is expected")
+        raise _FieldError("history", f"{_describe(history)} where a list of [question, answer] is expected")
     for number, turn in enumerate(history):
         if not isinstance(turn, list) or len(turn) != 2:
             raise _FieldError(f"history[{number}]", "is no [question, answer]")
@@ -247,7 +247,7 @@ def _answered(place: str, messages: list[Message], fields: Mapping[str, Any], ou
 
 
 def _of_paddle(place: str, fields: Mapping[str, Any]) -> ChatRow:
-    questions, answers = _listed(fields["src"], "src"), _listed(fields.get("tgt") or [], "tgt")
+    questions, answers = _texts(fields["src"], "src"), _texts(fields.get("tgt") or [], "tgt")
     is_open = "response" in fields  # the last question has several answers
     if len(questions) != len(answers) + is_open:
         wanted = "one more than" if is_open else "as many as"
@@ -279,14 +279,14 @@ def _of_paddle(place: str, fields: Mapping[str, Any]) -> ChatRow:
     ):
         raise _FieldError("sort", f"{sort!r} does not say which of two responses is better, as [1, 0] does")
     both = [
-        (*messages, *_alternating(_listed(response, f"response[{number}]"), f"response[{number}]"))
+        (*messages, *_alternating(_texts(response, f"response[{number}]"), f"response[{number}]"))
         for number, response in enumerate(responses)
     ]
     better = 0 if sort[0] > sort[1] else 1  # the smaller number is that of the rejected one
     return ChatRow(place, both[better], rejected=both[1 - better], tools=_tools(fields))
 
 
-def _listed(value: Any, field: str) -> list[str]:
+def _texts(value: Any, field: str) -> list[str]:
     values = value if isinstance(value, list) else [value]
     return [_text(inner, f"{field}[{number}]") for number, inner in enumerate(values)]
 

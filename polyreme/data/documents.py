@@ -143,7 +143,7 @@ def read_blocks(path: Path, form: DocumentForm, bad: BadLines) -> Iterator[Block
         return
     blocks = line_blocks(path, bad)
     if kind == "text" and form.division != "line":
-        blocks = _whole(path, blocks, form.division)
+        blocks = _cut_at_documents(path, blocks, form.division)
     for line, data in blocks:
         yield Block(path, line, kind, form, data)
 
@@ -164,7 +164,7 @@ def holds_rows(path: Path) -> bool:
     return _ENDINGS.get(inner.suffix.lower(), "text") != "text"
 
 
-def _whole(path: Path, blocks: Iterator[tuple[int, bytes]], division: str) -> Iterator[tuple[int, bytes]]:
+def _cut_at_documents(path: Path, blocks: Iterator[tuple[int, bytes]], division: str) -> Iterator[tuple[int, bytes]]:
     """Blocks cut where a document ends."""
     line, rest, first = 1, b"", True
     for begin, data in blocks:

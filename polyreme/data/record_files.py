@@ -39,7 +39,7 @@ def read_records(path: Path, bad: BadLines) -> Iterator[Record]:
     if kind == "parquet":
         for row, cells in read_rows(path):
             # a column that a row does not fill is there all the same
-            yield Record(f"{path}: row {row}", _filled(cells))
+            yield Record(f"{path}: row {row}", _drop_filled_keys(cells))
         return
     yield from _of_json(path, bad)
 
@@ -102,8 +102,8 @@ def _after_space(text: str, offset: int) -> int:
     return offset
 
 
-def _filled(value: Any) -> Any:
+def _drop_filled_keys(value: Any) -> Any:
     """A cell without the keys that other rows fill."""
     if isinstance(value, dict):
-        return {key: _filled(inner) for key, inner in value.items() if inner is not None}
-    return [_filled(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _drop_filled_keys(inner) for key, inner in value.items() if inner is not None}
+    return [_drop_filled_keys(inner) for inner in value] if isinstance(value, list) else value

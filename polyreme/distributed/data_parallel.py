@@ -239,7 +239,7 @@ class GradientReducer:
         gradients: list[Any] = [p._grad for p in bucket]
         arrays = [process_run.on_first_device(g._array) for g in gradients]
         (flat,) = process_run.run("all_reduce", [_join(arrays)], self.group, op=ReduceOp.AVG)
-        for gradient, piece in zip(gradients, _cut(flat, tuple(a.shape for a in arrays)), strict=True):
+        for gradient, piece in zip(gradients, _unflatten(flat, tuple(a.shape for a in arrays)), strict=True):
             state.write(gradient, process_run.laid_out_as(piece, gradient._array))
 
 
@@ -264,6 +264,6 @@ def _join(arrays: list[Any]) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _cut(flat: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+def _unflatten(flat: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     ends = np.cumsum([math.prod(s) for s in shapes])[:-1]
     return [piece.reshape(shape) for piece, shape in zip(jnp.split(flat, ends), shapes, strict=True)]

@@ -64,7 +64,7 @@ def fully_shard(
         elif chosen is None:
             stage.place([p])
         else:
-            _split(p, where, stage, chosen)
+            _shard_parameter(p, where, stage, chosen)
     for buffer in module.buffers():
         if form_of(buffer) is None:
             place(buffer, Form(where, (Replicate(),) * where.ndim, tuple(buffer.shape)))
@@ -82,7 +82,7 @@ def _dim(mesh: ProcessMesh) -> str:
     return dim_name
 
 
-def _split(p: Parameter, mesh: ProcessMesh, stage: ShardingStage3, chosen: Any) -> None:
+def _shard_parameter(p: Parameter, mesh: ProcessMesh, stage: ShardingStage3, chosen: Any) -> None:
     """Place a parameter by stage 3, split along the dim that was chosen."""
     if not isinstance(chosen, Shard):
         raise ConfigError(f"fully_shard: shard_placement_fn gave {chosen!r} for {p.name}; give a Shard or None")

@@ -93,7 +93,7 @@ class PlannedStep:
             objective = loss or loss_of
             self.step = WholeStep(
                 TrainingStep(
-                    lambda inputs, labels: _told(_on_all_devices(plan, objective, model, inputs, labels)),
+                    lambda inputs, labels: _loss_and_figures(_on_all_devices(plan, objective, model, inputs, labels)),
                     self.optimizer,
                     policy,
                     self.layout.replicated(),
@@ -249,7 +249,7 @@ def _by_stage(objective: Objective, batch: Sequence[Microbatch]) -> list[Microba
     ]
 
 
-def _told(result: Any) -> tuple[list[Tensor], dict[str, Tensor] | None]:
+def _loss_and_figures(result: Any) -> tuple[list[Tensor], dict[str, Tensor] | None]:
     """([the loss], what is told beside it) of what a loss returns."""
     loss, told = result if isinstance(result, tuple) else (result, None)
     return [loss], None if told is None else {name: value.detach() for name, value in told.items()}

@@ -123,7 +123,7 @@ class MultiprocessContext:
         wait([p.sentinel for p in self.processes if p.exitcode is None], _SETTLE)
         codes = [p.exitcode for p in self.processes]
         self.end()
-        said = [(*_read(report), rank) for rank, report in enumerate(self.reports)]
+        said = [(*_receive(report), rank) for rank, report in enumerate(self.reports)]
         failed = [(when, rank, text) for when, text, rank in said if text]
         if failed:
             _, rank, text = min(failed)
@@ -138,7 +138,7 @@ def _ending(code: int | None) -> str:
     return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 
-def _read(report: Connection) -> tuple[float, str]:
+def _receive(report: Connection) -> tuple[float, str]:
     """(when, the traceback) that a rank reported; no text if it did not."""
     try:
         if not report.poll():

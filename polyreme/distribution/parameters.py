@@ -58,7 +58,7 @@ def as_tensors(family: str, **parameters: Any) -> list[Tensor]:
 
     Python numbers and integers take the default dtype and widen nothing.
     """
-    tensors = {name: _one(family, name, value) for name, value in parameters.items()}
+    tensors = {name: _as_tensor(family, name, value) for name, value in parameters.items()}
     strong = [t for n, t in tensors.items() if not isinstance(parameters[n], (bool, int, float, complex))]
     common = np.result_type(*(_real(t.dtype) for t in strong or tensors.values()))
     return [t if t.dtype == common or t.is_complex() else cast(t, common) for t in tensors.values()]
@@ -68,7 +68,7 @@ def _real(dtype: np.dtype) -> np.dtype:
     return {dtypes.complex64: dtypes.float32, dtypes.complex128: dtypes.float64}.get(dtype, dtype)
 
 
-def _one(family: str, name: str, value: Any) -> Tensor:
+def _as_tensor(family: str, name: str, value: Any) -> Tensor:
     if not isinstance(value, (bool, int, float, complex, list, tuple, np.ndarray, np.generic, state.TensorState)):
         raise DTypeError(f"{family}: {name} is a {type(value).__name__}; give a number, a sequence of them or a Tensor")
     tensor = value if isinstance(value, Tensor) else to_tensor(value)

@@ -67,7 +67,7 @@ def like(array: Any, reference: Any) -> Any:
         return from_host(np.asarray(array), reference.dtype)
     host = np.array(array, dtype=reference.dtype, copy=True)
     where = reference.sharding
-    return jax.device_put(host, where) if _here(where) else _over_processes(host, where)
+    return jax.device_put(host, where) if _is_local(where) else _over_processes(host, where)
 
 
 def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
@@ -78,12 +78,12 @@ def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
     if mode.on:
         return Abstract.of(array.shape, array.dtype, where)  # type: ignore[return-value]  # stands for one
     try:
-        return jax.device_put(array, where, may_alias=False) if _here(where) else _over_processes(array, where)
+        return jax.device_put(array, where, may_alias=False) if _is_local(where) else _over_processes(array, where)
     except jax.errors.JaxRuntimeError as error:
         raise_explained(error, f"placing an array {list(array.shape)} {array.dtype}")
 
 
-def _here(where: Any) -> bool:
+def _is_local(where: Any) -> bool:
     """True for a device or mesh of this process alone."""
     return getattr(where, "is_fully_addressable", True)
 

@@ -46,7 +46,7 @@ def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple[Any, ...
         elif item is None:
             spec.append(("new",))
         elif isinstance(item, slice):
-            spec.append(("slice", *(_bound(b) for b in (item.start, item.stop, item.step))))
+            spec.append(("slice", *(_slice_bound(b) for b in (item.start, item.stop, item.step))))
             dim += 1
         elif isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_)):
             arrays.append(_position(int(item), dim, shape))
@@ -72,7 +72,7 @@ def _dims_taken(item: Any) -> int:
     return item.ndim if dtype == dtypes.bool_ else 1
 
 
-def _bound(value: Any) -> Any:
+def _slice_bound(value: Any) -> Any:
     """A bound of a slice: an int, None, or a size that an export leaves open."""
     if value is None or is_symbolic_dim(value):
         return value

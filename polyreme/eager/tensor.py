@@ -717,7 +717,7 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
     'int64'
     """
     if _is_computed(data):
-        joined = _joined(data).detach()
+        joined = _as_one_tensor(data).detach()
         joined = joined if dtype is None else joined.astype(dtype)
         joined.stop_gradient = stop_gradient
         return joined
@@ -731,9 +731,9 @@ def _is_computed(data: Any) -> bool:
     return isinstance(data, Tensor) and isinstance(data._array, Symbol)
 
 
-def _joined(data: Any) -> Tensor:
+def _as_one_tensor(data: Any) -> Tensor:
     if isinstance(data, (list, tuple)):
-        return manipulation.stack([_joined(d) for d in data])
+        return manipulation.stack([_as_one_tensor(d) for d in data])
     return data if isinstance(data, Tensor) else Tensor(as_array(data, None, None))
 
 

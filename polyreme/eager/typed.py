@@ -31,18 +31,18 @@ class _OfDtype(type):
         return isinstance(instance, Tensor) and instance.dtype == cls.dtype
 
 
-def _of(name: str, dtype: np.dtype) -> type[Tensor]:
+def _typed_class(name: str, dtype: np.dtype) -> type[Tensor]:
     cls: Any = _OfDtype(name, (), {"dtype": dtype, "__doc__": f"A Tensor of {dtype.name}. {_OfDtype.__doc__}"})
     return cls
 
 
-BFloat16Tensor: type[Tensor] = _of("BFloat16Tensor", dtypes.bfloat16)
-BoolTensor: type[Tensor] = _of("BoolTensor", dtypes.bool_)
-ByteTensor: type[Tensor] = _of("ByteTensor", dtypes.uint8)
-CharTensor: type[Tensor] = _of("CharTensor", dtypes.int8)
-DoubleTensor: type[Tensor] = _of("DoubleTensor", dtypes.float64)
-FloatTensor: type[Tensor] = _of("FloatTensor", dtypes.float32)
-HalfTensor: type[Tensor] = _of("HalfTensor", dtypes.float16)
-IntTensor: type[Tensor] = _of("IntTensor", dtypes.int32)
-LongTensor: type[Tensor] = _of("LongTensor", dtypes.int64)
-ShortTensor: type[Tensor] = _of("ShortTensor", dtypes.int16)
+BFloat16Tensor: type[Tensor] = _typed_class("BFloat16Tensor", dtypes.bfloat16)
+BoolTensor: type[Tensor] = _typed_class("BoolTensor", dtypes.bool_)
+ByteTensor: type[Tensor] = _typed_class("ByteTensor", dtypes.uint8)
+CharTensor: type[Tensor] = _typed_class("CharTensor", dtypes.int8)
+DoubleTensor: type[Tensor] = _typed_class("DoubleTensor", dtypes.float64)
+FloatTensor: type[Tensor] = _typed_class("FloatTensor", dtypes.float32)
+HalfTensor: type[Tensor] = _typed_class("HalfTensor", dtypes.float16)
+IntTensor: type[Tensor] = _typed_class("IntTensor", dtypes.int32)
+LongTensor: type[Tensor] = _typed_class("LongTensor", dtypes.int64)
+ShortTensor: type[Tensor] = _typed_class("ShortTensor", dtypes.int16)

@@ -251,7 +251,7 @@ def _choose(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> Task
     prefix = [] if options.chat else beginning(scorer, options.add_bos)
     pairs = []
     for number, row in enumerate(asked):
-        shown = _shown(rows, number, options)
+        shown = _examples_for(rows, number, options)
         for choice in row.choices:
             if options.chat:
                 messages = [message for one in shown for message in _as_turns(one.prompt, one.choices[one.answer])]
@@ -293,7 +293,7 @@ def score_pairs(scorer: Scorer, pairs: Sequence[tuple[Sequence[int], Sequence[in
     ]
 
 
-def _shown(rows: Sequence[Any], number: int, options: EvalOptions) -> list[Any]:
+def _examples_for(rows: Sequence[Any], number: int, options: EvalOptions) -> list[Any]:
     """Rows that are shown with their answers before one."""
     if not options.num_fewshot:
         return []
@@ -324,7 +324,7 @@ def _write(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> TaskO
     prefix = [] if options.chat else beginning(scorer, options.add_bos)
     prompts = []
     for number, row in enumerate(asked):
-        shown = _shown(rows, number, options)
+        shown = _examples_for(rows, number, options)
         if options.chat:
             messages = [message for one in shown for message in one.messages]
             prompts.append(scorer.encode_chat([*messages, *row.messages[:-1]]))

@@ -60,7 +60,7 @@ def read_paddle(program_file: Path, parameter_file: Path | None) -> PaddleArtifa
     """
     program = read_program(program_file, parameter_file)
     inputs = [_spec(v, _input_symbol(v.name, len(program.inputs))) for v in program.inputs]
-    outputs = [_spec(v, lambda dim, name=v.name: _own(name, dim)) for v in program.outputs]
+    outputs = [_spec(v, lambda dim, name=v.name: _symbol_of(name, dim)) for v in program.outputs]
     file = _file(program_file)
     weights = file if parameter_file is None else _file(parameter_file)
     names = [s.name for s in inputs]
@@ -100,10 +100,10 @@ def _spec(variable: PaddleVariable, symbol: Any) -> ArraySpec:
 
 def _input_symbol(name: str, num_inputs: int) -> Any:
     # leading dims of several inputs need not be one batch: rows of boxes beside images
-    return lambda dim: BATCH if dim == 0 and num_inputs == 1 else _own(name, dim)
+    return lambda dim: BATCH if dim == 0 and num_inputs == 1 else _symbol_of(name, dim)
 
 
-def _own(name: str, dim: int) -> str:
+def _symbol_of(name: str, dim: int) -> str:
     return f"{re.sub(r'[^0-9a-zA-Z_]', '_', name)}_{dim}"
 
 

@@ -119,7 +119,7 @@ def symbol_plans(specs: Sequence[ArraySpec]) -> Iterator[list[ArraySpec]]:
     """
     seen = set()
     some = [_from(low) for low in LEAST] + [_multiple_of(step) for step in STEPS]
-    for name in (_own_but_batch, _by_position, _own, *some):
+    for name in (_own_but_batch, _by_position, _symbol_of, *some):
         plan = [
             ArraySpec(s.name, s.dtype, s.shape, tuple(name(s, d) if n is None else None for d, n in enumerate(s.shape)))
             for s in specs
@@ -130,12 +130,12 @@ def symbol_plans(specs: Sequence[ArraySpec]) -> Iterator[list[ArraySpec]]:
             yield plan
 
 
-def _own(spec: ArraySpec, dim: int) -> str:
+def _symbol_of(spec: ArraySpec, dim: int) -> str:
     return f"{re.sub(r'[^0-9a-zA-Z_]', '_', spec.name)}_{dim}".lstrip("_0123456789") or f"dim_{dim}"
 
 
 def _own_but_batch(spec: ArraySpec, dim: int) -> str:
-    return _own(spec, dim) if dim else BATCH
+    return _symbol_of(spec, dim) if dim else BATCH
 
 
 def _by_position(spec: ArraySpec, dim: int) -> str:
@@ -143,11 +143,11 @@ def _by_position(spec: ArraySpec, dim: int) -> str:
 
 
 def _multiple_of(step: int) -> Callable[[ArraySpec, int], str]:
-    return lambda spec, dim: f"{step}*{_own(spec, dim)}" if dim else BATCH
+    return lambda spec, dim: f"{step}*{_symbol_of(spec, dim)}" if dim else BATCH
 
 
 def _from(low: int) -> Callable[[ArraySpec, int], str]:
-    return lambda spec, dim: f"{_own(spec, dim)} + {low - 1}" if dim else BATCH
+    return lambda spec, dim: f"{_symbol_of(spec, dim)} + {low - 1}" if dim else BATCH
 
 
 def sizes_of(symbol: str | None) -> tuple[int, int]:

@@ -117,19 +117,19 @@ class BlockwiseSteps:
         block, layer = self.model.blocks[number], self.cache.layers[number]
 
         def run(*parts: Any) -> tuple[Any, ...]:
-            return _parts(self.model.run_block(block, _whole(parts), layer))
+            return _parts(self.model.run_block(block, _rejoin(parts), layer))
 
         return run
 
     def _finished(self, counts: Any, *parts: Any) -> Any:
-        x_bse = self.model.extended(_whole(parts), self.cache, counts)
+        x_bse = self.model.extended(_rejoin(parts), self.cache, counts)
         if x_bse.shape[1] > 1:
             last = (counts - 1).clip(min=0).astype("int64").reshape([-1, 1, 1]).expand([-1, 1, x_bse.shape[-1]])
             x_bse = take_along_axis(x_bse, last, 1)
         return self.model.project(x_bse)[:, 0].astype("float32")
 
     def _finished_all(self, *parts: Any) -> Any:
-        x_bse = self.model.extended(_whole(parts), self.cache, 0)
+        x_bse = self.model.extended(_rejoin(parts), self.cache, 0)
         return self.model.project(x_bse).astype("float32").flatten(0, 1)
 
 
@@ -137,6 +137,6 @@ def _parts(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
-def _whole(parts: Sequence[Any]) -> Any:
+def _rejoin(parts: Sequence[Any]) -> Any:
     """What _parts was made of."""
     return parts[0] if len(parts) == 1 else tuple(parts)

@@ -230,7 +230,7 @@ class TextEngine:
             self.drafter = speculation.drafter(max_num_seqs, self.max_model_len, vocab, num_choices)
         self._blank = creation.zeros([max_num_seqs, vocab], "float32")
         self._one_each = to_tensor(np.ones(max_num_seqs, np.int32))
-        self._join = to_static(_joined)
+        self._join = to_static(_insert_row)
         self._slots: list[_Sequence | None] = [None] * max_num_seqs
         self._in_step = threading.Lock()
         self._waiting: deque[_Sequence] = deque()
@@ -606,7 +606,7 @@ class TextEngine:
         return output
 
 
-def _joined(logits: Any, of_one: Any, row: Any) -> Any:
+def _insert_row(logits: Any, of_one: Any, row: Any) -> Any:
     """logits [rows, vocab] with of_one [1, vocab] as a row."""
     is_row = creation.arange(logits.shape[0], dtype="int32").unsqueeze(1) == row
     return is_row.where(of_one, logits)

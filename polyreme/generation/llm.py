@@ -55,7 +55,7 @@ _WORDS: dict[str, LoaderWord] = {
 """vLLM's arguments that change no text here, where they ask for what is done anyway."""
 
 
-def _listed(prompts: Any) -> list[Any]:
+def _prompt_list(prompts: Any) -> list[Any]:
     """Texts and token ids of prompts. Raises ConfigError for a mapping with neither."""
     listed = []
     for prompt in [prompts] if isinstance(prompts, (str, Mapping)) else prompts:
@@ -172,7 +172,7 @@ class LLM:
         sampling_params: get_default_sampling_params() if None. use_tqdm: nothing is shown. Raises ConfigError for
         settings out of range, and for prompts that are empty or too long.
         """
-        listed = _listed(prompts)
+        listed = _prompt_list(prompts)
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else [int(i) for i in p] for p in listed]
         return self._write(listed, ids, sampling_params)
 
@@ -183,7 +183,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """The texts of highest score after each prompt, a text or token ids, one prompt after the other; of a text,
         `score` says it. Raises ConfigError as generate."""
-        listed = _listed(prompts)
+        listed = _prompt_list(prompts)
         if isinstance(self.generator, Seq2SeqGenerator):
             raise ConfigError("LLM: beam_search is of decoders, not of an encoder with one; take generate")
         search, params = BeamSearch(self.generator), params or BeamSearchParams()

@@ -123,7 +123,7 @@ class Model:
         _need_values("train_batch")
         self.network.train()
         given, wanted = self._check_batch(inputs, labels)
-        [part] = self._steps.train(_whole(given, wanted), update, bool(self._metrics))
+        [part] = self._steps.train(_as_microbatches(given, wanted), update, bool(self._metrics))
         watch = TrainingWatch("Model.train_batch", self._steps, lambda _: None)
         watch.note(0, 0, given, wanted)
         watch.check()
@@ -134,7 +134,7 @@ class Model:
         _need_values("eval_batch")
         self.network.eval()
         given, wanted = self._check_batch(inputs, labels)
-        [part] = self._steps.evaluate(_whole(given, wanted), bool(self._metrics))
+        [part] = self._steps.evaluate(_as_microbatches(given, wanted), bool(self._metrics))
         return self._batch_result(part, wanted)
 
     def predict_batch(self, inputs: Any) -> list[np.ndarray]:
@@ -145,7 +145,7 @@ class Model:
         return self._predict(given)
 
     def _predict(self, inputs: list[Tensor]) -> list[np.ndarray]:
-        [(_, outputs)] = self._steps.predict(_whole(inputs, []))
+        [(_, outputs)] = self._steps.predict(_as_microbatches(inputs, []))
         return [out.numpy() for out in outputs]
 
     def _batch_result(self, part: tuple[list, list], labels: list) -> Any:
@@ -266,7 +266,7 @@ class Model:
             inputs, labels = self._check_batch(*self._split(batch))
             done += 1
             update = done % accumulate == 0 or done in (steps, left)
-            [(losses, outputs)] = self._steps.train(_whole(inputs, labels), update, bool(self._metrics))
+            [(losses, outputs)] = self._steps.train(_as_microbatches(inputs, labels), update, bool(self._metrics))
             watch.note(epoch, step, inputs, labels)
             results.add(outputs, labels, losses, samples_in(inputs))
             # the last step's results are those of the epoch
@@ -292,7 +292,7 @@ class Model:
                 break
             every.on_batch_begin("eval", step, logs)
             inputs, labels = self._check_batch(*self._split(batch))
-            [(losses, outputs)] = self._steps.evaluate(_whole(inputs, labels), bool(self._metrics))
+            [(losses, outputs)] = self._steps.evaluate(_as_microbatches(inputs, labels), bool(self._metrics))
             results.add(outputs, labels, losses, samples_in(inputs))
             if every.needs_logs("eval", step):
                 logs = results.logs()
@@ -406,7 +406,7 @@ def closing(callbacks: CallbackList) -> Iterator[None]:
                 callback.close()
 
 
-def _whole(inputs: list[Tensor], labels: list[Tensor]) -> list[Microbatch]:
+def _as_microbatches(inputs: list[Tensor], labels: list[Tensor]) -> list[Microbatch]:
     """A batch in one piece."""
     return [Microbatch(inputs, labels, samples_in(inputs))]
 

@@ -81,7 +81,7 @@ class BucketFile:
         """All arrays, as views of the buffer (uint8, at least data_bytes)."""
         with self._named("read"):
             fault_point("offload.read")
-            _read(self._fd, buffer[: self.data_bytes], len(self._head))
+            _read_into(self._fd, buffer[: self.data_bytes], len(self._head))
         return [self._view(buffer, part) for part in self.parts]
 
     def write(self, arrays: Sequence[np.ndarray]) -> None:
@@ -100,7 +100,7 @@ class BucketFile:
         out = aligned_buffer(part.nbytes) if out is None else out
         with self._lock, self._named("read"):  # not while write_part makes the file anew
             fault_point("offload.part")
-            _read(self._fd, out, part.offset)
+            _read_into(self._fd, out, part.offset)
         return out.view(part.dtype).reshape(part.shape)
 
     def write_part(self, at: int, array: np.ndarray) -> None:
@@ -377,7 +377,7 @@ def aligned_buffer(nbytes: int) -> np.ndarray:
     return raw[first : first + nbytes]
 
 
-def _read(fd: int, out: np.ndarray, offset: int) -> None:
+def _read_into(fd: int, out: np.ndarray, offset: int) -> None:
     _move(os.preadv, fd, memoryview(out), offset)
 
 

@@ -108,7 +108,7 @@ def _common(
                 f"cannot collate sample{where}: sample {ids[0]} has a {type(batch[0]).__name__} there, sample {name} a "
                 f"{type(sample).__name__}; make the dataset return one type"
             )
-        if not _same(trait(sample), first):
+        if not _equal_structures(trait(sample), first):
             raise ShapeError(
                 f"cannot collate sample{where}: {noun} differ, {first} in sample {ids[0]} but {trait(sample)} in "
                 f"sample {name}; pad or crop in the dataset, or give the DataLoader a collate_fn"
@@ -116,5 +116,5 @@ def _common(
     return first
 
 
-def _same(a: Any, b: Any) -> bool:
+def _equal_structures(a: Any, b: Any) -> bool:
     return set(a) == set(b) if isinstance(a, list) else bool(a == b)

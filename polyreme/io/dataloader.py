@@ -84,14 +84,14 @@ class DataLoader(NamesKeywords):
         if self._bare and not self._stream:
             self._order = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         self.collate_fn: Callable[[Any], Any] = collate_fn or (default_convert_fn if self._bare else default_collate_fn)
-        self.num_workers: int = _whole("num_workers", num_workers, 0)
+        self.num_workers: int = _check_count("num_workers", num_workers, 0)
         self.use_buffer_reader = use_buffer_reader
-        self.reader_buffer_size: int = _whole("reader_buffer_size", reader_buffer_size, 1)
-        self.prefetch_factor: int = _whole("prefetch_factor", prefetch_factor, 1)
+        self.reader_buffer_size: int = _check_count("reader_buffer_size", reader_buffer_size, 1)
+        self.prefetch_factor: int = _check_count("prefetch_factor", prefetch_factor, 1)
         self.use_shared_memory = use_shared_memory
         self.timeout: float = _seconds(timeout)
         self.worker_init_fn = worker_init_fn
-        self.skip_bad: int = _whole("skip_bad", skip_bad, 0)
+        self.skip_bad: int = _check_count("skip_bad", skip_bad, 0)
         if skip_bad and (self._stream or batch_size is None):
             raise ConfigError(
                 f"DataLoader: skip_bad={skip_bad} needs samples with an index, in batches; a stream leaves out in its "
@@ -307,7 +307,7 @@ def _epoch_source(order: Any) -> Any:
     return None
 
 
-def _whole(name: str, value: Any, low: int) -> int:
+def _check_count(name: str, value: Any, low: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ConfigError(f"DataLoader: {name} must be a whole number of at least {low}, got {value!r}")
     return value

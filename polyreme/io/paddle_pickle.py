@@ -57,18 +57,18 @@ def read(data: bytes, where: str) -> tuple[Any, int]:
         )
         raise CheckpointError(f"{error}; {advice}") from None
     if isinstance(value, dict) and BIG in value:
-        value = _joined(value, where)
+        value = _join_pieces(value, where)
     if not _any_tensor(value, where):
-        value = _each(value, lambda x: PickledTensor("", x) if isinstance(x, np.ndarray) else x)
+        value = _map_leaves(value, lambda x: PickledTensor("", x) if isinstance(x, np.ndarray) else x)
     return value, length
 
 
 def with_tensors(value: Any, tensor: Callable[[PickledTensor], Any]) -> Any:
     """The value with this in the place of every PickledTensor; one that is met again stays one."""
-    return _each(value, lambda x: tensor(x) if isinstance(x, PickledTensor) else x)
+    return _map_leaves(value, lambda x: tensor(x) if isinstance(x, PickledTensor) else x)
 
 
-def _joined(value: dict[Any, Any], where: str) -> dict[Any, Any]:
+def _join_pieces(value: dict[Any, Any], where: str) -> dict[Any, Any]:
     """The dict with parameters put together of their pieces."""
     table = value[BIG]
     rest = {key: item for key, item in value.items() if key != BIG}
@@ -102,7 +102,7 @@ def _any_tensor(value: Any, where: str) -> bool:
     return has_tensor
 
 
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with every leaf changed; one met again stays one."""
     memo: dict[int, tuple[Any, Any]] = {}
 

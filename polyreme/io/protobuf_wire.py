@@ -97,11 +97,11 @@ def _values(raw: Any, wire: int, field: WireField, depth: int) -> list[Any]:
         _expect(wire in (_BYTES, single) and len(raw) % size == 0, field, wire)
         return list(struct.unpack(f"<{len(raw) // size}{code}", raw))
     _expect(wire in (_VARINT, _BYTES), field, wire)
-    numbers = [raw] if wire == _VARINT else _packed(raw)
+    numbers = [raw] if wire == _VARINT else _unpack_varints(raw)
     return [bool(n) for n in numbers] if kind == "bool" else [n - (n >> 63 << 64) for n in numbers]
 
 
-def _packed(raw: memoryview) -> list[int]:
+def _unpack_varints(raw: memoryview) -> list[int]:
     numbers, place = [], 0
     while place < len(raw):
         number, place = varint(raw, place)

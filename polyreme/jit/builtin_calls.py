@@ -31,11 +31,11 @@ def _best(python: Callable, better: Callable, args: tuple, options: dict[str, An
         return python(items, **options) if len(args) == 1 else python(*args, **options)
     found = items[0]
     for item in items[1:]:
-        found = if_exp(better(item, found), _given(item), _given(found), python.__name__)
+        found = if_exp(better(item, found), _constant(item), _constant(found), python.__name__)
     return found
 
 
-def _given(value: Any) -> Callable[[], Any]:
+def _constant(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
@@ -43,7 +43,7 @@ def any_(items: Iterable[Any]) -> Any:
     """any, as a bool or a 0-D bool Tensor."""
     result: Any = False
     for item in items:
-        result = or_(_given(result), _given(_truth(item)))
+        result = or_(_constant(result), _constant(_truth(item)))
         if result is True:
             break
     return result

@@ -292,7 +292,7 @@ def _function(fn: Any) -> Any:
             for inside in code_within(code):
                 unconverted[inside] = reason
             return fn
-    return _bound(factory, fn)
+    return _bind(factory, fn)
 
 
 def _refuse(fn: Callable, error: Exception) -> str:
@@ -303,7 +303,7 @@ def _refuse(fn: Callable, error: Exception) -> str:
     return reason
 
 
-def _bound(factory: Callable, fn: types.FunctionType) -> Callable:
+def _bind(factory: Callable, fn: types.FunctionType) -> Callable:
     """The converted function in fn's own closure, globals and defaults."""
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in factory.__code__.co_freevars)

@@ -320,7 +320,9 @@ class _Loop:
                     for (how, v), d in zip(fetch, dtypes_of, strict=True)
                 )
 
-            return _bound(test, body, carry, self.maximum) if self.maximum is not None else _free(test, body, carry)
+            return (
+                _bounded_loop(test, body, carry, self.maximum) if self.maximum is not None else _free(test, body, carry)
+            )
 
         if self.maximum is None:
             fn = _without_gradient(fn, self._no_gradient())
@@ -384,7 +386,7 @@ def _free(test: Callable, body: Callable, carry: tuple) -> tuple:
     return jax.lax.while_loop(test, body, carry)
 
 
-def _bound(test: Callable, body: Callable, carry: tuple, maximum: int) -> tuple:
+def _bounded_loop(test: Callable, body: Callable, carry: tuple, maximum: int) -> tuple:
     def step(carry: tuple, _: None) -> tuple:
         return jax.lax.cond(test(carry), body, lambda c: c, carry), None
 

@@ -142,7 +142,7 @@ _SOLE_OWNER = _Probe.sole_owner()
 _new: Any = object.__new__
 
 
-def _named(pure: Callable[..., Any], fn: Any) -> Callable[..., Any]:
+def _rename(pure: Callable[..., Any], fn: Any) -> Callable[..., Any]:
     """pure under the name of the function that was captured, which traces and listings of the program show."""
 
     def call(*arrays: Any) -> Any:
@@ -225,7 +225,7 @@ class CapturedProgram:
             self._scratch: host_memory.Scratch | None = None
             # without empty lists of state, and of what _pure returns besides results, a small call costs a tenth less
             self._jitted = jax.jit(
-                _named(self._pure_results if self.is_function else self._pure, fn),
+                _rename(self._pure_results if self.is_function else self._pure, fn),
                 donate_argnums=() if self.is_function else 0,
                 out_shardings=None if self.is_function else self._out_shardings(),
                 compiler_options=backend.step_options(),

@@ -53,7 +53,7 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
     return ast.Call(operator, list(args), [])
 
 
-def _at(new: Any, old: ast.AST) -> Any:
+def _copy_location(new: Any, old: ast.AST) -> Any:
     """new, which stands where old stood."""
     anno.copyanno(old, new, anno.Basic.ORIGIN)
     return ast.copy_location(new, old)
@@ -107,8 +107,8 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is None:
-            return _at(ast.Pass(), node)
-        plain = _at(ast.Assign([node.target], node.value), node)
+            return _copy_location(ast.Pass(), node)
+        plain = _copy_location(ast.Assign([node.target], node.value), node)
         return self.visit_Assign(plain)
 
     def _store(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> Any:
@@ -118,7 +118,7 @@ class _Rewrite(ast.NodeTransformer):
             call = _call("set_attr", value, target.value, ast.Constant(self._private(target.attr)))
         else:
             return None
-        return self._statement(_at(ast.Expr(call), node))
+        return self._statement(_copy_location(ast.Expr(call), node))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         operator, target = ast.Constant(_IN_PLACE[type(node.op)]), node.target
@@ -129,8 +129,8 @@ class _Rewrite(ast.NodeTransformer):
             call = _call("update_attr", target.value, name, operator, node.value)
         else:
             value = _call("update", _load(target), operator, node.value)
-            return self._statement(_at(ast.Assign([target], value), node))
-        return self._statement(_at(ast.Expr(call), node))
+            return self._statement(_copy_location(ast.Assign([target], value), node))
+        return self._statement(_copy_location(ast.Expr(call), node))
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         statements: list[Any] = []
@@ -141,7 +141,7 @@ class _Rewrite(ast.NodeTransformer):
                 one = ast.Expr(_call("del_attr", target.value, ast.Constant(self._private(target.attr))))
             else:
                 one = ast.Delete([target])
-            statements.append(self.generic_visit(_at(one, node)))
+            statements.append(self.generic_visit(_copy_location(one, node)))
         return statements
 
     # containers made here
@@ -150,14 +150,14 @@ class _Rewrite(ast.NodeTransformer):
         made: Any = self.generic_visit(node)
         if isinstance(getattr(node, "ctx", None), ast.Store):
             return made
-        return _at(_call("own", made), node)
+        return _copy_location(_call("own", made), node)
 
     visit_List = visit_Dict = visit_Set = visit_ListComp = visit_DictComp = visit_SetComp = _owned
 
     # text, print, assert, raise
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        return _at(_call("text", ast.Tuple([self._part(x) for x in node.values], ast.Load())), node)
+        return _copy_location(_call("text", ast.Tuple([self._part(x) for x in node.values], ast.Load())), node)
 
     def _part(self, node: Any) -> ast.expr:
         if not isinstance(node, ast.FormattedValue):
@@ -169,23 +169,27 @@ class _Rewrite(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
         made: Any = self.generic_visit(node)
-        return _at(_call("percent", made.left, made.right), node) if is_text and isinstance(node.op, ast.Mod) else made
+        return (
+            _copy_location(_call("percent", made.left, made.right), node)
+            if is_text and isinstance(node.op, ast.Mod)
+            else made
+        )
 
     def visit_Call(self, node: ast.Call) -> Any:
         node = self.generic_visit(node)  # type: ignore[assignment]
         if isinstance(node.func, ast.Name) and node.func.id == "print":
-            node.func = _at(_call("print_of", node.func), node.func)
+            node.func = _copy_location(_call("print_of", node.func), node.func)
         return node
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         text = ast.Constant(ast.unparse(node.test))
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
         message = ast.Constant(None) if node.msg is None else ast.Lambda(nothing, node.msg)
-        return self._statement(_at(ast.Expr(_call("check", node.test, message, text)), node))
+        return self._statement(_copy_location(ast.Expr(_call("check", node.test, message, text)), node))
 
     def visit_Raise(self, node: ast.Raise) -> Any:
         if node.exc is not None:
-            node.exc = _at(_call("raised", node.exc, ast.Constant(self.in_try)), node.exc)
+            node.exc = _copy_location(_call("raised", node.exc, ast.Constant(self.in_try)), node.exc)
         return self._statement(node)
 
     def visit_Try(self, node: ast.Try) -> Any:
@@ -202,7 +206,7 @@ class _Rewrite(ast.NodeTransformer):
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> Any:
         if node.name is not None:
             caught = ast.Assign([ast.Name(self._private(node.name), ast.Store())], _call("caught"))
-            node.body.insert(0, _at(caught, node))
+            node.body.insert(0, _copy_location(caught, node))
             node.name = None
         return self.generic_visit(node)
 
@@ -220,10 +224,12 @@ class _Rewrite(ast.NodeTransformer):
         if any(isinstance(x, ast.NamedExpr) for x in ast.walk(node.test)):
             if node.orelse:
                 raise _refusal(node, "a while loop with both := in its test and an else is not converted")
-            leave = _at(ast.If(ast.UnaryOp(ast.Not(), node.test), [_at(ast.Break(), node)], []), node)
-            node = _at(ast.While(ast.Constant(True), [leave, *node.body], []), node)
+            leave = _copy_location(
+                ast.If(ast.UnaryOp(ast.Not(), node.test), [_copy_location(ast.Break(), node)], []), node
+            )
+            node = _copy_location(ast.While(ast.Constant(True), [leave, *node.body], []), node)
         if isinstance(node.test, ast.Constant) and node.test.value:
-            node.test = _at(_call("forever"), node.test)
+            node.test = _copy_location(_call("forever"), node.test)
         return self.generic_visit(node)
 
 
@@ -250,7 +256,7 @@ class _Hoist(ast.NodeTransformer):
         node = self.generic_visit(node)  # type: ignore[assignment]
         if not self.in_operand:
             return node
-        self.made.append(_at(ast.Assign([node.target], node.value), self.statement))
+        self.made.append(_copy_location(ast.Assign([node.target], node.value), self.statement))
         return _load(node.target)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:

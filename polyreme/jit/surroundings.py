@@ -146,15 +146,15 @@ def _difference(what: str, old: Any, new: Any) -> str:
                 return _difference(f"{what}[{at}]", *pairs[at])
             (_, (key, value)), (_, (new_key, new_value)) = pairs[at]
             return (
-                _difference(f"{what}[{_shown(key)}]", value, new_value)
+                _difference(f"{what}[{_describe(key)}]", value, new_value)
                 if key == new_key
                 else f"{what}: its keys changed"
             )
     is_other = isinstance(old, _Identity) and ((isinstance(new, _Identity) and old.name == new.name) or _is_tensor(new))
-    return f"{what}: {_shown(old)} -> {f'another {old.name}' if is_other else _shown(new)}"
+    return f"{what}: {_describe(old)} -> {f'another {old.name}' if is_other else _describe(new)}"
 
 
-def _shown(form: Any) -> str:
+def _describe(form: Any) -> str:
     """A frozen form in words."""
     if not isinstance(form, tuple):
         return "nothing" if form is None else str(form)
@@ -254,14 +254,14 @@ def _counts(what: str, old: Any, new: Any) -> Iterator[str]:
     if _is_array(old) and old[:3] == new[:3]:
         yield f"{what} changes its values"
     elif old[0] in _NUMBERS and new[0] in _NUMBERS:
-        yield f"{what} goes from {_shown(old)} to {_shown(new)}"
+        yield f"{what} goes from {_describe(old)} to {_describe(new)}"
     elif old[0] is new[0] and isinstance(old[1], tuple) and len(old[1]) == len(new[1]):
         for at, (before, after) in enumerate(zip(old[1], new[1], strict=True)):
             if not issubclass(old[0], dict):
                 yield from _counts(f"{what}[{at}]", before, after)
             elif isinstance(before, tuple) and isinstance(after, tuple):  # not one of too many parts to look at
                 (key, value), (new_key, new_value) = before[1], after[1]
-                yield from _counts(f"{what}[{_shown(key)}]", value, new_value) if key == new_key else ()
+                yield from _counts(f"{what}[{_describe(key)}]", value, new_value) if key == new_key else ()
 
 
 def same_parts(before: Any, now: Any) -> bool:

@@ -195,7 +195,7 @@ class ScoreBlock:
         return dropout_scale(self.spec, self.draw, shape)
 
 
-def _cut(span: QueryBlocks, start, x, dim: int = 3) -> jax.Array:
+def _block_rows(span: QueryBlocks, start, x, dim: int = 3) -> jax.Array:
     """The rows of x of the block at start."""
     return lax.dynamic_slice_in_dim(x, start, span.rows, dim)
 
@@ -206,7 +206,7 @@ def _span_block(spec: AttentionSpec, span: QueryBlocks, start, offset: int, qs, 
     if isinstance(mask, Columns):
         mask = grouped_mask(seen(mask, span.rows, start, span.keys), n)
     elif mask is not None:
-        mask = mask if mask.shape[3] == 1 else _cut(span, start, mask)
+        mask = mask if mask.shape[3] == 1 else _block_rows(span, start, mask)
         mask = mask if mask.shape[4] == 1 else mask[..., : span.keys]
     return ScoreBlock(spec, mask, start + offset, part_of(draw, n * g, row=start))
 
@@ -236,7 +236,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
 
         def body(start, carry, span=span, ke=ke, ve=ve):
             block = _span_block(spec, span, start, t - s, qs, mask, draw)
-            return carry, forward_block(block, _cut(span, start, qs), ke, ve)
+            return carry, forward_block(block, _block_rows(span, start, qs), ke, ve)
 
         _, (out, lse) = _walk(span, body, ())
         outs.append(_join(out))
@@ -293,7 +293,7 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
 
         def body(start, carry, span=span, ke=ke, ve=ve):
             block = _span_block(spec, span, start, t - s, qs, bias, draw)
-            rows = (_cut(span, start, x) for x in (qs, do, lse, delta))
+            rows = (_block_rows(span, start, x) for x in (qs, do, lse, delta))
             dq, dki, dvi, dbias = backward_block(block, *rows, ke, ve)
             return jax.tree.map(jnp.add, carry, (dki, dvi)) if carry else (dki, dvi), (dq, dbias)
 

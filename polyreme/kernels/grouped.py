@@ -216,7 +216,7 @@ def _kernels(*arrays: jax.Array) -> _Kernels:
 # over the end, of its group or of the array, begins earlier.
 
 
-def _own(size: int, rows: int, begin: jax.Array, end: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _block_span(size: int, rows: int, begin: jax.Array, end: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The first row of a block for rows from begin to end, and which of its rows [size, 1] these are."""
     row = jnp.minimum(begin, jnp.asarray(rows - size, jnp.int32))
     at = row + lax.iota(jnp.int32, size)
@@ -249,7 +249,7 @@ def _matmul_by_blocks(transpose: bool, rows: jax.Array, weights: jax.Array, size
             return lax.dynamic_update_slice_in_dim(out, product(row, size), row, 0)
 
         def tail(i: jax.Array, out: jax.Array, begin: jax.Array, size: int) -> jax.Array:
-            row, is_own = _own(size, rows.shape[0], begin + i * size, ends[e])
+            row, is_own = _block_span(size, rows.shape[0], begin + i * size, ends[e])
             others = lax.dynamic_slice_in_dim(out, row, size)
             return lax.dynamic_update_slice_in_dim(out, jnp.where(is_own, product(row, size), others), row, 0)
 
@@ -276,7 +276,7 @@ def _outer_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
         """out with the matrix of group e."""
 
         def add(i: jax.Array, total: jax.Array, begin: jax.Array, size: int) -> jax.Array:
-            row, is_own = _own(size, x.shape[0], begin + i * size, ends[e])
+            row, is_own = _block_span(size, x.shape[0], begin + i * size, ends[e])
             left, right = (jnp.where(is_own, lax.dynamic_slice_in_dim(a, row, size), 0) for a in (x, y))
             # transposed first: see kernels.linear.rows_product; XLA compiles no barrier around one row
             turned = lax.optimization_barrier(left.T) if size >= TAIL else left.T

@@ -328,14 +328,14 @@ def over_devices(split: Split, fn: Callable[..., Any], in_specs: Any, out_specs:
     return jax.shard_map(fn, mesh=split.mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False)
 
 
-def _at(axes: Axes) -> jax.Array:
+def _device_index(axes: Axes) -> jax.Array:
     return lax.axis_index(axes).astype(jnp.uint32) if axes else jnp.uint32(0)
 
 
 def _origin(split: Split, q: jax.Array, heads: Axes, row: Any = 0, col: Any = 0) -> jax.Array:
     """attention_blocked.Draw.origin of a device's q [b_l, s_l, h_l, d]."""
     total = q.shape[2] * split.ways(heads)
-    places = (_at(split.batch) * q.shape[0], _at(heads) * q.shape[2], row, col, total)
+    places = (_device_index(split.batch) * q.shape[0], _device_index(heads) * q.shape[2], row, col, total)
     return jnp.stack([jnp.asarray(p).astype(jnp.uint32) for p in places])
 
 

@@ -49,12 +49,12 @@ def check_zigzag(length: int, ways: int) -> None:
 
 def move_into_zigzag(x: jax.Array, mesh: Mesh, spec: PartitionSpec, dim: int = 1) -> jax.Array:
     """into_zigzag of a dim that the mesh axes of its entry in spec split: two permutes of half of x each."""
-    return _moved(x, mesh, spec, dim, True)
+    return _permute(x, mesh, spec, dim, True)
 
 
 def move_out_of_zigzag(x: jax.Array, mesh: Mesh, spec: PartitionSpec, dim: int = 1) -> jax.Array:
     """out_of_zigzag, as move_into_zigzag."""
-    return _moved(x, mesh, spec, dim, False)
+    return _permute(x, mesh, spec, dim, False)
 
 
 def moved_share(ways: int) -> float:
@@ -73,7 +73,7 @@ def _homes(ways: int) -> list[list[tuple[int, int]]]:
     return [[(r, min(chunk, last - chunk)) for r, chunk in enumerate(range(odd, last + 1, 2))] for odd in (0, 1)]
 
 
-def _moved(x: jax.Array, mesh: Mesh, spec: PartitionSpec, dim: int, into: bool) -> jax.Array:
+def _permute(x: jax.Array, mesh: Mesh, spec: PartitionSpec, dim: int, into: bool) -> jax.Array:
     axes = spec[dim]
     ways = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
     homes = _homes(ways)

@@ -27,7 +27,7 @@ def are_alike(one: Layer, other: Layer) -> bool:
     mine, others = (
         {name: value for name, value in vars(layer).items() if name not in _IDENTITY} for layer in (one, other)
     )
-    if mine.keys() != others.keys() or any(not _same(mine[name], others[name]) for name in mine):
+    if mine.keys() != others.keys() or any(not _is_same(mine[name], others[name]) for name in mine):
         return False
     tables = ((one._parameters, other._parameters), (one._buffers, other._buffers))
     if any(_forms(table) != _forms(of_other) for table, of_other in tables):
@@ -36,7 +36,7 @@ def are_alike(one: Layer, other: Layer) -> bool:
     return all(a is b or (a is not None and b is not None and are_alike(a, b)) for a, b in pairs)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     """Whether two attributes are the same object, equal plain values, or say how parameters begin."""
     if one is other or (isinstance(one, ParamAttr) and isinstance(other, ParamAttr)):
         return True

@@ -60,7 +60,7 @@ def multiply(x: Array, y: Array) -> Array:
 # integers by 0, and to powers below 0
 
 
-def _whole(x: Any, y: Any) -> bool:
+def _gives_integers(x: Any, y: Any) -> bool:
     """Whether the results of an op of two Tensors or numbers that stays among integers are integers."""
     return not any(dtypes.is_inexact(v.dtype) if hasattr(v, "dtype") else isinstance(v, float) for v in (x, y))
 
@@ -74,14 +74,14 @@ def _divides(what: str) -> Callable[..., None]:
         )
 
     def check(x: Any, y: Any, *_: Any, **__: Any) -> None:
-        if _whole(x, y):
+        if _gives_integers(x, y):
             check_none(lambda xp, y: y == 0, [y], describe)
 
     return check
 
 
 def _check_divide(x: Any, y: Any, *_: Any, rounding_mode: str | None = None, **__: Any) -> None:
-    if rounding_mode is not None and _whole(x, y):
+    if rounding_mode is not None and _gives_integers(x, y):
         for one, other in ((x, y), (y, x)):
             if hasattr(other, "dtype"):
                 dtypes.check_holds("divide", other.dtype, one)
@@ -94,7 +94,7 @@ def _check_pow(x: Any, y: Any, *_: Any, **__: Any) -> None:
             f"pow: an integer to the power {value}, as at {list(at)}, is a fraction; cast to a floating dtype"
         )
 
-    if _whole(x, y):
+    if _gives_integers(x, y):
         check_none(lambda xp, y: y < 0, [y], describe)
 
 

@@ -72,7 +72,7 @@ def creator(fn: Callable[..., Any] | None = None, *, rule: RuleFor | None = None
             args = (args,)  # zeros(2, 3)
         if pin_memory:
             raise ConfigError(f"{fn.__name__}: pin_memory=True; transfers pin memory themselves here, leave it out")
-        with _on(device, fn.__name__):
+        with _device_context(device, fn.__name__):
             result = declared(*args, **kwargs)
         if requires_grad:
             result.stop_gradient = False
@@ -82,7 +82,7 @@ def creator(fn: Callable[..., Any] | None = None, *, rule: RuleFor | None = None
 
 
 @contextmanager
-def _on(device: Any, what: str) -> Iterator[None]:
+def _device_context(device: Any, what: str) -> Iterator[None]:
     if device is None:
         yield
         return
@@ -209,10 +209,10 @@ def arange(start: float = 0, end: float | None = None, step: float = 1, dtype: D
         count: Any = jax.core.max_dim(-((start - end) // step), 0)
     else:
         count = max(0, math.ceil((end - start) / step))
-    return _counted("arange", start, step, count, whole, to)
+    return _count_up("arange", start, step, count, whole, to)
 
 
-def _counted(what: str, start: Any, step: Any, count: Any, whole: bool, to: np.dtype) -> Array:
+def _count_up(what: str, start: Any, step: Any, count: Any, whole: bool, to: np.dtype) -> Array:
     """start, start + step, ... -> [count]; raises ConfigError for one that the dtype does not hold."""
     values = (start, start + (count - 1) * step) if jax_export.is_symbolic_dim(count) or count else ()
     for value in (v for v in values if not jax_export.is_symbolic_dim(v)):
@@ -234,7 +234,7 @@ def range(start: float = 0, end: float | None = None, step: float = 1, dtype: DT
         raise ShapeError(f"range(start={start}, end={end}, step={step}): step never arrives; give another")
     count = math.floor((end - start) / step) + 1
     whole = all(isinstance(v, int) for v in (start, end, step))
-    return _counted("range", start, step, count, whole, as_float(dtype))
+    return _count_up("range", start, step, count, whole, as_float(dtype))
 
 
 @creator

@@ -81,7 +81,7 @@ def _some(axes: Any, what: str) -> Any:
     return axes
 
 
-def _one(n: Any) -> Any:
+def _as_tuple(n: Any) -> Any:
     return None if n is None else (n,)
 
 
@@ -98,37 +98,37 @@ def fft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward") 
     >>> fft(paddle.to_tensor([1.0, 0.0, 0.0, 0.0])).tolist()
     [(1+0j), (1+0j), (1+0j), (1+0j)]
     """
-    return _complex_to_complex(x, _one(n), axis, norm, True, "fft")
+    return _complex_to_complex(x, _as_tuple(n), axis, norm, True, "fft")
 
 
 @op(amp="fp32", method=False)
 def ifft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Inverse of fft over one dim."""
-    return _complex_to_complex(x, _one(n), axis, norm, False, "ifft")
+    return _complex_to_complex(x, _as_tuple(n), axis, norm, False, "ifft")
 
 
 @op(amp="fp32", method=False)
 def rfft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """The first n // 2 + 1 values of fft of a real x; the others are their conjugates in reverse order."""
-    return _real_to_half(x, _one(n), axis, norm, True, "rfft")
+    return _real_to_half(x, _as_tuple(n), axis, norm, True, "rfft")
 
 
 @op(amp="fp32", method=False)
 def irfft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Inverse of rfft over one dim: n real values; give n where it is odd."""
-    return _half_to_real(x, _one(n), axis, norm, False, "irfft")
+    return _half_to_real(x, _as_tuple(n), axis, norm, False, "irfft")
 
 
 @op(amp="fp32", method=False)
 def hfft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """The n real values of fft of a Hermitian signal, of which x is the first half: x[-j] = conj(x[j])."""
-    return _half_to_real(x, _one(n), axis, norm, True, "hfft")
+    return _half_to_real(x, _as_tuple(n), axis, norm, True, "hfft")
 
 
 @op(amp="fp32", method=False)
 def ihfft(x: Array, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Inverse of hfft over one dim: the first n // 2 + 1 values of ifft of a real x."""
-    return _real_to_half(x, _one(n), axis, norm, False, "ihfft")
+    return _real_to_half(x, _as_tuple(n), axis, norm, False, "ihfft")
 
 
 @op(amp="fp32", method=False)

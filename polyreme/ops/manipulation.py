@@ -285,7 +285,7 @@ def block_diag(inputs: list[Array]) -> Array:
 # splitting
 
 
-def _cut(x: Array, dim: int, ends: Sequence[int]) -> list[Array]:
+def _cut_at(x: Array, dim: int, ends: Sequence[int]) -> list[Array]:
     """x cut along dim: part i ends at ends[i], the last part takes the rest."""
     starts = (0, *ends)
     stops = (*ends, x.shape[dim])
@@ -315,7 +315,7 @@ def split(x: Array, num_or_sections: Sizes, axis: int = 0) -> list[Array]:
         if sum(sizes) != size or min(sizes, default=-1) < 0:
             raise ShapeError(f"split: sizes {list(num_or_sections)} do not fill dim {dim} of {list(x.shape)}")
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    return _cut(x, dim, ends)
+    return _cut_at(x, dim, ends)
 
 
 @op(rule=cuts)
@@ -327,11 +327,11 @@ def chunk(x: Array, chunks: int, axis: int = 0) -> list[Array]:
 def _tensor_split(x: Array, num_or_indices: Any, dim: int, what: str) -> list[Array]:
     size = x.shape[dim]
     if not isinstance(num_or_indices, int):
-        return _cut(x, dim, num_or_indices)
+        return _cut_at(x, dim, num_or_indices)
     if num_or_indices < 1:
         raise ShapeError(f"{what}: {num_or_indices} parts; give 1 or more")
     part, longer = divmod(size, num_or_indices)
-    return _cut(x, dim, [(i + 1) * part + min(i + 1, longer) for i in range(num_or_indices - 1)])
+    return _cut_at(x, dim, [(i + 1) * part + min(i + 1, longer) for i in range(num_or_indices - 1)])
 
 
 @op(rule=cuts)

@@ -151,7 +151,7 @@ def fake_quantize(x: Array, scale: Array, bit_length: int = 8, quant_axis: int =
     off: rounding has none of its own. Source: arXiv:1308.3432. Raises ConfigError for another bit_length.
     """
     _check_bits(bit_length, "fake_quantize")
-    step = _along(scale, x, quant_axis).astype(jnp.float32) / _bound(bit_length)
+    step = _along(scale, x, quant_axis).astype(jnp.float32) / _largest_code(bit_length)
     rounded = _clipped(x, step, bit_length) * step
     return x + jax.lax.stop_gradient(rounded.astype(x.dtype) - x)
 
@@ -163,10 +163,10 @@ def quantize_linear(x: Array, scale: Array, zero_point: Array, bit_length: int =
     scale, zero_point: as of fake_quantize. The gradient of x passes the rounding by.
     """
     _check_bits(bit_length, "quantize_linear")
-    step = _along(scale, x, quant_axis).astype(jnp.float32) / _bound(bit_length)
+    step = _along(scale, x, quant_axis).astype(jnp.float32) / _largest_code(bit_length)
     scaled = x.astype(jnp.float32) / jnp.where(step == 0, 1, step)
     shifted = jnp.round(scaled) + _along(zero_point, x, quant_axis).astype(jnp.float32)
-    codes = jnp.clip(shifted, -_bound(bit_length) - 1, _bound(bit_length))
+    codes = jnp.clip(shifted, -_largest_code(bit_length) - 1, _largest_code(bit_length))
     return (scaled + jax.lax.stop_gradient(codes - scaled)).astype(x.dtype)
 
 
@@ -174,7 +174,7 @@ def quantize_linear(x: Array, scale: Array, zero_point: Array, bit_length: int =
 def dequantize_linear(x: Array, scale: Array, zero_point: Array, bit_length: int = 8, quant_axis: int = -1) -> Array:
     """The inverse of quantize_linear: (x - zero_point) scale / (2^(bit_length - 1) - 1), of scale's dtype."""
     _check_bits(bit_length, "dequantize_linear")
-    step = _along(scale, x, quant_axis) / _bound(bit_length)
+    step = _along(scale, x, quant_axis) / _largest_code(bit_length)
     return (x.astype(scale.dtype) - _along(zero_point, x, quant_axis).astype(scale.dtype)) * step
 
 
@@ -225,13 +225,13 @@ def _check_bits(bit_length: int, what: str) -> None:
         raise ConfigError(f"{what}: bit_length={bit_length!r}; give 2 to 16")
 
 
-def _bound(bit_length: int) -> int:
+def _largest_code(bit_length: int) -> int:
     return 2 ** (bit_length - 1) - 1
 
 
 def _clipped(x: Array, step: Array, bit_length: int) -> Array:
     scaled = x.astype(jnp.float32) / jnp.where(step == 0, 1, step)
-    return jnp.clip(jnp.round(scaled), -_bound(bit_length), _bound(bit_length))
+    return jnp.clip(jnp.round(scaled), -_largest_code(bit_length), _largest_code(bit_length))
 
 
 def _along(scale: Array, x: Array, quant_axis: int) -> Array:

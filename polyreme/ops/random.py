@@ -97,7 +97,7 @@ def uniform(
 
 def _between(key: Array, shape: tuple, dtype: Any, min: Any, max: Any) -> Array:
     low, high = jnp.astype(min, dtype), jnp.astype(max, dtype)
-    return _drawn(jax.random.uniform(key, shape, dtype, low, high), low <= high)
+    return _nan_where_impossible(jax.random.uniform(key, shape, dtype, low, high), low <= high)
 
 
 def _checks_std(what: str, at: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -228,7 +228,7 @@ def _within(what: str, values: Any, high: float = np.inf) -> None:
     )
 
 
-def _drawn(numbers: Array, possible: Array) -> Array:
+def _nan_where_impossible(numbers: Array, possible: Array) -> Array:
     """numbers, and what stands for NaN where they could not be drawn and nobody could be told."""
     return jnp.where(possible, numbers, jnp.asarray(dtypes.not_a_number(numbers.dtype), numbers.dtype))
 
@@ -242,7 +242,7 @@ def _is_chance(p: Array) -> Array:
 def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
     chance = x if p is None else jnp.full(x.shape, p, dtypes.float32)
-    return _drawn(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
+    return _nan_where_impossible(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
 
 
 def _check_multinomial(x: Any, num_samples: int = 1, replacement: bool = False, *_: Any, **__: Any) -> None:
@@ -280,18 +280,18 @@ def multinomial(x: Array, num_samples: int = 1, replacement: bool = False, key: 
     room = jnp.where(jnp.all((x >= 0) & (x < jnp.inf), -1), jnp.sum(x > 0, -1), 0)[..., None]
     if replacement:
         drawn = jax.random.categorical(key, logits, shape=(num_samples, *x.shape[:-1]))
-        return _drawn(jnp.moveaxis(drawn, 0, -1).astype(dtypes.int64), room > 0)
+        return _nan_where_impossible(jnp.moveaxis(drawn, 0, -1).astype(dtypes.int64), room > 0)
     # the largest of logits + Gumbel noise are a draw without replacement (arXiv:1903.06059)
     noise = jax.random.gumbel(key, x.shape, logits.dtype)
     drawn = jax.lax.top_k(logits + noise, num_samples)[1].astype(dtypes.int64)
-    return _drawn(drawn, jnp.arange(num_samples) < room)
+    return _nan_where_impossible(drawn, jnp.arange(num_samples) < room)
 
 
 @preceded(lambda x, **_: _within("poisson", x))
 @op(method=False, rule=elementwise, real=True)
 def poisson(x: Array, key: Key = DRAWN) -> Array:
     """Poisson counts with rates x, in x's shape and dtype."""
-    return _drawn(jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype), x >= 0)
+    return _nan_where_impossible(jax.random.poisson(key, x, x.shape, dtypes.int64).astype(x.dtype), x >= 0)
 
 
 @preceded(lambda x, **_: _within("standard_gamma", x))
@@ -313,7 +313,7 @@ def binomial(count: Array, prob: Array, key: Key = DRAWN) -> Array:
     """Number of successes in count trials of probability prob, elementwise, int64; count and prob broadcast."""
     shape = jnp.broadcast_shapes(count.shape, prob.shape)
     drawn = jax.random.binomial(key, count.astype(dtypes.float64), prob.astype(dtypes.float64), shape, dtypes.float64)
-    return _drawn(drawn.astype(dtypes.int64), _is_chance(prob) & (count >= 0))
+    return _nan_where_impossible(drawn.astype(dtypes.int64), _is_chance(prob) & (count >= 0))
 
 
 def _filling(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -377,7 +377,7 @@ def log_normal_(x: Array, mean: Array | float = 1.0, std: Array | float = 2.0, k
 def exponential_(x: Array, lam: Array | float = 1.0, key: Key = DRAWN) -> Array:
     """Fill x with exponential numbers of rate lam (mean 1 / lam)."""
     drawn = jax.random.exponential(key, x.shape, _floating(x.dtype, "exponential_")) / jnp.astype(lam, x.dtype)
-    return _drawn(drawn, jnp.astype(lam, x.dtype) >= 0)
+    return _nan_where_impossible(drawn, jnp.astype(lam, x.dtype) >= 0)
 
 
 @preceded(lambda x, p=0.5, *_, **__: _within("bernoulli_", p, 1))
@@ -385,7 +385,7 @@ def exponential_(x: Array, lam: Array | float = 1.0, key: Key = DRAWN) -> Array:
 def bernoulli_(x: Array, p: Array | float = 0.5, key: Key = DRAWN) -> Array:
     """Fill x with 1 (probability p, a number or a Tensor) and 0."""
     chance = jnp.broadcast_to(dtypes.floating(p), x.shape)
-    return _drawn(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
+    return _nan_where_impossible(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
 
 
 @preceded(lambda x, loc=0, scale=1, *_, **__: _within("cauchy_: scale", scale))
@@ -393,7 +393,7 @@ def bernoulli_(x: Array, p: Array | float = 0.5, key: Key = DRAWN) -> Array:
 def cauchy_(x: Array, loc: Array | float = 0, scale: Array | float = 1, key: Key = DRAWN) -> Array:
     """Fill x with Cauchy numbers: loc + scale * tan(pi * (u - 1/2)), u uniform."""
     drawn, spread = jax.random.cauchy(key, x.shape, _floating(x.dtype, "cauchy_")), jnp.astype(scale, x.dtype)
-    return _drawn(jnp.astype(loc, x.dtype) + spread * drawn, spread >= 0)
+    return _nan_where_impossible(jnp.astype(loc, x.dtype) + spread * drawn, spread >= 0)
 
 
 @preceded(lambda x, probs, *_, **__: _within("geometric_", probs, 1))

@@ -29,7 +29,7 @@ def _wide(x: Array, dtype: Any) -> Array:
     return x
 
 
-def _asked(total: Array, dtype: Any) -> Array:
+def _to_dtype(total: Array, dtype: Any) -> Array:
     """total in the dtype that was asked for: jax adds up narrow integers and bool in int64."""
     return total if dtype is None else total.astype(dtypes.as_dtype(dtype))
 
@@ -58,7 +58,7 @@ def dims_of(x: Array, axis: Any, what: str) -> tuple[int, ...]:
 @op(amp="fp32", rule=reduction("sum", "zero", linear="jointly"))
 def sum(x: Array, axis: Axes | None = None, dtype: DTypeLike | None = None, keepdim: bool = False) -> Array:
     """Sum over axis; bool and narrow integers are summed in int64, half precision in float32 inside."""
-    return _asked(jnp.sum(_wide(x, dtype), dims_of(x, axis, "sum"), keepdims=keepdim), dtype)
+    return _to_dtype(jnp.sum(_wide(x, dtype), dims_of(x, axis, "sum"), keepdims=keepdim), dtype)
 
 
 @op(amp="fp32")
@@ -87,7 +87,7 @@ def _real(x: Array, dtype: Any = None) -> Array:
 @op(amp="fp32", rule=reduction("sum", "zero"))
 def nansum(x: Array, axis: Axes | None = None, dtype: DTypeLike | None = None, keepdim: bool = False) -> Array:
     """Sum over axis of the elements that are not NaN."""
-    return _asked(jnp.nansum(_wide(x, dtype), dims_of(x, axis, "nansum"), keepdims=keepdim), dtype)
+    return _to_dtype(jnp.nansum(_wide(x, dtype), dims_of(x, axis, "nansum"), keepdims=keepdim), dtype)
 
 
 @op(amp="fp32", rule=reduction())
@@ -103,7 +103,7 @@ def nanmean(x: Array, axis: Axes | None = None, keepdim: bool = False) -> Array:
 @op(amp="fp32", rule=reduction("prod", "one"))
 def prod(x: Array, axis: Axes | None = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> Array:
     """Product over axis; bool and narrow integers are multiplied in int64. Gradients are right at zeros too."""
-    return _asked(jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim), dtype)
+    return _to_dtype(jnp.prod(_wide(x, dtype), dims_of(x, axis, "prod"), keepdims=keepdim), dtype)
 
 
 @op(rule=reduction("max", "low"), real=True)

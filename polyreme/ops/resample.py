@@ -288,18 +288,18 @@ def grid_sample(
         places.append(place if padding_mode == "zeros" else jnp.clip(place, 0, size - 1))
     flat = v.reshape(*v.shape[:2], -1)
     if mode == "nearest":
-        return _read(flat, [jnp.round(place) for place in places], sizes).astype(x.dtype)
+        return _read_entries(flat, [jnp.round(place) for place in places], sizes).astype(x.dtype)
     total = jnp.zeros((), v.dtype)
     for corner in np.ndindex(*(2,) * n):
         near = [jnp.floor(place) + c for place, c in zip(places, corner, strict=True)]
         weight = jnp.ones((), v.dtype)
         for place, lower in zip(places, near, strict=True):
             weight = weight * (1 - jnp.abs(place - lower))
-        total = total + weight[:, None] * _read(flat, near, sizes)
+        total = total + weight[:, None] * _read_entries(flat, near, sizes)
     return total.astype(x.dtype)
 
 
-def _read(flat: Array, places: list[Array], sizes: tuple) -> Array:
+def _read_entries(flat: Array, places: list[Array], sizes: tuple) -> Array:
     """[N, C, entries] at whole positions, 0 outside -> [N, C, *o]."""
     index, inside = jnp.zeros((), jnp.int32), jnp.ones((), bool)
     for at, size in zip(places, sizes, strict=True):

@@ -48,16 +48,16 @@ def ring_gradient_linear(x: Array, weight: Array, ring: Any = None) -> Array:
 def gathering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None:
     """The RingSplit of x of this shape, [batch, seq, embed], times a weight of these dims, [embed, features in parts];
     None where no ring is used: no plan with overlap.mp, or sizes that do not divide and are whole everywhere."""
-    return _split(x) if len(dims) == 2 and dims[0] == "embed" and dims[1] in _INNER else None
+    return _ring_split(x) if len(dims) == 2 and dims[0] == "embed" and dims[1] in _INNER else None
 
 
 def scattering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None:
     """The same as gathering for the opposite direction: x of this shape, [batch, seq, features in parts], comes out of
     a weight of these dims, [features, embed], in parts of its sequence."""
-    return _split(x) if len(dims) == 2 and dims[0] in _INNER and dims[1] == "embed" else None
+    return _ring_split(x) if len(dims) == 2 and dims[0] in _INNER and dims[1] == "embed" else None
 
 
-def _split(x: Sequence[int]) -> RingSplit | None:
+def _ring_split(x: Sequence[int]) -> RingSplit | None:
     placed = layout.active.layout
     if placed is None or placed.plan.overlap.mp != "ring" or len(x) != 3:
         return None

@@ -93,7 +93,7 @@ def check_unique(owner: str, parameters: list[Any]) -> None:
         names[p.name] = p
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     """A wrong number as a message has it: parameters in its place are told by their name."""
     if isinstance(value, (list, tuple, Iterator)) and any(isinstance(v, (TensorState, Mapping)) for v in value):
         return "a list of Tensors; write parameters=..."
@@ -104,9 +104,9 @@ def nonnegative(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is finite and at least 0, ArgumentTypeError if it is no number."""
     value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{owner}: {name} is a number of at least 0, got {_shown(value)}")
+        raise ArgumentTypeError(f"{owner}: {name} is a number of at least 0, got {_describe(value)}")
     if not 0 <= value < math.inf:
-        raise ConfigError(f"{owner}: {name} is a number of at least 0, got {_shown(value)}")
+        raise ConfigError(f"{owner}: {name} is a number of at least 0, got {_describe(value)}")
     return float(value)
 
 
@@ -114,9 +114,9 @@ def fraction(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is a number in [0, 1)."""
     value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{owner}: {name} is a number in [0, 1), got {_shown(value)}")
+        raise ArgumentTypeError(f"{owner}: {name} is a number in [0, 1), got {_describe(value)}")
     if not 0 <= value < 1:
-        raise ConfigError(f"{owner}: {name} is a number in [0, 1), got {_shown(value)}")
+        raise ConfigError(f"{owner}: {name} is a number in [0, 1), got {_describe(value)}")
     return float(value)
 
 

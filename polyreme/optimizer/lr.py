@@ -263,7 +263,7 @@ class PolynomialDecay(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        self.decay_steps = _whole(self, "decay_steps", decay_steps)
+        self.decay_steps = _check_count(self, "decay_steps", decay_steps)
         self.end_lr = _number(self, "end_lr", end_lr)
         self.power = _number(self, "power", power, above=0.0)
         self.cycle = cycle
@@ -302,7 +302,7 @@ class LinearWarmup(LRScheduler):
         if not isinstance(learning_rate, LRScheduler):
             learning_rate = _number(self, "learning_rate", learning_rate, low=0.0)
         self.learning_rate = learning_rate
-        self.warmup_steps = _whole(self, "warmup_steps", warmup_steps)
+        self.warmup_steps = _check_count(self, "warmup_steps", warmup_steps)
         self.start_lr = _number(self, "start_lr", start_lr, low=0.0)
         self.end_lr = _number(self, "end_lr", end_lr, above=self.start_lr)
         super().__init__(start_lr, last_epoch, verbose)
@@ -378,7 +378,7 @@ class StepDecay(LRScheduler):
     def __init__(
         self, learning_rate: float, step_size: int, gamma: float = 0.1, last_epoch: int = -1, verbose: bool = False
     ) -> None:
-        self.step_size = _whole(self, "step_size", step_size)
+        self.step_size = _check_count(self, "step_size", step_size)
         self.gamma = _number(self, "gamma", gamma, low=0.0, below=1.0)
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -433,7 +433,7 @@ class CosineAnnealingDecay(LRScheduler):
     def __init__(
         self, learning_rate: float, T_max: int, eta_min: float = 0, last_epoch: int = -1, verbose: bool = False
     ) -> None:
-        self.T_max = _whole(self, "T_max", T_max)
+        self.T_max = _check_count(self, "T_max", T_max)
         self.eta_min = _number(self, "eta_min", eta_min)
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -461,8 +461,8 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        self.T_0 = _whole(self, "T_0", T_0)
-        self.T_mult = _whole(self, "T_mult", T_mult)
+        self.T_0 = _check_count(self, "T_0", T_0)
+        self.T_mult = _check_count(self, "T_mult", T_mult)
         self.eta_min = _number(self, "eta_min", eta_min)
         self.epoch_fraction = 0.0
         super().__init__(learning_rate, last_epoch, verbose)
@@ -520,7 +520,7 @@ class OneCycleLR(LRScheduler):
         high = _number(self, "max_learning_rate", max_learning_rate, low=0.0)
         start = high / _number(self, "divide_factor", divide_factor, above=0.0)
         end = _number(self, "end_learning_rate", end_learning_rate, low=0.0)
-        self.total_steps = _whole(self, "total_steps", total_steps)
+        self.total_steps = _check_count(self, "total_steps", total_steps)
         limit = {"below": 0.5} if three_phase else {"high": 1.0}
         rise = _number(self, "phase_pct", phase_pct, low=0.0, **limit) * self.total_steps - 1
         self._anneal = {"cos": _cosine, "linear": _line}[
@@ -573,9 +573,9 @@ class CyclicLR(LRScheduler):
         verbose: bool = False,
     ) -> None:
         self.max_lr = _number(self, "max_learning_rate", max_learning_rate, low=0.0)
-        self.step_size_up = _whole(self, "step_size_up", step_size_up)
+        self.step_size_up = _check_count(self, "step_size_up", step_size_up)
         self.step_size_down = (
-            self.step_size_up if step_size_down is None else _whole(self, "step_size_down", step_size_down)
+            self.step_size_up if step_size_down is None else _check_count(self, "step_size_down", step_size_down)
         )
         self.exp_gamma = _number(self, "exp_gamma", exp_gamma, low=0.0)
         _choice(self, "scale_mode", scale_mode, ("cycle", "iterations"))
@@ -620,7 +620,7 @@ class LinearLR(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        self.total_steps = _whole(self, "total_steps", total_steps)
+        self.total_steps = _check_count(self, "total_steps", total_steps)
         self.start_factor = _number(self, "start_factor", start_factor, above=0.0, high=1.0)
         self.end_factor = _number(self, "end_factor", end_factor, low=0.0, high=1.0)
         super().__init__(learning_rate, last_epoch, verbose)
@@ -781,7 +781,7 @@ def _is_finite(value: Any) -> bool:
     return _is_number(value) and math.isfinite(value)
 
 
-def _whole(owner: LRScheduler, name: str, value: Any) -> int:
+def _check_count(owner: LRScheduler, name: str, value: Any) -> int:
     value = _scalar(value)
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or value < 1:

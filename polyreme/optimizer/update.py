@@ -120,7 +120,7 @@ def updated(
     ]
     # traced once for each kind and shape of parameter: jax takes 0.3 ms for each of some twenty operations
     kinds = [kind_of(leaf) for leaf in leaves]
-    updates = {kind: jax.jit(functools.partial(_one, rule, kind), inline=True) for kind in set(kinds)}
+    updates = {kind: jax.jit(functools.partial(_update_leaf, rule, kind), inline=True) for kind in set(kinds)}
     done = [
         updates[kind](*arrays, inputs["lr"], inputs["skip"])
         for kind, *arrays in zip(
@@ -202,7 +202,7 @@ def kind_of(leaf: Leaf) -> Leaf:
     return replace(leaf, position=0)
 
 
-def _one(
+def _update_leaf(
     rule: Rule,
     leaf: Leaf,
     p: jax.Array,

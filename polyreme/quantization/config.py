@@ -52,7 +52,7 @@ class QuantConfig:
     ) -> None:
         """Of these layers, and of what they hold, where nothing else is said of it."""
         config = _config(activation, weight, "add_layer_config")
-        for one in _listed(layer):
+        for one in _as_list(layer):
             if not isinstance(one, Layer):
                 raise ConfigError(f"add_layer_config: {one!r} is no Layer")
             self._by_layer.append((one, config))
@@ -62,7 +62,7 @@ class QuantConfig:
     ) -> None:
         """Of layers with these full_name()s, or names in the model."""
         config = _config(activation, weight, "add_name_config")
-        for name in _listed(layer_name):
+        for name in _as_list(layer_name):
             if not isinstance(name, str):
                 raise ConfigError(f"add_name_config: {name!r} is no name")
             self._by_name[name] = config
@@ -72,7 +72,7 @@ class QuantConfig:
     ) -> None:
         """Of all layers of these classes."""
         config = _config(activation, weight, "add_type_config")
-        for one in _listed(layer_type):
+        for one in _as_list(layer_type):
             self._by_type[_layer_class(one, "add_type_config")] = config
 
     def add_qat_layer_mapping(self, source: type, target: type) -> None:
@@ -145,7 +145,7 @@ class QuantConfig:
     __str__ = details
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 

@@ -60,17 +60,17 @@ class Quantization:
             full = f"{path}.{name}" if path else name
             config, target = configs[full], mappings.get(type(part))
             if target is not None:
-                placed = part if config.is_empty else _placed(target(part, config), part)
+                placed = part if config.is_empty else _take_place(target(part, config), part)
                 layer._sub_layers[name], seen[id(part)] = placed, (part, placed)
                 continue
             self._replace(part, full, configs, seen)
             is_leaf = not part._sub_layers or type(part) in self._config.customized_leaves
             if is_leaf and config.activation is not None and not isinstance(part, BaseQuanter):
-                layer._sub_layers[name] = _placed(ObserveWrapper(config.activation._instance(part), part), part)
+                layer._sub_layers[name] = _take_place(ObserveWrapper(config.activation._instance(part), part), part)
             seen[id(part)] = (part, layer._sub_layers[name])
 
 
-def _placed(layer: Layer, old: Layer) -> Layer:
+def _take_place(layer: Layer, old: Layer) -> Layer:
     layer.train() if old.training else layer.eval()
     return layer
 

@@ -97,7 +97,7 @@ def divided(value: Any, lod: Sequence[Variable]) -> Variable:
     return value
 
 
-def _settled(value: Tensor | None) -> bool:
+def _is_settled(value: Tensor | None) -> bool:
     return not isinstance(value, Variable) or "lod" in value.__dict__
 
 
@@ -108,7 +108,7 @@ def _settle(program: Program) -> bool:
         return notes.any
     for block in program.blocks:
         for op in block.ops:
-            if isinstance(op, Call) and not all(_settled(block.vars.get(name)) for name in op.outputs):
+            if isinstance(op, Call) and not all(_is_settled(block.vars.get(name)) for name in op.outputs):
                 _pass_on(op, block)
     notes.version = program.version
     notes.any = any(isinstance(v, Variable) and v.lod for v in program.list_vars())
@@ -135,7 +135,7 @@ def _pass_on(op: Call, block: Block) -> None:
         passing = {i for i, seen in enumerate(zip(*every, strict=True)) if [s.array.shape[:1] for s in seen] == probed}
     for i, name in enumerate(op.outputs):
         result = block.vars.get(name)
-        if not _settled(result):
+        if not _is_settled(result):
             divided(result, source.lod if source is not None and i in passing else ())
 
 

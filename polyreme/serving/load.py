@@ -209,7 +209,7 @@ async def _exchange(options: LoadOptions, method: str, path: str, body: dict[str
             headers[name.lower()] = value.strip()
         lines = _lines(reader, is_chunked=headers.get("transfer-encoding", "").lower() == "chunked")
         if status != 200:
-            raise RuntimeError(f"HTTP {status}: {_told(b''.join([line async for line in lines]))}")
+            raise RuntimeError(f"HTTP {status}: {_error_word(b''.join([line async for line in lines]))}")
         async for line in lines:
             yield line
     finally:
@@ -246,7 +246,7 @@ async def _lines(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncIter
         yield rest
 
 
-def _told(body: bytes) -> str:
+def _error_word(body: bytes) -> str:
     """What an error body says in a word, so that many are counted as one; its beginning where it is another's."""
     try:
         code = json.loads(body)["error"]["code"]

@@ -31,15 +31,15 @@ def cuda_places(device_ids: Sequence[int] | None = None) -> list[Place]:
     if not is_compiled_with_cuda():
         raise DeviceError("cuda_places: no GPU is available here; use cpu_places()")
     ids = range(len(jax.local_devices(backend="gpu"))) if device_ids is None else device_ids
-    return _there([CUDAPlace(index) for index in ids])
+    return _check_exist([CUDAPlace(index) for index in ids])
 
 
 def xpu_places(device_ids: Sequence[int] | None = None) -> list[Place]:
     """Devices of a PJRT platform named "xpu" with these indices, the first if None; DeviceError if one is missing."""
-    return _there([CustomPlace("xpu", index) for index in device_ids or [0]])
+    return _check_exist([CustomPlace("xpu", index) for index in device_ids or [0]])
 
 
-def _there(places: list[Place]) -> list[Place]:
+def _check_exist(places: list[Place]) -> list[Place]:
     for place in places:
         place.device()
     return places

@@ -37,7 +37,7 @@ _JOB = "several processes train with fleet or paddle.distributed, not with a Com
 _THREADS = "XLA runs the program on threads of its own"
 
 
-def _same(default: Any, note: str) -> Field:
+def _harmless(default: Any, note: str) -> Field:
     return Field(default, HARMLESS, note)
 
 
@@ -46,58 +46,58 @@ def _no(default: Any, note: str) -> Field:
 
 
 BUILD: Mapping[str, Field] = {
-    "reduce_strategy": _same(ReduceStrategy.AllReduce, _COLLECTIVES),
+    "reduce_strategy": _harmless(ReduceStrategy.AllReduce, _COLLECTIVES),
     "gradient_scale_strategy": Field(
         GradientScaleStrategy.CoeffNumDevice, HONOURED, "gradients of parameters are averaged, or added up"
     ),
     "debug_graphviz_path": _no("", "print the Program with to_string() instead"),
-    "enable_sequential_execution": _same(False, _SCHEDULE),
-    "remove_unnecessary_lock": _same(True, _THREADS),
+    "enable_sequential_execution": _harmless(False, _SCHEDULE),
+    "remove_unnecessary_lock": _harmless(True, _THREADS),
     "num_trainers": _no(1, _JOB),
     "trainers_endpoints": _no([], _JOB),
     "trainer_id": _no(0, _JOB),
-    "nccl_comm_num": _same(1, _COLLECTIVES),
-    "use_hierarchical_allreduce": _same(False, _COLLECTIVES),
-    "hierarchical_allreduce_inter_nranks": _same(0, _COLLECTIVES),
-    "hierarchical_allreduce_exter_nranks": _same(0, _COLLECTIVES),
-    "fuse_elewise_add_act_ops": _same(False, _XLA),
-    "fuse_bn_act_ops": _same(False, _XLA),
-    "fuse_bn_add_act_ops": _same(True, _XLA),
-    "enable_auto_fusion": _same(False, _XLA),
-    "fuse_relu_depthwise_conv": _same(False, _XLA),
-    "fuse_broadcast_ops": _same(False, _COLLECTIVES),
-    "fuse_all_optimizer_ops": _same(False, _XLA),
+    "nccl_comm_num": _harmless(1, _COLLECTIVES),
+    "use_hierarchical_allreduce": _harmless(False, _COLLECTIVES),
+    "hierarchical_allreduce_inter_nranks": _harmless(0, _COLLECTIVES),
+    "hierarchical_allreduce_exter_nranks": _harmless(0, _COLLECTIVES),
+    "fuse_elewise_add_act_ops": _harmless(False, _XLA),
+    "fuse_bn_act_ops": _harmless(False, _XLA),
+    "fuse_bn_add_act_ops": _harmless(True, _XLA),
+    "enable_auto_fusion": _harmless(False, _XLA),
+    "fuse_relu_depthwise_conv": _harmless(False, _XLA),
+    "fuse_broadcast_ops": _harmless(False, _COLLECTIVES),
+    "fuse_all_optimizer_ops": _harmless(False, _XLA),
     "sync_batch_norm": Field(
         False, HONOURED, "batch norms use the statistics of the whole batch, not of each device's part"
     ),
-    "memory_optimize": _same(None, _XLA),
+    "memory_optimize": _harmless(None, _XLA),
     "is_distribution": _no(False, _JOB),
     "async_mode": _no(False, "there is no parameter server; updates are synchronous"),
-    "enable_inplace": _same(True, _XLA),
-    "fuse_all_reduce_ops": _same(True, _COLLECTIVES),
-    "enable_backward_optimizer_op_deps": _same(True, _SCHEDULE),
-    "cache_runtime_context": _same(False, _XLA),
-    "mkldnn_enabled_op_types": _same(set(), _XLA),
-    "fuse_gemm_epilogue": _same(False, _XLA),
-    "fused_attention": _same(False, _XLA),
-    "fused_feedforward": _same(False, _XLA),
-    "fuse_adamw": _same(False, _XLA),
-    "fuse_resunit": _same(False, _XLA),
-    "fuse_dot_product_attention": _same(False, _XLA),
-    "sequential_run": _same(False, _SCHEDULE),
-    "enable_addto": _same(False, _XLA),
-    "allow_cuda_graph_capture": _same(False, _XLA),
-    "build_cinn_pass": _same(False, _XLA),
+    "enable_inplace": _harmless(True, _XLA),
+    "fuse_all_reduce_ops": _harmless(True, _COLLECTIVES),
+    "enable_backward_optimizer_op_deps": _harmless(True, _SCHEDULE),
+    "cache_runtime_context": _harmless(False, _XLA),
+    "mkldnn_enabled_op_types": _harmless(set(), _XLA),
+    "fuse_gemm_epilogue": _harmless(False, _XLA),
+    "fused_attention": _harmless(False, _XLA),
+    "fused_feedforward": _harmless(False, _XLA),
+    "fuse_adamw": _harmless(False, _XLA),
+    "fuse_resunit": _harmless(False, _XLA),
+    "fuse_dot_product_attention": _harmless(False, _XLA),
+    "sequential_run": _harmless(False, _SCHEDULE),
+    "enable_addto": _harmless(False, _XLA),
+    "allow_cuda_graph_capture": _harmless(False, _XLA),
+    "build_cinn_pass": _harmless(False, _XLA),
 }
 
 EXECUTION: Mapping[str, Field] = {
-    "num_threads": _same(0, _THREADS),
+    "num_threads": _harmless(0, _THREADS),
     "use_cuda": _no(False, "devices are those of places, or of the Executor's place"),
-    "allow_op_delay": _same(False, _SCHEDULE),
-    "num_iteration_per_drop_scope": _same(100, "temporaries are freed after their last use"),
+    "allow_op_delay": _harmless(False, _SCHEDULE),
+    "num_iteration_per_drop_scope": _harmless(100, "temporaries are freed after their last use"),
     "num_iteration_per_run": Field(1, HONOURED, "runs on the same feeds; the last one's fetches are returned"),
-    "use_thread_barrier": _same(False, _THREADS),
-    "use_experimental_executor": _same(False, _THREADS),
+    "use_thread_barrier": _harmless(False, _THREADS),
+    "use_experimental_executor": _harmless(False, _THREADS),
 }
 
 

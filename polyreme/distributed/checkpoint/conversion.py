@@ -160,7 +160,7 @@ class _ConversionRun:
             raise rule.refuse("several names are joined or split along a dim; say which, axis=0")
         if any(not 0 <= axis < array.ndim for array in arrays):
             raise rule.refuse(f"axis={axis} is no dim of shape {list(arrays[0].shape)}")
-        return _join(rule, arrays, axis) if count == 1 else _split(rule, arrays[0], axis, count)
+        return _join(rule, arrays, axis) if count == 1 else _split_array(rule, arrays[0], axis, count)
 
 
 def _join(rule: _Rule, arrays: list[Any], axis: int) -> list[Any]:
@@ -173,7 +173,7 @@ def _join(rule: _Rule, arrays: list[Any], axis: int) -> list[Any]:
     return [jnp.concatenate(arrays, axis)]
 
 
-def _split(rule: _Rule, array: Any, axis: int, count: int) -> list[Any]:
+def _split_array(rule: _Rule, array: Any, axis: int, count: int) -> list[Any]:
     if rule.fused not in ("fused_qkv", "fused_qkv_old"):
         return _pieces(rule, array, axis, count)
     groups, heads = _groups(rule), rule.settings["num_heads"]

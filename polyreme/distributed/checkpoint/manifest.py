@@ -201,11 +201,11 @@ def _from_body(body: dict[str, Any]) -> Manifest:
     tensors = {name: _tensor_from_json(name, t, body["meshes"], files) for name, t in body["tensors"].items()}
     check_tiled(tensors)
     replaces = tuple(str(name) for name in body["replaces"])
-    return Manifest(_whole(body["step"]), tensors, tuple(files.values()), dict(body["meta"]), replaces)
+    return Manifest(_as_count(body["step"]), tensors, tuple(files.values()), dict(body["meta"]), replaces)
 
 
 def _files_from_json(listed: list[dict]) -> dict[str, FileEntry]:
-    files = {f["name"]: FileEntry(str(f["name"]), _whole(f["nbytes"]), str(f["digest"])) for f in listed}
+    files = {f["name"]: FileEntry(str(f["name"]), _as_count(f["nbytes"]), str(f["digest"])) for f in listed}
     for name in files:
         if not FILE_NAME.fullmatch(name):
             raise ValueError(f"file name {name!r} is not one that a checkpoint has")
@@ -219,7 +219,12 @@ def _tensor_from_json(name: str, body: dict, meshes: list[dict], files: dict[str
         raise ValueError(f"tensor {name!r}: {error}") from error
     chunks = tuple(
         StoredChunk(
-            c["file"], _whole(c["offset"]), _whole(c["nbytes"]), _wholes(c["start"]), _wholes(c["shape"]), c["digest"]
+            c["file"],
+            _as_count(c["offset"]),
+            _as_count(c["nbytes"]),
+            _wholes(c["start"]),
+            _wholes(c["shape"]),
+            c["digest"],
         )
         for c in body["chunks"]
     )
@@ -229,7 +234,7 @@ def _tensor_from_json(name: str, body: dict, meshes: list[dict], files: dict[str
             raise ValueError(f"tensor {name!r}: a chunk ends beyond {chunk.file}")
         if chunk.nbytes != math.prod(chunk.shape) * dtype.itemsize:
             raise ValueError(f"tensor {name!r}: a chunk of {chunk.shape} {dtype} has {chunk.nbytes} bytes")
-    mesh = None if body["mesh"] is None else meshes[_whole(body["mesh"])]
+    mesh = None if body["mesh"] is None else meshes[_as_count(body["mesh"])]
     return TensorEntry(shape, dtype, body["spec"], mesh, chunks)
 
 
@@ -249,11 +254,11 @@ def _tile(shape: tuple[int, ...], chunks: tuple[StoredChunk, ...]) -> bool:
     return cells == len(chunks)
 
 
-def _whole(value: Any) -> int:
+def _as_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is not a whole number")
     return value
 
 
 def _wholes(values: list) -> tuple[int, ...]:
-    return tuple(_whole(value) for value in values)
+    return tuple(_as_count(value) for value in values)

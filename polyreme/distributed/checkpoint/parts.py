@@ -60,7 +60,7 @@ def raise_together(error: BaseException | None, what: str) -> None:
 def hand_in(folder: Path, written: Written) -> None:
     """Tell the first process what this one wrote."""
     tensors, files = written
-    _put(folder / _name(jax.process_index()), part_to_json(tensors, files))
+    _write_whole(folder / _name(jax.process_index()), part_to_json(tensors, files))
 
 
 def hand_in_failure(folder: Path, error: BaseException) -> bool:
@@ -132,7 +132,7 @@ def _failed(rank: int) -> str:
     return f"part-{rank:05d}.failed"
 
 
-def _put(path: Path, data: bytes) -> None:
+def _write_whole(path: Path, data: bytes) -> None:
     """Written aside and renamed: whoever waits for the file never sees half of it."""
     temporary = path.with_suffix(".tmp")
     write_synced(temporary, data)

@@ -44,9 +44,9 @@ def measure(rank: int, world_size: int, host: str, share: Callable[[str | None],
         with socket.create_connection(address, timeout=flags.init_timeout()) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_ROUNDS):
-                _read(connection)
+                _receive_time(connection)
                 connection.sendall(_TIME.pack(time.monotonic_ns()))
-            return ClockOffset(_read(connection), _read(connection))
+            return ClockOffset(_receive_time(connection), _receive_time(connection))
     except OSError as error:
         raise ConfigError(f"rank 0's clock at {address} does not answer rank {rank} ({error})") from None
 
@@ -62,7 +62,7 @@ def _ask(server: socket.socket) -> None:
             for _ in range(_ROUNDS):
                 begin = time.monotonic_ns()
                 connection.sendall(_TIME.pack(begin))
-                theirs = _read(connection)
+                theirs = _receive_time(connection)
                 end = time.monotonic_ns()
                 best = min(
                     best, ClockOffset(theirs - (begin + end) // 2, (end - begin) // 2), key=lambda each: each.error
@@ -72,7 +72,7 @@ def _ask(server: socket.socket) -> None:
         raise ConfigError(f"a rank did not come to compare its clock with rank 0's ({error})") from None
 
 
-def _read(connection: socket.socket) -> int:
+def _receive_time(connection: socket.socket) -> int:
     data = b""
     while len(data) < _TIME.size:
         part = connection.recv(_TIME.size - len(data))

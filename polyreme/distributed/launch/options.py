@@ -134,7 +134,7 @@ def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
     4
     """
     environment = os.environ if environment is None else environment
-    flag_texts, rest = _split(list(words))
+    flag_texts, rest = _split_words(list(words))
     if not rest:
         raise ConfigError("launch: no script given; polyreme launch [flags] script.py [arguments of the script]")
     target = _target(rest)
@@ -186,7 +186,7 @@ def help_text() -> str:
     return "\n".join([usage, "", "Start a script in several processes and watch over them.", "", *lines])
 
 
-def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
+def _split_words(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """Flags given, and what comes from the script on."""
     values: dict[str, str] = {}
     while words and words[0].startswith("-") and words[0] not in ("-", "-m"):

@@ -84,13 +84,13 @@ def hop(arrays: Sequence[Any] | None, pieces: Sequence[Piece | None], here: Layo
     if not (is_here(here) or is_here(there)):
         return None
     found = [
-        None if piece is None else _one(None if arrays is None else arrays[i], piece, here, there)
+        None if piece is None else _transfer(None if arrays is None else arrays[i], piece, here, there)
         for i, piece in enumerate(pieces)
     ]
     return found if is_here(there) else None
 
 
-def _one(array: Any, piece: Piece, here: Layout, there: Layout) -> Any:
+def _transfer(array: Any, piece: Piece, here: Layout, there: Layout) -> Any:
     group, rank = default_group(), this_rank()
     where = NamedSharding(there.mesh, PartitionSpec(*piece.spec))
     shape = where.shard_shape(piece.shape)

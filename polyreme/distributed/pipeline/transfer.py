@@ -60,7 +60,7 @@ def note(what: str, arrays: Iterable[Any]) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _on(sharding: Any, stage: Layout) -> NamedSharding:
+def _sharding_on(sharding: Any, stage: Layout) -> NamedSharding:
     if not isinstance(sharding, NamedSharding):
         return stage.replicated()
     named = {n for entry in sharding.spec for n in ((entry,) if isinstance(entry, str) else entry or ())}
@@ -78,7 +78,7 @@ def send(arrays: Sequence[Any], stage: Layout, what: str = "activations") -> lis
     """
     present = [a for a in arrays if a is not None]
     note(what, present)
-    moved = iter(move(present, [_on(a.sharding, stage) for a in present]))
+    moved = iter(move(present, [_sharding_on(a.sharding, stage) for a in present]))
     return [None if a is None else next(moved) for a in arrays]
 
 

@@ -40,17 +40,17 @@ def get_dap_sync_op() -> bool:
 
 def scatter(input: Any, axis: int = -1) -> Any:
     """input split along an axis."""
-    return _moved("scatter", input, None, axis)
+    return _resplit("scatter", input, None, axis)
 
 
 def gather(input: Any, axis: int = -1) -> Any:
     """input, which is split along an axis, whole on every device."""
-    return _moved("gather", input, axis, None)
+    return _resplit("gather", input, axis, None)
 
 
 def all_gather(input: Any, axis: int = -1) -> Any:
     """The same as gather; all_gather_opp, at which HelixFold waits for the result, has nothing left to do."""
-    return _moved("all_gather", input, axis, None)
+    return _resplit("all_gather", input, axis, None)
 
 
 def all_gather_opp(output: Any, axis: int = -1) -> Any:
@@ -60,7 +60,7 @@ def all_gather_opp(output: Any, axis: int = -1) -> Any:
 
 def all_to_all(input: Any, in_axis: int, out_axis: int) -> Any:
     """input, which is split along out_axis, split along in_axis; all_to_all_opp has nothing left to do."""
-    return _moved("all_to_all", input, out_axis, in_axis)
+    return _resplit("all_to_all", input, out_axis, in_axis)
 
 
 def all_to_all_opp(output: Any, in_axis: int, out_axis: int) -> Any:
@@ -70,19 +70,19 @@ def all_to_all_opp(output: Any, in_axis: int, out_axis: int) -> Any:
 
 def row_to_col(input: Any) -> Any:
     """[batch, rows, columns, width], split by rows, split by columns."""
-    return _moved("row_to_col", input, 1, 2)
+    return _resplit("row_to_col", input, 1, 2)
 
 
 def col_to_row(input: Any) -> Any:
     """[batch, rows, columns, width], split by columns, split by rows."""
-    return _moved("col_to_row", input, 2, 1)
+    return _resplit("col_to_row", input, 2, 1)
 
 
 def grad_sync(param_groups: Any) -> None:
     """Does nothing: gradients are sums over all devices already."""
 
 
-def _moved(what: str, x: Any, before: int | None, after: int | None) -> Any:
+def _resplit(what: str, x: Any, before: int | None, after: int | None) -> Any:
     """x, split along the axis before, split along the axis after; None: whole."""
     placed = layouts.active.layout
     if placed is None or placed.mesh.shape.get(SEP, 1) == 1:

@@ -209,13 +209,13 @@ def save_group_sharded_model(model: Layer, output: str | os.PathLike[str], optim
         raise CheckpointError(f"save_group_sharded_model: {folder} is a file; give a folder")
     for name, found in (("model.pdmodel", model), ("model.pdopt", optimizer)):
         if found is not None:
-            values = {key: _whole(value) for key, value in found.state_dict().items()}
+            values = {key: _gather(value) for key, value in found.state_dict().items()}
             if jax.process_index() == 0:
                 folder.mkdir(parents=True, exist_ok=True)
                 save(values, folder / name)
 
 
-def _whole(value: Any) -> Any:
+def _gather(value: Any) -> Any:
     """A Tensor whose pieces other processes hold, as one that this process holds whole; anything else as it is."""
     if not isinstance(value, TensorState) or value._array.is_fully_addressable:
         return value

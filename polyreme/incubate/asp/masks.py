@@ -31,7 +31,7 @@ def get_mask_1d(mat: np.ndarray, n: int, m: int) -> np.ndarray:
     """
     _check(n, m)
     rows, columns = np.shape(mat)
-    groups = np.abs(_padded(mat, m, 1)).reshape(-1, m)
+    groups = np.abs(_pad(mat, m, 1)).reshape(-1, m)
     mask = np.ones_like(groups, float)
     np.put_along_axis(mask, np.argsort(groups, 1, kind="stable")[:, : m - n], 0.0, 1)
     return mask.reshape(rows, -1)[:, :columns]
@@ -60,7 +60,7 @@ def get_mask_2d_best(mat: np.ndarray, n: int, m: int) -> np.ndarray:
 def check_mask_1d(mat: np.ndarray, n: int, m: int) -> bool:
     """Whether at most n of every m in a row are not 0."""
     _check(n, m)
-    groups = _padded(mat, m, 1).reshape(-1, m)
+    groups = _pad(mat, m, 1).reshape(-1, m)
     return bool((np.count_nonzero(groups, 1) <= n).all())
 
 
@@ -116,7 +116,7 @@ def _check(n: int, m: int) -> None:
         raise ConfigError(f"n={n} of m={m}: n is at least 1 and below m, as 2 of 4")
 
 
-def _padded(mat: np.ndarray, m: int, dims: int) -> np.ndarray:
+def _pad(mat: np.ndarray, m: int, dims: int) -> np.ndarray:
     """A matrix with zeros until m divides its last dims."""
     mat = np.asarray(mat)
     if mat.ndim != 2:
@@ -127,7 +127,7 @@ def _padded(mat: np.ndarray, m: int, dims: int) -> np.ndarray:
 
 def _squares(mat: np.ndarray, m: int) -> np.ndarray:
     """[rows / m, columns / m, m, m]."""
-    padded = _padded(mat, m, 2)
+    padded = _pad(mat, m, 2)
     return padded.reshape(padded.shape[0] // m, m, -1, m).swapaxes(1, 2)
 
 

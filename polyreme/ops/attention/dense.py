@@ -49,7 +49,7 @@ def _attend(
     if causal and q.ndim == k.ndim == 4 and q.shape[1] != k.shape[1]:
         # the kernel lets the last query see every key, this API the first query see the first key only
         seen = lax.broadcasted_iota(jnp.int32, (q.shape[1], k.shape[1]), 1) <= jnp.arange(q.shape[1])[:, None]
-        mask, causal = _both(mask, seen), False
+        mask, causal = _combine_masks(mask, seen), False
     if q.ndim == v.ndim == 4 and 0 in (*q.shape[:3], v.shape[-1]):
         out = jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
         return out if batched else out[0]
@@ -59,7 +59,7 @@ def _attend(
     return out if batched else out[0]
 
 
-def _both(mask: Array | None, seen: Array) -> Array:
+def _combine_masks(mask: Array | None, seen: Array) -> Array:
     if mask is None:
         return seen
     return mask & seen if mask.dtype == jnp.bool_ else jnp.where(seen, mask, -jnp.inf)

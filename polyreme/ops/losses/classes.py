@@ -44,7 +44,7 @@ def _matrix(x: Array, what: str) -> Array:
     return wide(floating(x))
 
 
-def _known(label: Array, classes: int, value: Array) -> Array:
+def _nan_where_unknown(label: Array, classes: int, value: Array) -> Array:
     """value, and NaN in the rows whose label is no class."""
     good = (label >= 0) & (label < classes)
     return jnp.where(good.reshape(-1, *[1] * (value.ndim - 1)), value, jnp.nan)
@@ -86,7 +86,7 @@ def multi_margin_loss(
         if weight.shape != (classes,):
             raise ShapeError(f"{what}: weight {list(weight.shape)}; needs [{classes}], one a class")
         loss = loss * wide(weight)[safe]
-    return reduced(_known(y, classes, loss), reduction, what).astype(floating(input).dtype)
+    return reduced(_nan_where_unknown(y, classes, loss), reduction, what).astype(floating(input).dtype)
 
 
 @_checks("multi_label_margin_loss", _last_dim, allowed=-1)
@@ -173,7 +173,7 @@ def hsigmoid_loss(
         score = score + read(wide(bias).reshape(-1), (at,))
     score = jnp.clip(score, -40, 40)
     loss = jnp.sum(jnp.where(live, jax.nn.softplus(score) - codes * score, 0), 1, keepdims=True)
-    return (loss if path_table is not None else _known(y, num_classes, loss)).astype(floating(input).dtype)
+    return (loss if path_table is not None else _nan_where_unknown(y, num_classes, loss)).astype(floating(input).dtype)
 
 
 def _cluster_log_probs(x: Array, head: Array, tails: Sequence[Array], edges: Sequence[int]) -> list[Array]:
@@ -206,7 +206,7 @@ def pick_classes(log_probs: Array, label: Array) -> Array:
     """log_probs [N, C] at label [N]; NaN for a label that is no class."""
     y = _label_of(label, log_probs.shape[0], "pick_classes")
     safe = jnp.clip(y, 0, log_probs.shape[1] - 1)
-    return _known(y, log_probs.shape[1], jnp.take_along_axis(log_probs, safe[:, None], 1)[:, 0])
+    return _nan_where_unknown(y, log_probs.shape[1], jnp.take_along_axis(log_probs, safe[:, None], 1)[:, 0])
 
 
 @composite(method=False)

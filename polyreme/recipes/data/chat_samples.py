@@ -114,8 +114,8 @@ def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
 
     chats, others = encoded(data.train, "data.train"), encoded(data.validation, "data.validation")
     held_out = 0.0 if others else data.validation_fraction
-    splits = [_split(chat, held_out, seq_len, config.packing) for chat in chats]
-    validation = [_split(chat, 0.0, seq_len, config.packing)[0] for chat in others]
+    splits = [_split_samples(chat, held_out, seq_len, config.packing) for chat in chats]
+    validation = [_split_samples(chat, 0.0, seq_len, config.packing)[0] for chat in others]
     mixtures = []
     for key, sources, parts, needed in (
         ("data.train", data.train, [train for train, _ in splits], config.train.global_batch),
@@ -157,7 +157,9 @@ def load_chats(config: FinetuneConfig, base: Path | None = None) -> Chats:
     )
 
 
-def _split(chats: ChatTokens, held_out: float, seq_len: int, is_packed: bool) -> tuple[PackedDataset, PackedDataset]:
+def _split_samples(
+    chats: ChatTokens, held_out: float, seq_len: int, is_packed: bool
+) -> tuple[PackedDataset, PackedDataset]:
     """Samples of all but the last conversations, and of those, which are about this part."""
     count = chats.num_documents
     first = count - max(1, round(count * held_out)) if held_out else count

@@ -111,10 +111,10 @@ def prepare(
     paths = [] if data.is_synthetic else [resolve(text, base) for text in data.text]
     key = _key(data, paths, vocab_size, tokenizer)
     folder = cache / key
-    facts = _read(folder)
+    facts = _read_facts(folder)
     if facts is None:
         facts = _build(folder, data, paths, vocab_size, tokenizer)
-    return _split(data, folder, facts, seq_len, form)
+    return _split_corpus(data, folder, facts, seq_len, form)
 
 
 def synthetic_tokens(count: int, vocab_size: int, seed: int) -> np.ndarray:
@@ -160,7 +160,7 @@ def _key(data: DataConfig, paths: Sequence[Path], vocab_size: int, tokenizer: Re
     return state.hexdigest()
 
 
-def _read(folder: Path) -> dict[str, object] | None:
+def _read_facts(folder: Path) -> dict[str, object] | None:
     """Facts of a prepared folder whose files still match their digests, else None."""
     path = folder / "facts.json"
     if not path.is_file():
@@ -281,7 +281,7 @@ def _publish(temporary: Path, folder: Path, facts: dict[str, object]) -> dict[st
         except OSError:
             if not folder.exists():
                 raise
-        other = _read(folder)
+        other = _read_facts(folder)
         if other is not None:
             return other
         # damaged: out of the way under a name that the sweep removes, never deleted under a reader
@@ -297,7 +297,7 @@ def _sweep(cache: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _split(data: DataConfig, folder: Path, facts: dict, seq_len: int, form: RowForm) -> Corpus:
+def _split_corpus(data: DataConfig, folder: Path, facts: dict, seq_len: int, form: RowForm) -> Corpus:
     count, name = facts["num_tokens"], "tokens.bin"
     boundary = count - max(round(count * data.validation_fraction), 1)
     cuts: list[object] = [facts["files"], boundary, seq_len]

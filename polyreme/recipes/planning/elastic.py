@@ -32,7 +32,7 @@ def fitted(config: PretrainConfig, report: Callable[[str], None] = lambda line: 
         return config
     values: list[Any] = [None]
     if jax.process_index() == 0:
-        values = [_chosen(config, devices)]
+        values = [_choose(config, devices)]
     if jax.process_count() > 1:
         broadcast_object_list(values, 0)
     if isinstance(values[0], str):
@@ -42,7 +42,7 @@ def fitted(config: PretrainConfig, report: Callable[[str], None] = lambda line: 
     return with_plan(config, plan)
 
 
-def _chosen(config: PretrainConfig, devices: Sequence[Device]) -> dict[str, Any] | str:
+def _choose(config: PretrainConfig, devices: Sequence[Device]) -> dict[str, Any] | str:
     """The best plan as plain values; why there is none."""
     found = answer(config, cluster_of(devices), top=1)
     if found.chosen is not None:

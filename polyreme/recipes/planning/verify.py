@@ -113,7 +113,7 @@ def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "")
             stages = _staged(abstract, start)
         else:
             program = abstract.compiled()
-            stages = (_whole(abstract, program, time.perf_counter() - start),)
+            stages = (_verify_whole(abstract, program, time.perf_counter() - start),)
         return Verified(devices[0].platform, stages)
     finally:
         abstract.close()
@@ -153,7 +153,7 @@ def _axes(axes: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if axes is None else tuple(axes)
 
 
-def _whole(abstract: AbstractJob, program: Any, seconds: float) -> VerifiedStage:
+def _verify_whole(abstract: AbstractJob, program: Any, seconds: float) -> VerifiedStage:
     parameters, optimizer = _state_bytes(abstract, abstract.model.parameters())
     everything = program.memory_analysis().argument_size_in_bytes + working_bytes(program)
     exchanges = exchanges_of([(program.as_text(), 1)], abstract.plan)

@@ -124,7 +124,7 @@ def as_text(recording: Recording) -> str:
     """The tables as text."""
     blocks = [*_beginning(recording), _operators_text(recording), _collectives_text(recording)]
     blocks += [_stages_text(recording), _placement_text(recording), _memory_text(recording)]
-    return _joined(blocks)
+    return _join_blocks(blocks)
 
 
 def in_short(recording: Recording) -> str:
@@ -140,7 +140,7 @@ def in_short(recording: Recording) -> str:
         collectives.append((*times, f"{c.kind} {axes_text(c.axes)}", c.layer))
     tables = [table(_narrow(operators), right=(0, 1))]
     tables += [table(_narrow(collectives), right=(0, 1, 2))] if len(collectives) > 1 else []
-    return _joined([*_beginning(recording), *tables, _stages_text(recording), _memory_text(recording)])
+    return _join_blocks([*_beginning(recording), *tables, _stages_text(recording), _memory_text(recording)])
 
 
 def _narrow(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -161,7 +161,7 @@ def _beginning(recording: Recording) -> list[str]:
     return [*sentences, _parts_text(recording), _changes_text(recording)]
 
 
-def _joined(blocks: Sequence[str]) -> str:
+def _join_blocks(blocks: Sequence[str]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

@@ -133,16 +133,16 @@ def _train(
         with RecordEvent("dispatch the step"):
             following = trainer.step(batch.inputs, batch.labels)
         if result is not None:
-            _read(result)
+            _wait_for(result)
         result = following
         if number == steps - 1:
-            _read(result)
+            _wait_for(result)
         if recorder is not None:
             recorder.end_step()
     return batch
 
 
-def _read(result: Any) -> None:
+def _wait_for(result: Any) -> None:
     with RecordEvent("wait for a result"):
         float(result.loss)
         jax.block_until_ready([p._array for p in (result.grad_norm,) if p is not None])

@@ -132,7 +132,7 @@ class _ReadProgram:
         self.program = program
         module = Module(program.text)
         self.instructions = {
-            i.name: _described(module, names, i)
+            i.name: _describe(module, names, i)
             for names in map(_Origins, itertools.repeat(module), module.computations.values())
             for i in names.computation
         }
@@ -154,7 +154,7 @@ class _ReadProgram:
         return self._group_of.get(name, {}).get(device, 0)
 
 
-def _described(module: Module, names: _Origins, instruction: Instruction) -> _Instruction:
+def _describe(module: Module, names: _Origins, instruction: Instruction) -> _Instruction:
     own_name = names.own(instruction)
     named = own_name or names.near(instruction)
     origin = origin_of(named)

@@ -68,7 +68,7 @@ def noise_contrastive_loss(input: Any, label: Any, weight: Any, bias: Any, expec
         )
     drawn = searchsorted(upto, rand([input.shape[0], draws], input.dtype), right=True)
     true, noise = _score(input, label, weight, bias), _score(input, drawn, weight, bias)
-    losses = log1p(_at(expected, label) / true).sum(1) + log1p(noise / _at(expected, drawn)).sum(1)
+    losses = log1p(_gather(expected, label) / true).sum(1) + log1p(noise / _gather(expected, drawn)).sum(1)
     return reshape(losses, [-1, 1]) / (draws + 1)
 
 
@@ -90,7 +90,7 @@ def class_chances(sampler: str, classes: int, custom: Sequence[float] | None) ->
     return found
 
 
-def _at(values: Any, index: Any) -> Any:
+def _gather(values: Any, index: Any) -> Any:
     """Elements of a vector at indices [n, k] -> [n, k]."""
     return reshape(gather(values, reshape(index, [-1])), [index.shape[0], index.shape[1]])
 
@@ -100,4 +100,4 @@ def _score(x: Any, classes: Any, weight: Any, bias: Any) -> Any:
     index = cast(reshape(classes, [-1]), "int64")
     rows = reshape(gather(weight, index), [classes.shape[0], classes.shape[1], weight.shape[1]])
     scores = (rows * unsqueeze(x, 1)).sum(2)
-    return sigmoid(scores if bias is None else scores + _at(reshape(bias, [-1]), classes))
+    return sigmoid(scores if bias is None else scores + _gather(reshape(bias, [-1]), classes))

@@ -34,7 +34,7 @@ class DimConstraint:
 def constraints(inferred: Inferred) -> list[DimConstraint]:
     """The constraints that are worth setting. A layer whose calls need different dims gets none."""
     found: dict[tuple[str, str], set[tuple[Names, ...]]] = {}
-    for path, at, dims in _wanted(inferred):
+    for path, at, dims in _constraints(inferred):
         if any(name is not None for names in dims for name in names):
             found.setdefault((path, at), set()).add(dims)
     return [DimConstraint(path, at, ways.pop()) for (path, at), ways in found.items() if len(ways) == 1]
@@ -56,7 +56,7 @@ def constrain_layers(model: Layer, wanted: Sequence[DimConstraint]) -> list[Hook
     return handles
 
 
-def _wanted(inferred: Inferred) -> Iterator[tuple[str, str, tuple[Names, ...]]]:
+def _constraints(inferred: Inferred) -> Iterator[tuple[str, str, tuple[Names, ...]]]:
     """(layer's path, "input" or "output", dims) of everything worth saying."""
     traced = inferred.traced
     for run in repeated_blocks(traced):

@@ -107,7 +107,7 @@ def _concatenate(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownA
     return [KnownArray(tuple(dims))]
 
 
-def _split(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
+def _split_rule(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     at, sizes, dims = eqn.params["axis"], eqn.params["sizes"], given[0].dims
     found, start = [], 0
     for size in sizes:
@@ -220,7 +220,7 @@ MOVES: dict[str, Rule] = {
     "rev": _along("dimensions"),
     "slice": _slice,
     "sort": _along("dimension"),
-    "split": _split,
+    "split": _split_rule,
     "squeeze": _squeeze,
     "stack": _stack,
     "tile": _tile,

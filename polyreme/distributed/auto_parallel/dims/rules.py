@@ -59,7 +59,7 @@ def _elementwise(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownA
     return results
 
 
-def _each(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
+def _pass_through(eqn: Any, given: list[KnownArray], facts: Facts) -> list[KnownArray]:
     """Each output is the input at the same position."""
     return given[: len(eqn.outvars)]
 
@@ -210,7 +210,7 @@ RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "fft": _fft,
     "lu_pivots_to_permutation": _pivots,
-    "optimization_barrier": _each,
+    "optimization_barrier": _pass_through,
     "scan": _scan,
     "while": _while,
 }

@@ -20,7 +20,7 @@ _DEFAULTS = {"reduction": "mean", "ignore_index": -100}
 def is_counted(loss: Any) -> bool:
     """Whether a batch's loss is something else than the mean of its microbatches' by rows. Of a function of the user's
     own, and of a Layer with a forward of its own, that is not known: False."""
-    function, settings = _known(loss)
+    function, settings = _function_of(loss)
     reduction = settings.get("reduction")
     return reduction == "sum" or (reduction == "mean" and function in _BY_LABELS)
 
@@ -29,13 +29,13 @@ def with_shares(loss: Any, batch: Sequence[Microbatch]) -> list[Microbatch]:
     """The microbatches, with the shares that the loss gives them."""
     if not is_counted(loss):
         return list(batch)
-    _, settings = _known(loss)
+    _, settings = _function_of(loss)
     if settings["reduction"] == "sum":
         return [microbatch._replace(share=np.float64(1)) for microbatch in batch]
     return share_by_counts(batch, [_count(settings, microbatch) for microbatch in batch])
 
 
-def _known(loss: Any) -> tuple[Any, Mapping[str, Any]]:
+def _function_of(loss: Any) -> tuple[Any, Mapping[str, Any]]:
     """The function of a loss, and its settings; (None, {}) for another one than the library's."""
     if isinstance(loss, FunctionalLayer) and type(loss).forward is FunctionalLayer.forward:
         return loss.function, loss.settings

@@ -247,7 +247,7 @@ class Engine:
         valid = (
             None
             if valid_data is None
-            else data_of.as_loader("fit", valid_data, batch_size, _own(collate_fn, valid_data))
+            else data_of.as_loader("fit", valid_data, batch_size, _collate_for(collate_fn, valid_data))
         )
         steps = data_of.steps_in(loader, steps_per_epoch)
         params = {"epochs": epochs, "steps": steps, "verbose": verbose, "metrics": self._names(), "save_dir": save_dir,
@@ -513,7 +513,7 @@ class Engine:
         given = as_tensors("input", inputs, self._given[0])
         wanted = as_tensors("label", labels, self._given[1])
         if not self.inputs or (wanted and not self.labels):
-            self._specs = (_seen(given), _seen(wanted))
+            self._specs = (_specs_of(given), _specs_of(wanted))
         return given, wanted
 
     def _value(self, out: Any) -> Any:
@@ -528,7 +528,7 @@ class Engine:
         return [*(["loss"] if self._loss is not None else []), *metric_names(self._metrics)]
 
 
-def _seen(tensors: Sequence[Tensor]) -> list[InputSpec]:
+def _specs_of(tensors: Sequence[Tensor]) -> list[InputSpec]:
     """Specs of a batch's Tensors, in any number of rows."""
     return [InputSpec([None, *t.shape[1:]][: len(t.shape)], t.dtype) for t in tensors]
 
@@ -537,7 +537,7 @@ def _as_specs(given: Any) -> list[InputSpec]:
     return [as_spec("Engine.prepare", spec) for spec in as_list(given)]
 
 
-def _own(collate_fn: Callable | None, data: Any) -> Callable | None:
+def _collate_for(collate_fn: Callable | None, data: Any) -> Callable | None:
     """collate_fn for a Dataset; a loader has one of its own."""
     return collate_fn if hasattr(data, "__getitem__") else None
 

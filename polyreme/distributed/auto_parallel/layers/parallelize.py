@@ -45,7 +45,7 @@ class Meshes:
             return
         stages = [whole.get_mesh_with_dim(PP, s) for s in range(whole.get_dim_size(PP))]
         spread = config.get("global_spec")
-        self.shared += [] if spread is None else _found("pp_config: global_spec", spread, list(self.layers))
+        self.shared += [] if spread is None else _matches("pp_config: global_spec", spread, list(self.layers))
         for name, stage in stages_of_layers(model, config["split_spec"], len(stages)).items():
             is_shared = stage is None or any(name == g or name.startswith(f"{g}.") for g in self.shared)
             self.of[name] = whole if is_shared or stage is None else stages[stage]
@@ -155,7 +155,7 @@ def _check_settings(mesh: ProcessMesh, config: Mapping[str, Mapping[str, Any]]) 
         raise ConfigError("parallelize: pp_config needs split_spec, where the model is cut")
 
 
-def _found(what: str, pattern: Any, names: Sequence[str]) -> list[str]:
+def _matches(what: str, pattern: Any, names: Sequence[str]) -> list[str]:
     if not isinstance(pattern, str):
         raise ConfigError(f"parallelize: {what} {pattern!r} is no name; give a text")
     found = matching(pattern, names)
@@ -178,7 +178,7 @@ def _plans(part: str, plans: Any, meshes: Meshes) -> list[tuple[LayerPlan, str, 
             if only is None
             else [n for n, la in meshes.layers.items() if la._parameters.get(only) is not None]
         )
-        fits = _found(part, stem, names)
+        fits = _matches(part, stem, names)
         _warn_of_none(part, pattern, chosen, [meshes.layers[n] for n in fits])
         pairs += [(plan, name, only) for name in fits for plan in chosen]
     for plan, name, only in pairs:

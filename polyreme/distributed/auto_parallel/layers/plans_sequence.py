@@ -23,7 +23,7 @@ class SequenceParallelBegin(LayerPlan):
         self.need_transpose = need_transpose
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
-        after(layer, lambda out: first_tensor(out, lambda x: _split(x, mesh, self.need_transpose)))
+        after(layer, lambda out: first_tensor(out, lambda x: _split_sequence(x, mesh, self.need_transpose)))
 
 
 class SequenceParallelEnd(LayerPlan):
@@ -36,7 +36,7 @@ class SequenceParallelEnd(LayerPlan):
         self.need_transpose = need_transpose
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
-        before(layer, lambda args: first_tensor(args, lambda x: _whole(x, mesh, self.need_transpose)))
+        before(layer, lambda args: first_tensor(args, lambda x: _gather_sequence(x, mesh, self.need_transpose)))
 
 
 class SequenceParallelEnable(LayerPlan):
@@ -57,20 +57,20 @@ class SequenceParallelDisable(LayerPlan):
         self.need_transpose = need_transpose
 
     def apply(self, layer: Layer, mesh: ProcessMesh, only: str | None = None) -> None:
-        before(layer, lambda args: first_tensor(args, lambda x: _whole(x, mesh, self.need_transpose)))
-        after(layer, lambda out: first_tensor(out, lambda x: _split(x, mesh, self.need_transpose)))
+        before(layer, lambda args: first_tensor(args, lambda x: _gather_sequence(x, mesh, self.need_transpose)))
+        after(layer, lambda out: first_tensor(out, lambda x: _split_sequence(x, mesh, self.need_transpose)))
 
 
 def _along(x: Tensor, mesh: ProcessMesh, placement: Placement) -> Tensor:
     return moved(x, mesh, MP, placement)
 
 
-def _split(x: Tensor, mesh: ProcessMesh, transpose: bool) -> Tensor:
+def _split_sequence(x: Tensor, mesh: ProcessMesh, transpose: bool) -> Tensor:
     # before the exchange: what is a sum still to be made over mp is summed and split in one
     return _swap(_along(x, mesh, Shard(1))) if transpose else _along(x, mesh, Shard(0))
 
 
-def _whole(x: Tensor, mesh: ProcessMesh, transpose: bool) -> Tensor:
+def _gather_sequence(x: Tensor, mesh: ProcessMesh, transpose: bool) -> Tensor:
     x = _along(x, mesh, Replicate())
     return _swap(x) if transpose else x
 

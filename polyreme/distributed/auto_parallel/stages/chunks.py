@@ -80,7 +80,7 @@ def cut_into_stages(
     recorded = record(model, signature(inputs))
     forwards.cut = _choose(at, recorded, chunks)
     parts = forwards.keep(signature(inputs), recorded)
-    held = _held(model, parts)
+    held = _tensors_of_chunks(model, parts)
     return [StageChunk(forwards, k, *_in_layers(model, parts[k], tensors)) for k, tensors in enumerate(held)]
 
 
@@ -99,12 +99,12 @@ def _choose(cut: Any, recorded: Recorded, chunks: int) -> Cut:
     return AtEnds(tuple((name, 0) for name in cut))
 
 
-def _held(model: Layer, parts: Sequence[Slice]) -> list[dict[str, Tensor]]:
+def _tensors_of_chunks(model: Layer, parts: Sequence[Slice]) -> list[dict[str, Tensor]]:
     """The model's parameters and buffers that each chunk reads; what none reads goes where its Layer is called."""
     tensors: list[dict[str, Tensor]] = [{} for _ in parts]
     readers = [{id(t) for t in part.held} for part in parts]
     callers = [{id(layer) for layer in part.layers} for part in parts]
-    owners = {id(t): layer for layer in model.sublayers(include_self=True) for t in _own(layer)}
+    owners = {id(t): layer for layer in model.sublayers(include_self=True) for t in _direct_tensors(layer)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         where = [k for k, ids in enumerate(readers) if id(tensor) in ids]
         where = where or [k for k, ids in enumerate(callers) if id(owners[id(tensor)]) in ids][:1] or [0]
@@ -120,13 +120,13 @@ def _in_layers(model: Layer, part: Slice, tensors: Mapping[str, Tensor]) -> tupl
     layers = {
         name: layer
         for name, layer in model.named_sublayers()
-        if id(layer) in called and not layer._sub_layers and ours.issuperset(map(id, _own(layer)))
+        if id(layer) in called and not layer._sub_layers and ours.issuperset(map(id, _direct_tensors(layer)))
     }
-    inside = {id(t) for layer in layers.values() for t in _own(layer)}
+    inside = {id(t) for layer in layers.values() for t in _direct_tensors(layer)}
     return layers, {name: t for name, t in tensors.items() if id(t) not in inside}
 
 
-def _own(layer: Layer) -> list[Tensor]:
+def _direct_tensors(layer: Layer) -> list[Tensor]:
     return [*layer.parameters(include_sublayers=False), *layer.buffers(include_sublayers=False)]
 
 

@@ -62,7 +62,7 @@ def slices(recorded: Recorded, chunk_of: Sequence[int], count: int) -> list[Slic
                 run.append(index)
                 needed = (needed - set(op.outputs)) | {n for n in op.reads() if n in position}
         takes = tuple(sorted(needed, key=position.__getitem__))
-        result.append(Slice(tuple(reversed(run)), takes, tuple(gives), *_met(recorded, run)))
+        result.append(Slice(tuple(reversed(run)), takes, tuple(gives), *_tensors_and_layers(recorded, run)))
         gives = list(takes)
     return result[::-1]
 
@@ -71,7 +71,7 @@ def _define(recorded: Recorded) -> list[str]:
     return [name for op in recorded.ops for name in op.outputs]
 
 
-def _met(recorded: Recorded, run: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _tensors_and_layers(recorded: Recorded, run: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     names = dict.fromkeys(n for i in sorted(run) for n in (*recorded.ops[i].reads(), *recorded.ops[i].writes()))
     tensors = tuple(recorded.held[n] for n in names if n in recorded.held)
     ran, end = set(run), len(recorded.ops) - 1

@@ -112,7 +112,7 @@ def signature(inputs: Any) -> str:
     """
     leaves: list[Any] = []
     spec = flatten(inputs, leaves)
-    return json.dumps([_plain(spec), [_told(leaf) for leaf in leaves]])
+    return json.dumps([_plain(spec), [_describe(leaf) for leaf in leaves]])
 
 
 def _plain(spec: Spec) -> Any:
@@ -126,7 +126,7 @@ def _plain(spec: Spec) -> Any:
     return [cls.__name__, None if keys is None else list(keys), [_plain(child) for child in children]]
 
 
-def _told(leaf: Any) -> Any:
+def _describe(leaf: Any) -> Any:
     if leaf is None or isinstance(leaf, (bool, int, float, str)):
         return leaf
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):

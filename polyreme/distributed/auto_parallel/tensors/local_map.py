@@ -73,7 +73,7 @@ def local_map(
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         spec = flatten((args, kwargs), leaves)
-        arguments = _given(leaves, in_placements, process_mesh, reshard_inputs)
+        arguments = _localize(leaves, in_placements, process_mesh, reshard_inputs)
         tensors = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
         mesh = _mesh(tensors, process_mesh)
         key = _key(spec, arguments, mesh)
@@ -86,7 +86,7 @@ def local_map(
     return run
 
 
-def _given(
+def _localize(
     leaves: Sequence[Any], in_placements: Sequence[Placed] | None, mesh: ProcessMesh | None, may_move: bool
 ) -> list[Any]:
     """The inputs as func expects them."""
@@ -94,10 +94,10 @@ def _given(
     if in_placements is not None and len(in_placements) != len(tensors):
         raise ConfigError(f"local_map: in_placements has {len(in_placements)} entries for {len(tensors)} Tensors")
     wanted = iter([None] * len(tensors) if in_placements is None else in_placements)
-    return [_wanted(leaf, next(wanted), mesh, may_move) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return [_move_to(leaf, next(wanted), mesh, may_move) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def _wanted(tensor: Tensor, placements: Placed, mesh: ProcessMesh | None, may_move: bool) -> Tensor:
+def _move_to(tensor: Tensor, placements: Placed, mesh: ProcessMesh | None, may_move: bool) -> Tensor:
     form = form_of(tensor)
     if placements is None:
         return tensor

@@ -50,7 +50,7 @@ def dtensor_from_local(
     found = sorted({str(part.dtype) for part in parts})
     if len(found) > 1:
         raise DTypeError(f"dtensor_from_local: parts of one whole are of {', '.join(found)}; cast them to one dtype")
-    form = _whole(parts, mesh, placements)
+    form = _global_form(parts, mesh, placements)
     by_id = dict(zip(ids, parts, strict=True))
     for pid, part in by_id.items():
         if tuple(part.shape) != form.local_shape(pid):
@@ -67,7 +67,7 @@ def dtensor_from_local(
     return result
 
 
-def _whole(parts: Sequence[Tensor], mesh: ProcessMesh, placements: Sequence[Placement]) -> Form:
+def _global_form(parts: Sequence[Tensor], mesh: ProcessMesh, placements: Sequence[Placement]) -> Form:
     """The form of the whole: the sizes along the mesh dims that split a dim add up."""
     own = tuple(parts[0].shape)
     local = Form(mesh, checked("dtensor_from_local", placements, mesh, own), own)

@@ -60,7 +60,7 @@ def propagate(rule: ShardingRule, forms: Sequence[Form | None], call: OpCall, me
     A mesh dim splits one name: where inputs differ, that of the first input that has one.
     """
     flow = CallPlacement(mesh)
-    _split(flow, rule, forms)
+    _note_splits(flow, rule, forms)
     _drop_unaligned(flow, rule, call)
     _keep_partial(flow, rule, forms, call)
     _make_partial(flow, rule, call)
@@ -69,7 +69,7 @@ def propagate(rule: ShardingRule, forms: Sequence[Form | None], call: OpCall, me
     return flow
 
 
-def _split(flow: CallPlacement, rule: ShardingRule, forms: Sequence[Form | None]) -> None:
+def _note_splits(flow: CallPlacement, rule: ShardingRule, forms: Sequence[Form | None]) -> None:
     owner: dict[int, str] = {}
     for names, form in zip(rule.inputs, forms, strict=True):
         if form is None:

@@ -161,27 +161,27 @@ def fused_multi_transformer(
             time_step,
             attn_mask,
             seq_lens,
-            _at(pre_caches, i),
-            _at(cache_kvs, i),
+            _item(pre_caches, i),
+            _item(cache_kvs, i),
         )
 
         def attend(x: Any, i: int = i, places: _Places = places) -> Any:
-            q, k, v = _queries_keys_values(x, qkv_weights[i], _at(qkv_biases, i), trans_qkvw, gqa_group_size)
+            q, k, v = _queries_keys_values(x, qkv_weights[i], _item(qkv_biases, i), trans_qkvw, gqa_group_size)
             out = places.attend(q, k, v).reshape([*x.shape[:2], -1])
-            return F.linear(out, linear_weights[i], _at(linear_biases, i))
+            return F.linear(out, linear_weights[i], _item(linear_biases, i))
 
         def feed(x: Any, i: int = i) -> Any:
-            hidden = activated(F.linear(x, ffn1_weights[i], _at(ffn1_biases, i)), activation, what)
+            hidden = activated(F.linear(x, ffn1_weights[i], _item(ffn1_biases, i)), activation, what)
             hidden = F.dropout(hidden, dropout_rate, training=training, mode=mode)
-            return F.linear(hidden, ffn2_weights[i], _at(ffn2_biases, i))
+            return F.linear(hidden, ffn2_weights[i], _item(ffn2_biases, i))
 
-        x = half(x, attend, ln_scales[i], _at(ln_biases, i))
-        x = half(x, feed, ffn_ln_scales[i], _at(ffn_ln_biases, i))
+        x = half(x, attend, ln_scales[i], _item(ln_biases, i))
+        x = half(x, feed, ffn_ln_scales[i], _item(ffn_ln_biases, i))
         caches.append(places.cache)
     return x if cache_kvs is None else (x, caches)
 
 
-def _at(items: Sequence[Any] | None, i: int) -> Any:
+def _item(items: Sequence[Any] | None, i: int) -> Any:
     return items[i] if items else None
 
 

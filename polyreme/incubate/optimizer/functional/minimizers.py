@@ -78,7 +78,7 @@ def minimize_lbfgs(
     >>> minimize_lbfgs(lambda x: ((x - 3) ** 2).sum(), Tensor([0.0, 1.0]))[2].tolist()
     [3.0, 3.0]
     """
-    pairs = _whole("history_size", history_size)
+    pairs = _check_count("history_size", history_size)
     limits = _limits(max_iters, max_line_search_iters, tolerance_grad, tolerance_change, initial_step_length)
     start, first = _check("minimize_lbfgs", initial_position, initial_inverse_hessian_estimate, line_search_fn, dtype)
 
@@ -151,15 +151,15 @@ def _check_inverse(what: str, inverse: TensorState, n: int) -> None:
 
 def _limits(iterations: Any, search: Any, gradient: Any, change: Any, step: Any) -> Limits:
     return Limits(
-        _whole("max_iters", iterations),
-        _whole("max_line_search_iters", search),
+        _check_count("max_iters", iterations),
+        _check_count("max_line_search_iters", search),
         nonnegative("minimize", "tolerance_grad", gradient),
         nonnegative("minimize", "tolerance_change", change),
         nonnegative("minimize", "initial_step_length", step),
     )
 
 
-def _whole(name: str, value: Any) -> int:
+def _check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"minimize: {name} is a whole number of at least 1, got {value!r}")
     return value
