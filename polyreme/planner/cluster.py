@@ -42,7 +42,8 @@ class DeviceKind:
 
     flops: FLOP/s by compute dtype ("bfloat16", "float16", "float32"), dense. memory: bytes, bandwidth: bytes a second.
     matmul: share of flops that a matrix product reaches, by its FLOP; attention: likewise for fused attention, by
-    FlashAttention-2; own_attention: how many times that rate kernels written for this kind have.
+    FlashAttention-2; own_attention: how many times that rate kernels written for this kind have. tuned: how many times
+    matmul's share products in 16 bits reach whose kernels are chosen by measurement, with the power for them.
     narrow_heads: share of attention's rate that heads of 64 numbers reach, over heads of 128. tile: rows and columns
     that a matrix unit takes at once: dims of a product are filled up to a multiple; 1 where kernels have many sizes.
     streaming: share of bandwidth that an operation limited by memory reaches, by its bytes. few: of devices that share
@@ -64,6 +65,7 @@ class DeviceKind:
     launch: float = 5e-6
     host: float = 25e9
     own_attention: float = 1.0
+    tuned: float = 1.0
     narrow_heads: float = 1.0
     tile: int = 1
     borrowed: str = ""

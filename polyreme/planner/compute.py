@@ -114,6 +114,8 @@ def _product(
     share = at(arithmetic.device.matmul, flops / _matrices(op, weights, cuts))
     device, training = arithmetic.device, arithmetic.training
     rate, casts = device.flops[training.dtype] * share, (0.0, 0.0)
+    if training.tuned and arithmetic.itemsize == 2:
+        rate *= device.tuned
     if training.products and _in_8_bits(op, weights):
         rate = device.flops[training.products] * share * _LOW[training.products]
         # operands are read in 16 bits and written in 8, in both layouts, by a kernel of their own

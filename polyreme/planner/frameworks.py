@@ -46,7 +46,9 @@ class Framework:
 
     words: in a row's system or notes, lower case. fusion, prunes, gradients: as in Training; gradients are those of
     training in bfloat16. flash: generation of its fused attention on a kind that has kernels of its own, from `own` (a
-    year with its part) on 3, before 2. sync, casts, adapted: as in Training. source: where that is from.
+    year with its part) on 3, before 2; so are its products tuned, if that is its habit. beside: mesh axes whose
+    collectives run beside arithmetic without being said to: of data-parallel ones from 2023 on, of "mp" from `own` on.
+    sync, casts, adapted: as in Training. source: where that is from.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Framework:
     sync: float = _SYNC
     casts: Literal["apart", "fused"] = "apart"
     adapted: Literal["attention", "all"] = "attention"
+    tuned: bool = False
+    beside: tuple[str, ...] = ("dp", "sharding")
     source: str = ""
 
 
@@ -74,6 +78,17 @@ FRAMEWORKS = (
         source="this package: memory is held to its programs",
     ),
     Framework(
+        "automodel",
+        ("automodel",),
+        fusion="layers",
+        prunes=False,
+        gradients=4,
+        memory=_FUSED,
+        own=2024.4,
+        casts="fused",
+        source="NeMo AutoModel: PyTorch FSDP2, Transformer Engine's kernels, cuDNN attention, reductions in float32",
+    ),
+    Framework(
         "nemo",
         ("nemo", "megatron-bridge"),
         fusion="layers",
@@ -82,7 +97,9 @@ FRAMEWORKS = (
         memory=_FUSED,
         own=2024.4,
         casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
-        source="NeMo performance recipes: bf16 gradients, cuDNN attention; Transformer Engine kernels",
+        tuned=True,
+        beside=("dp", "sharding", "mp"),  # overlap_grad_reduce, overlap_param_gather, tp_comm_overlap
+        source="NeMo performance recipes: bf16 gradients, cuDNN attention, vboost; Transformer Engine kernels",
     ),
     Framework(
         "paddlefleetx",
@@ -91,6 +108,7 @@ FRAMEWORKS = (
         prunes=False,
         gradients=2,
         memory=_FUSED,
+        beside=(),
         source="PaddleFleetX: fused kernels of PaddlePaddle 2.4 under float16 O2",
     ),
     Framework(
@@ -102,6 +120,7 @@ FRAMEWORKS = (
         memory=_FUSED,
         own=2024.4,
         casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
+        beside=(),  # --overlap-grad-reduce and --overlap-param-gather are options of Megatron-LM
         source="arXiv:2205.05198, section 4: 34 bytes of a layer's token and width, logits in float32",
     ),
     Framework(
@@ -140,11 +159,21 @@ FRAMEWORKS = (
         gradients=2,
         memory=replace(_FUSED, logits=10.0, norms=4),
         adapted="all",
+        beside=(),
         source="PaddleNLP: norms and rotations of elementary kernels",
     ),
     Framework(
+        "deepspeed",
+        ("deepspeed",),
+        fusion="none",
+        prunes=False,
+        gradients=2,  # grad_accum_dtype is that of the model unless said
+        memory=replace(_FUSED, norms=4),
+        source="PyTorch in eager mode under ZeRO",
+    ),
+    Framework(
         "torch",
-        ("torch", "fsdp", "llm-foundry", "mosaic", "deepspeed zero", "hugging", "deepspeed", "colossal"),
+        ("torch", "fsdp", "llm-foundry", "mosaic", "hugging", "colossal"),
         fusion="none",
         prunes=False,
         gradients=4,

@@ -31,7 +31,8 @@ class ModelShape:
     places. shared_gate: the shared experts have a gate for each token. dropout: whether masks are drawn.
     kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all heads share,
     and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that
-    predict one token further each, of a layer and the output projection.
+    predict one token further each, of a layer and the output projection. document: tokens of a packed row that attend
+    to each other, on the mean; 0: all of the row.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -71,6 +72,7 @@ class ModelShape:
     rope_head_dim: int = 0
     v_head_dim: int = 0
     ahead: int = 0
+    document: int = 0
     name: str = "transformer"
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ class ModelShape:
             "rope_head_dim",
             "v_head_dim",
             "ahead",
+            "document",
         ):
             if getattr(self, field) < 0:
                 raise ConfigError(f"model {self.name!r}: {field}={getattr(self, field)}; give at least 0")
@@ -472,7 +475,7 @@ def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
         flops=2.0 * shape.seq**2 * shape.score_width,
         saved=(*(each.name for each in qkv), out.name, sums.name),
         part="core_attn",
-        executed=0.5,
+        executed=0.5 * min(1.0, (shape.document or shape.seq) / shape.seq),
         drops=shape.dropout,
     )
 

@@ -32,7 +32,8 @@ class Training:
     from what products and attention made, whatever the plan's recompute (jax's checkpoint policy of dots). away:
     whether all that layers keep for the backward lies in the host's memory, whatever the plan's recompute and offload.
     adapted: which products have adapters, those of attention or all of a layer. casts: of what products in few bits
-    read, "apart": a kernel of their own, or "fused" into norms and activation functions that make it.
+    read, "apart": a kernel of their own, or "fused" into norms and activation functions that make it. tuned: whether
+    kernels of products are chosen by measurement and the device's power is given to matrix units (DeviceKind.tuned).
     """
 
     dtype: str = "bfloat16"
@@ -55,6 +56,7 @@ class Training:
     away: bool = False
     adapted: Literal["attention", "all"] = "attention"
     casts: Literal["apart", "fused"] = "apart"
+    tuned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,9 +214,21 @@ def _of_name(cells: Cells, fields: Mapping[str, Any]) -> dict[str, Any]:
         named["tokens_per_expert"] = math.ceil(rows)
     if named.get("kv_rank"):
         named["kv_heads"] = fields["heads"]
+    if _is_packed(cells) and not cells.denies("packing"):
+        named["document"] = min(fields["seq"], _DOCUMENT)
     if named:
         cells.assumed["model"] = ", ".join(f"{key} {value}" for key, value in named.items()) + f" ({source or 'notes'})"
     return named
+
+
+_DOCUMENT = 512
+"""Tokens of a document of a packed row, where rows do not tell: answered questions (SQuAD) have 100 to 400,
+conversations more."""
+
+
+def _is_packed(cells: Cells) -> bool:
+    """Whether rows hold several documents that do not see each other; NeMo's recipes of fine-tuning pack them."""
+    return cells.has("packed", "packing") or (cells.has("sft", "lora", "fine-tun") and _framework(cells).name == "nemo")
 
 
 def _of_size(cells: Cells, layers: int, h: int) -> tuple[int, int]:
@@ -249,12 +261,14 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     if dtype not in flops:
         dtype = cells.assumed["dtype"] = "bfloat16" if not dtype and "bfloat16" in flops else next(iter(flops))
     is_new = (cells.year >= _FUSED or cells.has("flash")) and not cells.denies("flash")
-    used, is_tpu = _framework(cells), cells.text("hardware").lower().startswith("tpu")
-    overlap = ("dp", "sharding") if is_new and not cells.has("paddle") else ()
+    used, is_tpu = _framework(cells), _is_tpu(cells)
+    is_own = cells.year >= used.own
+    overlap = _beside(cells, used, is_tpu) if is_new else ()
     if cells.year >= _ASYNCHRONOUS:
         overlap = (*overlap, "mp_grad")
     # XLA for TPUs runs collectives in pieces beside the products they feed; Megatron-LM does where it says so
-    if is_tpu or cells.has("tp-comm-overlap", "tp comm overlap", "userbuffer", "async tp", "asynctp"):
+    is_told = cells.has("tp-comm-overlap", "tp comm overlap", "userbuffer", "async tp", "asynctp")
+    if is_tpu or is_told or (is_own and "mp" in used.beside):
         overlap = (*overlap, "mp")
     if cells.has("dualpipe", "a2a overlap", "ep overlap", "overlap-moe", "moe overlap", "all-to-all overlap"):
         overlap = (*overlap, "ep")
@@ -277,13 +291,26 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
         prunes=used.prunes,
         fusion=used.fusion,
         keeps=used.memory,
-        flash=1 if cells.year < _SECOND_FLASH else 3 if cells.year >= used.own else 2,
+        flash=1 if cells.year < _SECOND_FLASH else 3 if is_own else 2,
         trains="adapters" if cells.has("lora") else "all",
         copies="nodes" if cells.has("deepep", "hybridep", "hai-llm", "dualpipe") or is_flex else "rows",
         sync=used.sync,
         casts=used.casts,
         adapted=used.adapted,
+        tuned=used.tuned and is_own,
     )
+
+
+_BESIDE = ("overlap", "latency hiding", "pgle")
+"""Words of a row whose collectives over data run beside arithmetic."""
+
+
+def _beside(cells: Cells, used: Framework, is_tpu: bool) -> tuple[str, ...]:
+    """Axes of data whose collectives run beside arithmetic: as the framework does by itself, or is said to. XLA for
+    GPUs does with its latency-hiding scheduler, which is off unless asked for."""
+    is_asked = cells.has(*_BESIDE) and not cells.denies("overlap")
+    by_itself = is_tpu if used.name == "xla" else "dp" in used.beside
+    return ("dp", "sharding") if is_asked or (by_itself and not cells.denies("overlap")) else ()
 
 
 _DEEPEP = 2025.4
@@ -291,6 +318,10 @@ _DEEPEP = 2025.4
 
 _SECOND_FLASH = 2023.55
 """From when fused attention is taken to be FlashAttention-2 (arXiv:2307.08691, 2023-07)."""
+
+
+def _is_tpu(cells: Cells) -> bool:
+    return cells.text("hardware").lower().startswith("tpu")
 
 
 _OF_TORCH = ("compiled torch", "torch with kernels")
@@ -331,8 +362,8 @@ _COMPILED = framework("xla").words
 def _recompute(cells: Cells) -> _Recompute | None:
     """What a row tells of recompute; None if nothing."""
     text = cells.text("recompute").lower()
-    if not text:
-        return _Recompute("full") if cells.has("maxtext") else None  # its default
+    if not text:  # whole layers are the default of MaxText, which its configurations for GPUs change
+        return _Recompute("full") if cells.has("maxtext") and _is_tpu(cells) else None
     counted = cells.text("flops_convention").lower()
     if "shipped" in text and "full-recompute" in counted:
         text = "full"  # the table counts a second forward; what a configuration file has says less of the run
@@ -524,17 +555,22 @@ def _candidates(
                 expert_dispatch="ragged" if degrees["ep"] > 1 or len(folded) > 1 else "auto",
                 order=_ORDER,
             )
-            yield _sharded_over_cp(plan, degrees["stage"]), batch, kind
+            yield _sharded_over_data(plan, degrees["stage"]), batch, kind
 
 
-def _sharded_over_cp(plan: Plan, stage: int) -> Plan:
-    """Ranks of a context-parallel group hold the same weights, and frameworks shard state over them as over replicas
-    (Megatron-Core's distributed optimizer, FSDP over a mesh of both)."""
-    if not stage or plan.mesh.sep == 1:
+def _sharded_over_data(plan: Plan, stage: int) -> Plan:
+    """Ranks of a context-parallel group hold the same weights, and those of an expert-parallel one the same of all but
+    experts; frameworks shard state over them as over replicas (Megatron-Core's distributed optimizer, FSDP over a mesh
+    of both). What ZeRO shards besides goes over context-parallel ranks."""
+    live = [axis for axis in ("sep", "ep") if plan.mesh.degree(axis) > 1]
+    if not stage or not live:
         return plan
-    split = {ANY: ("sharding", "sep")}
-    kinds = {"state": 1, "grad": 2, "param": 3}
-    rules = {kind: {**plan.strategy.rule(kind), **(split if stage >= least else {})} for kind, least in kinds.items()}
+    near = ("sharding", *(axis for axis in live if axis == "sep"))
+    splits = {"state": (1, ("sharding", *live)), "grad": (2, near), "param": (3, near)}
+    rules = {
+        kind: {**plan.strategy.rule(kind), **({ANY: axes} if stage >= least else {})}
+        for kind, (least, axes) in splits.items()
+    }
     return replace(plan, strategy=Strategy(act=plan.strategy.rule("act"), **rules))
 
 

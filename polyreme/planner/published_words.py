@@ -21,7 +21,7 @@ NOT_MODELLED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("shared network", "oversubscribed", "contention", "preempt"), "the network is taken as free"),
     (("mamba", "ssm", "retention", "linear attention", "rwkv"), "layers are attention and feed-forward"),
     (("vision", "multimodal", "encoder-decoder", "t5"), "the model is a decoder"),
-    (("padding", "packed", "variable length"), "every row is full"),
+    (("padding", "variable length"), "every row is full"),
 )
 """(words, what is done instead)."""
 
