@@ -23,8 +23,8 @@ MORE = {
     "many devices": 0.12,
     "shared units": 0.25,
 }
-"""What each of these adds, as the root of the sum of squares. Set so that nine of ten rows lie inside, of each kind with
-ten or more, of published_runs.csv, published_more.csv, published_blind.csv and those of odd number of
+"""What each of these adds, as the root of the sum of squares. Set so that nine of ten rows lie inside, of each kind
+with ten or more, of published_runs.csv, published_more.csv, published_blind.csv and those of odd number of
 published_unseen.csv: benchmarks/results/planner_published_2026-11-27.md tells how many of the others do."""
 
 _LONG = 16_384

@@ -95,6 +95,55 @@ def test_years_tell_what_software_did():
 
 
 @pytest.mark.parametrize(
+    ("row", "beside", "is_tuned"),
+    [
+        ({"system": "NeMo"}, ("dp", "sharding", "mp_grad", "mp"), True),
+        ({"system": "NeMo", "date": "2024-03"}, ("dp", "sharding", "mp_grad"), False),
+        ({"system": "NeMo AutoModel"}, ("dp", "sharding", "mp_grad"), False),
+        ({"system": "Megatron-LM"}, ("mp_grad",), False),
+        ({"system": "Megatron-LM", "notes": "overlap-grad-reduce"}, ("dp", "sharding", "mp_grad"), False),
+        ({"system": "MaxText"}, ("mp_grad",), False),
+        ({"system": "MaxText", "notes": "latency hiding scheduler"}, ("dp", "sharding", "mp_grad"), False),
+        ({"system": "MaxText", "hardware": "TPUv4"}, ("sharding", "mp_grad", "mp"), False),
+        ({"system": "PyTorch FSDP"}, ("dp", "sharding", "mp_grad"), False),
+        ({"system": "PyTorch FSDP", "notes": "no overlap"}, ("mp_grad",), False),
+    ],
+)
+def test_a_framework_tells_what_runs_beside_arithmetic(row, beside, is_tuned):
+    training = run_of(ROW | {"hardware": "H100-80G", "date": "2024-09", "dtype": "bf16"} | row).training
+    assert (training.overlap, training.tuned) == (beside, is_tuned)
+
+
+def test_tuned_products_are_those_of_16_bits():
+    """Of one device, whose step is products: as much faster as the data sheet says, those of 8 bits hardly at all."""
+    one = {"n_dev": 1, "tp": 1, "pp": 1, "sp": "no", "gbs": 1, "layers": 2, "hardware": "H100-80G", "date": "2024-09"}
+
+    def gain(dtype):
+        seconds = [run_of(ROW | one | {"dtype": dtype, "system": s}).seconds() for s in ("NeMo AutoModel", "NeMo")]
+        return seconds[0] / seconds[1]
+
+    assert 1.08 < gain("bf16") < 1.18
+    assert 1 <= gain("fp8") < gain("bf16") / 1.04
+
+
+def test_packed_rows_attend_within_documents():
+    long = {"system": "Megatron-LM", "date": "2024-01", "seq": 4096}
+    assert run_of(ROW | long | {"notes": "inputs packed to 4096"}).model.document == 512
+    assert run_of(ROW | long).model.document == 0
+    assert run_of(ROW | long | {"system": "NeMo", "notes": "LoRA"}).model.document == 512
+    packed, whole = (run_of(ROW | long | {"notes": words}).seconds() for words in ("packed", ""))
+    assert packed < whole
+
+
+def test_state_lies_on_expert_parallel_ranks_too():
+    """Of all but experts; what ZeRO 3 shards besides does not."""
+    sparse = {"experts": 8, "topk": 2, "tp": 1, "pp": 1, "sp": "no", "n_dev": 16, "dp": "", "ep": 8, "gbs": 64}
+    strategies = [run_of(ROW | sparse | {"zero_or_fsdp": zero}).plan.strategy for zero in ("zero1", "fsdp")]
+    assert [each.rule("state")[ANY] for each in strategies] == [("sharding", "ep")] * 2
+    assert strategies[1].rule("param")[ANY] == ("sharding",)
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"zero_or_fsdp": "2(deg4)", "dp": 1}, {"dp": 1, "sharding": 4, "stage": 2}),
