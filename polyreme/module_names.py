@@ -21,15 +21,14 @@ _ELSEWHERE = {
     "jacrev": "autograd.jacobian",
     "lr_scheduler": "optimizer.lr",
     "optim": "optimizer",
-    "polyreme.hessian": "autograd.hessian",
-    "polyreme.jacobian": "autograd.jacobian",
-    "polyreme.jvp": "autograd.jvp",
     "polyreme.tensor": "to_tensor",
     "polyreme.utils.data": "io",
-    "polyreme.vjp": "autograd.vjp",
-    "polyreme.vmap": "autograd.vmap",
     "value_and_grad": "grad",
 }
+
+
+# where names stand that people ask the root for, the likeliest first; the root has loaded all of them
+_BELOW = ("nn", "nn.functional", "optimizer", "io", "jit", "autograd", "amp", "optimizer.lr")
 
 
 def instead(module: str, name: str, choices: Iterable[str]) -> str:
@@ -41,6 +40,9 @@ def instead(module: str, name: str, choices: Iterable[str]) -> str:
     "; did you mean 'Linear'?"
     """
     words = _ELSEWHERE.get(f"{module}.{name}") or _ELSEWHERE.get(name)
+    if words is None and module == "polyreme":
+        below = ((part, sys.modules.get(f"polyreme.{part}")) for part in _BELOW)
+        words = next((f"{part}.{name}" for part, there in below if name in getattr(there, "__all__", ())), None)
     return f"; write paddle.{words.replace(', ', ', paddle.')}" if words else nearest(name, choices)
 
 

@@ -322,11 +322,13 @@ def test_an_attribute_that_is_not_there_is_answered_with_the_nearest(module, wro
         getattr(module, wrong)
 
 
-def test_a_name_of_another_library_is_answered_with_what_to_write():
+def test_a_name_of_another_library_or_module_is_answered_with_what_to_write():
     with pytest.raises(AttributeError, match=r"'compile'; write paddle\.jit\.to_static$"):
         _ = paddle.compile
     with pytest.raises(AttributeError, match=r"'lr_scheduler'; write paddle\.optimizer\.lr$"):
         _ = paddle.optimizer.lr_scheduler
+    with pytest.raises(AttributeError, match=r"'Linear'; write paddle\.nn\.Linear$"):
+        _ = paddle.Linear
 
 
 def test_a_name_like_none_and_one_of_python_are_not_answered():
