@@ -1,4 +1,5 @@
-"""What linear maps of a decoder take in: its blocks run one after the other on rows of tokens."""
+"""Calibration: statistics of the inputs of a decoder's linear maps, from running its blocks one after the other on rows
+of tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from polyreme.nn import functional as F
 
 
 class InputStatistics:
-    """Of the rows x [n, in] that a linear map takes in.
+    """Statistics of the rows x [n, in] that a linear map takes in.
 
     gram: x^T x, float64 [in, in]. absmax, absmean: of each input, float32 [in]. count: n.
     """
@@ -70,7 +71,7 @@ class InputStatistics:
 
 
 class ExpertInputs:
-    """What the maps of a mixture's experts take in while it is watched: the rows that each expert works on.
+    """Statistics of the inputs of a mixture's experts while it is watched: the rows that each expert works on.
 
     statistics: by the names of the maps (nn.MoE.matrices), of each expert.
     """

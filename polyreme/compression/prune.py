@@ -23,7 +23,7 @@ PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
 
 @dataclass(frozen=True)
 class Sparsity:
-    """How many weights are zero: a share of them, or all but n of every m inputs in a row.
+    """The share of zero weights: a share of them, or all but n of every m inputs in a row.
 
     >>> Sparsity.parse("0.5"), Sparsity.parse("2:4")
     (Sparsity(share=0.5, n=0, m=0), Sparsity(share=0.5, n=2, m=4))
@@ -35,7 +35,7 @@ class Sparsity:
 
     @classmethod
     def parse(cls, text: str) -> Sparsity:
-        """Of "0.5" or "2:4". Raises ConfigError for anything else."""
+        """The Sparsity of a text, "0.5" or "2:4". Raises ConfigError for anything else."""
         try:
             if ":" in text:
                 n, m = map(int, text.split(":"))
@@ -48,7 +48,8 @@ class Sparsity:
         raise ConfigError(f"--sparsity {text}: give a share of zeros, as 0.5, or n of m that stay, as 2:4")
 
     def mask(self, scores: np.ndarray) -> np.ndarray:
-        """Which weights stay, bool [in, out], of scores [in, out]: of each output those with the highest."""
+        """The mask of the weights that stay, bool [in, out], by scores [in, out]: those with the highest for each
+        output."""
         if self.m:
             return get_mask_1d(scores.T, self.n, self.m).T.astype(bool)
         count = round(self.share * len(scores))
@@ -59,7 +60,8 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class PruningOptions:
-    """How a decoder is pruned: one of PRUNING_METHODS, how many weights go, names or parts of names of maps that stay.
+    """Settings of pruning a decoder: one of PRUNING_METHODS, how many weights go, names or parts of names of maps that
+    stay.
 
     Raises ConfigError for another method.
     """

@@ -34,9 +34,9 @@ _BITS = {"int8": 8, "int4": 4}
 
 
 class WeightType(NamedTuple):
-    """What linear maps become: the kind of their codes, whether what they take in is rounded too, whether inputs share
-    scales in groups; what caches of keys and values are kept in, that of the weights if None; and inputs of a group
-    where the kind says how many."""
+    """The low-bit form of linear maps: the kind of their codes, whether their inputs are rounded too, whether inputs
+    share scales in groups; what caches of keys and values are kept in, that of the weights if None; and inputs of a
+    group where the kind says how many."""
 
     weight_dtype: str
     low_bit_input: bool = False
@@ -66,7 +66,7 @@ QUANTIZATION_METHODS = {
 
 @dataclass(frozen=True)
 class QuantizationOptions:
-    """How a decoder is quantized.
+    """Settings of quantizing a decoder.
 
     method, type: of QUANTIZATION_METHODS. group_size: inputs that share a scale, all if -1; 64 of nf4. act_order: GPTQ
     rounds the inputs with the largest activations first. smooth_strength: share of the outliers that weights take over.
@@ -103,12 +103,12 @@ class QuantizationOptions:
 
     @property
     def weight_type(self) -> WeightType:
-        """What linear maps become."""
+        """The low-bit form of linear maps."""
         return WEIGHT_TYPES[self.type]
 
     @property
     def layout(self) -> LowBitLayout:
-        """How the folder has them: GPTQ's own where it is that."""
+        """The layout of the folder: GPTQ's for that method."""
         kind = self.weight_type
         method = "gptq" if self.method == "gptq" else DEFAULT_METHODS[kind.weight_dtype]
         return LowBitLayout(
@@ -118,7 +118,7 @@ class QuantizationOptions:
 
 @dataclass(frozen=True)
 class LayerError:
-    """Of a linear map: |x (w' - w)| / |x w| of the rows x that came in, w' being what is left of w."""
+    """The error of a changed linear map: |x (w' - w)| / |x w| over its input rows x, w' being the changed weight."""
 
     name: str
     error: float
@@ -185,7 +185,7 @@ def _quantized(
 def _quantized_experts(
     maps: ExpertMaps, statistics: Sequence[InputStatistics], options: QuantizationOptions
 ) -> tuple[QuantizedExperts, float]:
-    """What takes the place of a matrix of all experts, and its error over the rows of all of them."""
+    """The codes that replace a matrix of all experts, and their error over the rows of all of them."""
     matrix = maps.moe.stored()[maps.part]
     codes, scales, wrong, whole = [], [], 0.0, 0.0
     for weight, of_expert in zip(matrix.numpy().astype(np.float32), statistics, strict=True):

@@ -58,7 +58,7 @@ class Blend:
         return node, number
 
     def counts(self, number: int) -> list[int]:
-        """How many of the first so many samples each source has."""
+        """The number of samples of each source among the first ones."""
         counts = [0] * len(self.shares)
         waiting: list[tuple[_Node | int, int]] = [(self._root, number)]
         while waiting:
@@ -81,7 +81,7 @@ class _Node:
     total: int
 
     def left_of(self, count: int) -> int:
-        """How many of count samples are of the left half: count * share / total, rounded half up."""
+        """The number of samples among count that are of the left half: count * share / total, rounded half up."""
         return (2 * count * self.share + self.total) // (2 * self.total)
 
 

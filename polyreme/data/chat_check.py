@@ -1,4 +1,4 @@
-"""What is wrong with rows of conversations, or looks so, before a model learns from them."""
+"""Checks of rows of conversations before a model learns from them: faults, and what looks like one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Finding:
 
 @dataclass
 class ChatReport:
-    """What a look at all rows gave. lengths and asked: tokens of each conversation, and those a model is asked for."""
+    """The result of checking all rows. lengths and asked: tokens of each conversation, and those a model is asked
+    for."""
 
     findings: list[Finding]
     lengths: list[int]

@@ -20,7 +20,7 @@ TRUNCATIONS = ("turns", "drop", "cut", "refuse")
 
 
 class ChatTokenizer(Protocol):
-    """What generation.TextTokenizer does for conversations. end: ids that end a text."""
+    """The part of generation.TextTokenizer that conversations need. end: ids that end a text."""
 
     @property
     def end(self) -> Sequence[int]: ...
@@ -41,7 +41,7 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """How conversations become tokens.
+    """Settings by which conversations become tokens.
 
     max_tokens: of one conversation. train_on_prompt: a model is asked for every token, not for answers alone.
     mask_history: it is asked for the last answer alone. truncation, of conversations that are longer: turns leaves out
@@ -180,7 +180,8 @@ class ChatEncoder:
         return ids, answers
 
     def _answer(self, row: ChatRow, messages: Sequence[Message], number: int, ids: list[int]) -> AnswerSpan:
-        """Where an answer lies: behind the ids that a server gives for what is before it, up to the end token."""
+        """The span of an answer: from behind the ids that a server would give for the messages before it, to the end
+        token."""
         place = f"{row.place}: messages[{number}]"
         before = self._ids(row, messages[:number], True)
         through = ids if number == len(messages) - 1 else self._ids(row, messages[: number + 1], False)

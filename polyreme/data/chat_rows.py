@@ -47,14 +47,14 @@ class ChatRow:
 
     @property
     def kind(self) -> str:
-        """What it can teach: "answers", "preference" or "judgement"."""
+        """The kind of lesson in the row: "answers", "preference" or "judgement"."""
         if self.rejected is not None:
             return "preference"
         return "answers" if self.is_desirable is None else "judgement"
 
 
 class _FieldError(ValueError):
-    """What is wrong with a field of a row."""
+    """A fault of a field of a row."""
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"{field}: {what}")

@@ -24,8 +24,8 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 @dataclass(frozen=True)
 class DocumentForm:
-    """How documents lie in files: text files as one of DIVISIONS or a regular expression says, JSON and Parquet under a
-    key."""
+    """The form of documents in files: text files as one of DIVISIONS or a regular expression says, JSON and Parquet
+    under a key."""
 
     division: str = "file"
     key: str = "text"
@@ -149,7 +149,7 @@ def read_blocks(path: Path, form: DocumentForm, bad: BadLines) -> Iterator[Block
 
 
 def kind_of(path: Path) -> Literal["text", "json", "parquet"]:
-    """What a file holds by its name. Raises ConfigError for an ending that says nothing."""
+    """The kind of a file's content by its name. Raises ConfigError for an ending that says nothing."""
     inner = path.with_suffix("") if path.suffix in COMPRESSED else path
     kind = _ENDINGS.get(inner.suffix.lower())
     if kind is None or (kind == "parquet" and inner is not path):
@@ -190,7 +190,7 @@ def _cut_at_documents(path: Path, blocks: Iterator[tuple[int, bytes]], division:
 
 
 def _last_line(data: bytes, pattern: str) -> int:
-    """Where the last line begins that a pattern matches; 0 if none but the first does."""
+    """The start of the last line that a pattern matches; 0 if none but the first does."""
     end = len(data)
     while (begin := data.rfind(b"\n", 0, end) + 1) > 0:
         if re.match(pattern, data[begin:end].decode(errors="replace")):

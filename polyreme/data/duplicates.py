@@ -33,7 +33,7 @@ class Duplicates(Protocol):
 
     @staticmethod
     def mark(text: str) -> bytes:
-        """What is compared of a document."""
+        """The mark by which a document is compared."""
         ...
 
     def is_new(self, mark: bytes) -> bool:

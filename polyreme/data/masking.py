@@ -65,6 +65,6 @@ class MaskedDataset:
         return inputs, asked
 
     def _instead(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What stands where tokens are asked for."""
+        """The tokens in place of those that are asked for."""
         kind, other = rng.random(len(tokens)), rng.integers(0, self.vocab_size, len(tokens))
         return np.where(kind < 0.8, self.mask, np.where(kind < 0.9, other, tokens))

@@ -33,7 +33,7 @@ _SAID_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """How documents become tokens.
+    """Settings by which documents become tokens.
 
     tokenizer: as tokenizers.Tokenizer.to_str gives it; it adds no special tokens, and text that spells one out is only
     text. end: the token after each document, or None. parts: weights of the pairs that documents are dealt out to.
@@ -61,7 +61,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was written: the pairs by their prefix, and what was left out, by why."""
+    """The result of preparation: the pairs written, by prefix, and counts of what was left out, by reason."""
 
     pairs: dict[Path, tuple[int, int]]
     """(documents, tokens) of each pair."""
@@ -139,7 +139,8 @@ def prepare(
 
 
 def read_facts(prefix: Path) -> dict[str, Any] | None:
-    """What `prepare` wrote of a pair, None for one that it did not write. Raises DataError for a torn file."""
+    """The facts that `prepare` wrote about a pair; None for a pair that it did not write. Raises DataError for a torn
+    file."""
     path = beside(prefix, ".json")
     if not path.is_file():
         return None

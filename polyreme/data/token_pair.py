@@ -41,7 +41,7 @@ def token_dtype(vocab_size: int) -> str:
 
 
 def prefix_of(path: str | Path) -> Path:
-    """What PREFIX.bin and PREFIX.idx are called before the dot, given that or one of the two.
+    """The prefix of PREFIX.bin and PREFIX.idx, given that or one of the two.
 
     >>> prefix_of("data/v1.0.idx"), prefix_of("data/v1.0")
     (PosixPath('data/v1.0'), PosixPath('data/v1.0'))

@@ -1,4 +1,4 @@
-"""How good a decoder is: perplexity, choices, written answers; in this process or behind a server, the same numbers."""
+"""Evaluation of decoders: perplexity, choices, written answers; the same numbers in this process or behind a server."""
 
 from polyreme.evaluation.scorer import EngineScorer, ScoredTokens, Scorer
 from polyreme.evaluation.served import ServerScorer

@@ -1,4 +1,4 @@
-"""How near a written answer is to those that are wanted."""
+"""Metrics that compare a written answer with the wanted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What evaluation asks of a model: how likely tokens are after others, and texts after prompts."""
+"""The questions of evaluation to a model: log-probabilities of tokens after others, and texts after prompts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from polyreme.generation.tokenizer import TextTokenizer
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """Of each token of a text but the first: its log-probability after those before it, float64 [n - 1], and whether it
-    was the likeliest one, bool [n - 1]."""
+    """Scores of a text's tokens but the first: the log-probability of each after those before it, float64 [n - 1], and
+    whether it was the likeliest, bool [n - 1]."""
 
     logprobs: np.ndarray
     is_likeliest: np.ndarray
@@ -63,7 +63,7 @@ class Scorer(Protocol):
 
 
 def template_digest(template: str | None) -> str | None:
-    """What a result stores of a chat template: xxh3_128, hex.
+    """The digest of a chat template that a result stores: xxh3_128, hex.
 
     >>> template_digest(None), len(template_digest("{{ messages }}"))
     (None, 32)

@@ -1,4 +1,4 @@
-"""What a model is asked: text whose tokens it predicts, choices it weighs, answers it writes."""
+"""Tasks: text whose tokens a model predicts, choices it weighs, answers it writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHIPPED = Path(__file__).parent / "kjv"
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """How tasks are put to a model.
+    """Settings of tasks.
 
     limit: rows of a task, or windows of perplexity, at most. max_length: tokens of a window, the model's if None.
     stride: tokens that each window but the first scores, half a window if None. num_fewshot: rows that are shown with
@@ -57,7 +57,7 @@ class EvalOptions:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What came of a task: metrics by name, of how many samples, and what the numbers depend on."""
+    """The result of a task: metrics by name, the number of samples, and the settings that the numbers depend on."""
 
     task: str
     metrics: dict[str, float]
@@ -70,7 +70,7 @@ class TaskResult:
 
 
 class TaskOutcome(NamedTuple):
-    """What running a task gives: metrics, samples, ids of the first prompt, and the options as they came out."""
+    """The outcome of running a task: metrics, samples, ids of the first prompt, and the options as they came out."""
 
     metrics: dict[str, float]
     num_samples: int
@@ -272,7 +272,7 @@ def _choose(scorer: Scorer, options: EvalOptions, paths: Sequence[Path]) -> Task
 
 
 def score_pairs(scorer: Scorer, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
-    """Of each (ids before, ids of the continuation): its log-probability, and whether each token was the likeliest.
+    """For each (ids before, ids of the continuation) its log-probability, and whether each token was the likeliest.
 
     What is too long loses tokens at its beginning. Raises DataError for a continuation without a token, and one that
     nothing is before.

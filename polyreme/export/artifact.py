@@ -21,7 +21,7 @@ from polyreme.io.complex_pairs import from_pairs
 
 
 class ArtifactProgram(Protocol):
-    """What runs one set of shapes: call(stored state, list of arrays) -> list of arrays, to be traced by jax."""
+    """A program for one set of shapes: call(stored state, list of arrays) -> list of arrays, to be traced by jax."""
 
     record: ProgramRecord
     inputs: list[ArraySpec]
@@ -113,7 +113,7 @@ class ArtifactFunction:
 
 
 def misfit(spec: ArraySpec, shape: tuple[int, ...]) -> str:
-    """What is wrong with an array's shape; "" if it fits."""
+    """The mismatch of an array's shape in words; "" if it fits."""
     if len(shape) != len(spec.shape):
         return f"has shape {list(shape)}, of {len(shape)} dims instead of {len(spec.shape)}"
     for dim, (want, have) in enumerate(zip(spec.shape, shape, strict=True)):
@@ -146,12 +146,12 @@ class Artifact:
 
     @property
     def inputs(self) -> list[ArraySpec]:
-        """What the main function takes."""
+        """The inputs of the main function."""
         return self.function(MAIN).inputs
 
     @property
     def outputs(self) -> list[ArraySpec]:
-        """What the main function gives."""
+        """The outputs of the main function."""
         return self.function(MAIN).outputs
 
     @property

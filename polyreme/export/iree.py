@@ -53,7 +53,8 @@ def compile_artifact(artifact: Artifact) -> list[Path]:
 
 
 class IreeModel:
-    """What compile_artifact wrote, to be run: the weights lie on the device, once for all of its programs."""
+    """A compiled artefact to run, as compile_artifact wrote it: the weights lie on the device, once for all of its
+    programs."""
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         """Raises CheckpointError for modules that are missing, or of other programs than the artefact has now."""
@@ -93,12 +94,12 @@ def check_installed() -> None:
 
 
 def version() -> str:
-    """Of the compiler."""
+    """The version of the compiler."""
     return metadata.version(_PACKAGES[0])
 
 
 def _programs(artifact: Artifact) -> list[ExportedProgram]:
-    """Those of the main function, each fit to be compiled."""
+    """The programs of the main function, each checked to be fit for compilation."""
     chosen = artifact.function(MAIN).programs
     for program in chosen:
         if not isinstance(program, ExportedProgram):

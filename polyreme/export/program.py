@@ -51,7 +51,7 @@ def check_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
 def export(
     call: Call, state: Mapping[str, Any], specs: Sequence[ArraySpec], outputs: Sequence[str], platforms: tuple[str, ...]
 ) -> tuple[jax_export.Exported, list[ArraySpec], list[ArraySpec]]:
-    """-> the exported program, its inputs and its outputs, with their symbols.
+    """Export a function: (the exported program, its inputs, its outputs), both with their symbols.
 
     state: name -> array as it is stored (stored_aval). Raises CaptureError, naming the input and the dim, where the
     code needs a size that is left open.
@@ -155,7 +155,7 @@ def _tried(spec: ArraySpec, left_open: Sequence[tuple[str, int]]) -> ArraySpec:
 
 
 def _line_of(error: Exception) -> str:
-    """Where in the model an error arose: the innermost line that is not the engine's."""
+    """The line of the model at which an error arose: the innermost one that is not the engine's."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [f"{f.f_code.co_filename}:{line}" for f, line in frames if not f.f_code.co_filename.startswith(_ENGINE)]
     return f"the code at {lines[-1]}" if lines else "the code"

@@ -1,4 +1,4 @@
-"""What a program takes and gives: names, dtypes, and shapes of which some dims are open."""
+"""Inputs and outputs of a program: names, dtypes, and shapes of which some dims are open."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def sizes_of(symbol: str | None) -> tuple[int, int]:
 
 
 def aval(spec: ArraySpec) -> jax.ShapeDtypeStruct:
-    """What jax traces for a spec whose open dims have symbols."""
+    """The abstract array that jax traces for a spec whose open dims have symbols."""
     sizes = [s if n is None else str(n) for n, s in zip(spec.shape, spec.symbols, strict=True)]
     shape = jax_export.symbolic_shape(", ".join(str(s) for s in sizes), scope=_scope) if spec.shape else ()
     return jax.ShapeDtypeStruct(shape, spec.dtype)

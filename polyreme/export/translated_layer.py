@@ -80,7 +80,7 @@ class TranslatedLayer(Layer):
 
     @property
     def artifact(self) -> Artifact:
-        """What was read: manifest, inputs, outputs, platforms."""
+        """The artefact that was read: manifest, inputs, outputs, platforms."""
         return self._artifact
 
     def _method(self, name: str) -> Callable[..., Any]:

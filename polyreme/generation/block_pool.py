@@ -1,4 +1,5 @@
-"""Which blocks of a cache are in use, by how many sequences, and which hold the beginning of a known prompt."""
+"""The pool of a cache's blocks: which are in use, by how many sequences, and which hold the beginning of a known
+prompt."""
 
 from __future__ import annotations
 

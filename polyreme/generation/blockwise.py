@@ -21,7 +21,7 @@ from polyreme.ops.indices.gather import take_along_axis
 
 
 class BlockwiseSteps:
-    """What extends the texts of a cache by tokens, and gives the logits that follow the last one of each row.
+    """Steps that extend the texts of a cache by tokens and return the logits after the last token of each row.
 
     is_first: the cache is empty when it is called.
     """
@@ -89,7 +89,7 @@ class BlockwiseSteps:
         return self._finish_all(*parts)
 
     def _run(self, number: int, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a block makes of these."""
+        """The output of a block for these inputs."""
         first = self._firsts[number]
         run = self._runs[first]
         return run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
@@ -138,5 +138,5 @@ def _parts(x: Any) -> tuple[Any, ...]:
 
 
 def _rejoin(parts: Sequence[Any]) -> Any:
-    """What _parts was made of."""
+    """The inverse of _parts."""
     return parts[0] if len(parts) == 1 else tuple(parts)

@@ -81,7 +81,7 @@ class ChosenTokens(NamedTuple):
 
 
 class TokenGrammar(Protocol):
-    """What a text may be, token by token."""
+    """A grammar of a text, token by token."""
 
     @property
     def is_done(self) -> bool:
@@ -280,7 +280,7 @@ class TokenChooser:
         return owners
 
     def _fork_arguments(self, drafts: Sequence[DraftRow]) -> tuple[Tensor, Tensor]:
-        """Of each row, its owner and the tokens that its owner's row is not marked with."""
+        """For each row its owner, and the tokens that the owner's row is not marked with."""
         texts = dict(self._unmarked)
         texts |= {draft.row: [*self._unmarked.get(draft.owner, ()), *draft.tokens] for draft in drafts}
         self._unmarked = {}
@@ -293,7 +293,7 @@ class TokenChooser:
         return to_tensor(self._owners(drafts)), to_tensor(tokens)
 
     def _allowed(self, drafts: Sequence[DraftRow]) -> Tensor:
-        """What grammars allow, bool [rows, vocab]."""
+        """The tokens that grammars allow, bool [rows, vocab]."""
         allowed = np.ones((len(self._grammars), self.vocab_size), bool)
         for row, grammar in enumerate(self._grammars):
             if grammar is not None:

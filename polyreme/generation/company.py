@@ -135,7 +135,8 @@ def _made_up(rows: np.random.Generator, number: int, engine: TextEngine, vocab: 
 def _written(
     engine: TextEngine, requests: dict[str, Request], rows: np.random.Generator, num_passing: int
 ) -> dict[str, list[StepOutput]]:
-    """What each request gets; num_passing: steps at most between two that come, beside each another that is aborted."""
+    """The outputs of each request; num_passing: steps at most between two that come, beside each another that is
+    aborted."""
     outputs: dict[str, list[StepOutput]] = {name: [] for name in requests}
 
     def step() -> None:
@@ -177,7 +178,8 @@ def _check(
 
 
 def _difference(name: str, alone: list[StepOutput], together: list[StepOutput]) -> str | None:
-    """Where the first token of a request differs, however the tokens came in steps."""
+    """The first difference between a request's outputs, in words, however the tokens were grouped in steps; None if
+    none."""
     one, other = ([token for output in outputs for token in _tokens(output)] for outputs in (alone, together))
     for place, (mine, theirs) in enumerate(zip_longest(one, other)):
         if mine is None or theirs is None or mine[0] != theirs[0]:

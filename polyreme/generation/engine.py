@@ -31,7 +31,7 @@ _ROOM_A_SEQUENCE = 2048
 
 @dataclass
 class StepOutput:
-    """What a step gave a request: new tokens, and of each what its settings ask for, as of Completion.
+    """The output of a step for a request: new tokens, and of each what its settings ask for, as of Completion.
 
     finish_reason: None while it goes on; "stop", "length", or "error" where logits were not finite. num_cached: tokens
     of the prompt that were known from another. prompt_logprobs, prompt_top_logprobs: those of the prompt's tokens but
@@ -135,7 +135,7 @@ class _Feed:
 
 @dataclass(frozen=True)
 class _Round:
-    """What a step computes: tokens of each sequence that decodes, and a part of one prompt."""
+    """The work of a step: tokens of each sequence that decodes, and a part of one prompt."""
 
     decoding: list[_Feed]
     prefilling: _Sequence | None
@@ -309,7 +309,7 @@ class TextEngine:
 
     @property
     def statistics(self) -> EngineStatistics:
-        """What there is to count."""
+        """Counts of the engine."""
         names = (
             "prefix_tokens_queried",
             "prefix_tokens_hit",
@@ -385,7 +385,7 @@ class TextEngine:
                 sequence.gate = sequence.gate or self._speculation.gate()
 
     def _scheduled(self) -> _Round:
-        """What is computed next; its blocks are there. Requests that came first have them first."""
+        """The work of the next step, its blocks allocated, earlier requests first."""
         decoding, prefilling, count = [], None, 0
         for sequence in sorted((s for s in self._slots if s is not None), key=lambda s: s.arrival):
             if sequence.slot < 0:

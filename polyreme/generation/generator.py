@@ -102,7 +102,7 @@ class TextGenerator:
         return room_for(max(map(len, prompts)), room), room
 
     def programs(self, rows: int, room: int) -> RowPrograms:
-        """What writes so many texts in caches of so many places."""
+        """The programs that write so many texts in caches of so many places."""
         key = (rows, room)
         if key not in self._programs:
             self._programs[key] = RowPrograms(self, *key)
@@ -160,7 +160,8 @@ class TextGenerator:
 
 
 class RowPrograms:
-    """Of a number of rows and a room: the cache, and what fills it, continues it and makes tokens."""
+    """Programs for a number of rows and a room: the cache, and the functions that fill it, continue it and choose
+    tokens."""
 
     cache: KVCache
     chooser: TokenChooser

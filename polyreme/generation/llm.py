@@ -85,7 +85,7 @@ class TextOutput(Completion):
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What came of one prompt: the prompt, its token ids, and n texts."""
+    """The result of one prompt: the prompt, its token ids, and n texts."""
 
     prompt: str
     prompt_token_ids: list[int]
@@ -153,7 +153,7 @@ class LLM:
         )
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """How texts are written where nothing is said of it: as generation_config.json of the weights says."""
+        """The default sampling parameters: as generation_config.json of the weights says."""
         return SamplingParams(**settings_of(self.model.generation_config))  # type: ignore[arg-type]  # checked there
 
     def get_tokenizer(self) -> TextTokenizer:
@@ -166,8 +166,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """What the model writes after each prompt, a text, token ids, or one of both as vLLM has them, {"prompt": ...}
-        or {"prompt_token_ids": ...}; all prompts are one batch.
+        """Generate texts after each prompt, a text, token ids, or one of both as vLLM has them, {"prompt": ...} or
+        {"prompt_token_ids": ...}; all prompts are one batch.
 
         sampling_params: get_default_sampling_params() if None. use_tqdm: nothing is shown. Raises ConfigError for
         settings out of range, and for prompts that are empty or too long.

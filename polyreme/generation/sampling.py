@@ -1,4 +1,4 @@
-"""How the next token is chosen: settings of a request, and the choice itself, on the device."""
+"""The choice of the next token: settings of a request, and the choice itself, on the device."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SamplingParams:
 
     @property
     def choice(self) -> Choice:
-        """What a request of these settings needs."""
+        """The kind of choice that a request with these settings needs."""
         if self.temperature == 0:
             return "greedy"
         return "draw" if self.top_p == 1 and self.top_k < 1 and self.min_p == 0 else "filter"
@@ -152,7 +152,7 @@ def settings_of(generation_config: Mapping[str, Any]) -> dict[str, float]:
 
 @op(method=False)
 def gumbel_noise(seeds: Array, places: Array, count: int) -> Array:
-    """What is added to scores so that the largest is drawn with its probability, float32 [batch, count].
+    """Noise for scores so that the largest sum is a draw by their probabilities, float32 [batch, count].
 
     seeds, places: int64 [batch], by which alone a row's noise is drawn.
     """
@@ -248,7 +248,7 @@ def counted(counts: Array, tokens: Array) -> Array:
 
 @op(method=False)
 def likeliest(logs: Array, tokens: Array, count: int) -> tuple[Array, Array, Array]:
-    """Of log-probabilities [batch, vocab]: those of tokens [batch], and the `count` largest with their ids."""
+    """From log-probabilities [batch, vocab] those of tokens [batch], and the `count` largest with their ids."""
     chosen = jnp.take_along_axis(logs, tokens[:, None].astype(jnp.int32), 1)[:, 0]
     top, ids = jax.lax.top_k(logs, count)
     return chosen, top, ids.astype(jnp.int32)

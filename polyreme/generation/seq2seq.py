@@ -83,7 +83,7 @@ class Seq2SeqGenerator:
             return self._write(self._programs[key], prompts, settings, on_token, free, beginnings)
 
     def _beginnings(self, forced: Any, rows: int) -> list[list[int]]:
-        """What the text of each row begins with. Raises ConfigError for beginnings of several lengths."""
+        """The first tokens of the text of each row. Raises ConfigError for beginnings of several lengths."""
         if forced is None:
             first = self.model.generation_config.get("forced_bos_token_id")
             forced = () if first is None else (first,)
@@ -122,7 +122,7 @@ class Seq2SeqGenerator:
 
 
 class _Programs:
-    """Of a number of rows and rooms: the cache, what fills it, and what continues it."""
+    """Programs for a number of rows and rooms: the cache, and the functions that fill it and continue it."""
 
     def __init__(self, generator: Seq2SeqGenerator, rows: int, read: int, written: int) -> None:
         model = generator.model

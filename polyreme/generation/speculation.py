@@ -32,7 +32,7 @@ _CHUNKS = (1, 8, 64)
 
 
 class Drafter(Protocol):
-    """What proposes tokens for the texts of some rows."""
+    """A drafter proposes tokens for the texts of some rows."""
 
     def begin(self, row: int, params: SamplingParams) -> None:
         """A row has a new text, chosen by these settings."""
@@ -49,9 +49,9 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Speculation:
-    """How tokens are drafted: draft is "ngram" for what followed the same tokens earlier in the text, or a Decoder with
-    the vocabulary of the model that it drafts for. num_draft_tokens: at most so many at a time. max_loss: the share of
-    its time that a text may lose by drafts that are not met; infinite to draft always.
+    """Settings of drafting tokens: draft is "ngram" for what followed the same tokens earlier in the text, or a Decoder
+    with the vocabulary of the model that it drafts for. num_draft_tokens: at most so many at a time. max_loss: the
+    share of its time that a text may lose by drafts that are not met; infinite to draft always.
 
     Raises ConfigError for another draft and for numbers out of range.
 
@@ -72,7 +72,7 @@ class Speculation:
             raise ConfigError(f"speculation: {self.draft!r} drafts no tokens; give 'ngram' or a Decoder")
 
     def gate(self) -> DraftGate:
-        """What says whether to draft, for a new text."""
+        """The gate that decides whether to draft, for a new text."""
         return DraftGate(self.num_draft_tokens, self.max_loss)
 
     def drafter(self, rows: int, places: int, vocab_size: int, num_known: int) -> Drafter:
@@ -161,7 +161,7 @@ class ModelDrafter:
         self._chooser.leave(row)
 
     def propose(self, texts: Mapping[int, Sequence[int]], counts: Mapping[int, int]) -> dict[int, list[int]]:
-        """As of Drafter; nothing for texts that this model's positions do not hold."""
+        """Drafter.propose; no tokens for texts that are longer than this model's positions."""
         texts = {row: list(text) for row, text in texts.items() if len(text) + counts[row] <= self._places}
         if not texts:
             return {}
@@ -198,7 +198,7 @@ class ModelDrafter:
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The number of leading tokens that both share."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most

@@ -146,7 +146,8 @@ def _strategy(name: str | None, do_sample: bool | None, num_beams: int) -> str:
 
 
 def _search(model: Any, end: tuple[int, ...], strategy: str) -> BeamSearch | Seq2SeqGenerator:
-    """What writes with a model. Raises ConfigError for beams of one that reads a text and writes another."""
+    """The generator or beam search for a model. Raises ConfigError for beams of one that reads a text and writes
+    another."""
     reads_another = isinstance(model, EncoderDecoder)
     if reads_another and strategy == "beam_search":
         name = type(model).__name__

@@ -120,11 +120,11 @@ class TextStream:
         return tail[:cut]
 
     def _first(self, tail: str, string: str) -> int:
-        """Where a string is first complete after _from, or -1."""
+        """The index after _from at which a string first ends, or -1."""
         return tail.find(string, max(0, self._from - len(string) + 1))
 
     def _begun(self, tail: str) -> int:
-        """How many characters at the end may be the beginning of a stop string."""
+        """The number of characters at the end that may begin a stop string."""
         most = min(self._longest_stop - 1, len(tail))
         lengths = range(most, 0, -1)
         return next((n for n in lengths if any(s.startswith(tail[-n:]) and len(s) > n for s in self._stop)), 0)

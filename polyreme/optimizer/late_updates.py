@@ -36,7 +36,7 @@ class TakenStep(NamedTuple):
     places: Mapping[int, int]
 
     def apply(self, p: Any, values: _ExpertValues, gradient: jax.Array) -> tuple[_ExpertValues, Any]:
-        """-> the values after it, and the numbers that are kept for all parameters."""
+        """Apply the step: (the new values, the numbers that are kept for all parameters)."""
         param, _, slots, scalars = self.updates.one(
             self.places[id(p)], self.common, values.param, None, gradient, values.slots, self.scalars
         )
@@ -156,7 +156,7 @@ class LateUpdates:
         return stored
 
     def _forget(self) -> None:
-        """Let go of the steps that all entries have seen."""
+        """Drop the steps that all entries have seen."""
         oldest = min(int(seen.min()) for seen in self._seen.values())
         del self._steps[: len(self._steps) - (self._taken - oldest)]
 

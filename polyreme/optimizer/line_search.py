@@ -73,7 +73,7 @@ def _choose(which: Any, a: Point, b: Point) -> Point:
 
 
 def _cubic(a: Point, b: Point) -> Any:
-    """Where the cubic through both points is least; not finite where it has no minimum."""
+    """The minimum of the cubic through both points; not finite where it has none."""
     d = a.slope + b.slope - 3 * (a.value - b.value) / (a.step - b.step)
     root = jnp.sign(b.step - a.step) * jnp.sqrt(d * d - a.slope * b.slope)
     return b.step - (b.step - a.step) * (b.slope + root - d) / (b.slope - a.slope + 2 * root)

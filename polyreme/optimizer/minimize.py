@@ -19,8 +19,8 @@ Objective = Callable[[Any], tuple[Any, Any]]
 
 
 class Limits(NamedTuple):
-    """When to stop: iterations, evaluations in one line search, largest gradient and change taken as none; the first
-    trial of every line search.
+    """Limits of a minimization: iterations, evaluations in one line search, largest gradient and change taken as none;
+    the first trial of every line search.
     """
 
     iterations: int
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
 
 class Minimum(NamedTuple):
-    """Where a minimization ended. memory: what it learnt of the inverse Hessian."""
+    """The end of a minimization. memory: its estimate of the inverse Hessian."""
 
     converged: Any
     calls: Any

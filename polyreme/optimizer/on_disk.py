@@ -40,8 +40,8 @@ Start = tuple[int, ...]
 
 @dataclass(frozen=True)
 class FileTier:
-    """Where files of a parameter's optimizer state are kept: in a folder, or in the host's memory if path is None; and
-    how many buckets are on their way at once.
+    """The tier of files with optimizer state: a folder, or the host's memory if path is None; and how many buckets are
+    in flight at once.
 
     by_entry: each entry of the first dim moves by itself.
     """
@@ -109,7 +109,7 @@ class StoredArray(Elsewhere):
 
     @property
     def parts(self) -> dict[Start, FilePart]:
-        """Where each box lies in the file."""
+        """The part of the file that each box lies in."""
         return {start: self.file.parts[at] for start, at in self.places.items()}
 
 
@@ -477,7 +477,7 @@ def _start(index: Sequence[slice]) -> Start:
 
 @functools.lru_cache(maxsize=4096)
 def _starts(sharding: Any, shape: tuple[int, ...]) -> dict[Any, Start]:
-    """Where the box of each device of this process starts."""
+    """The start of the box of each device of this process."""
     return {device: _start(index) for device, index in sharding.addressable_devices_indices_map(shape).items()}
 
 
@@ -542,7 +542,7 @@ def _discard(folder: Path, lock: int) -> None:
 
 
 def stored(tensor: TensorState) -> StoredArray | None:
-    """What stands for the array of a Tensor that lies in a file; None for any other."""
+    """The StoredArray of a Tensor that lies in a file; None for any other."""
     if isinstance(tensor, StoredTensor):
         return tensor.stored.saved
     array = tensor._array

@@ -206,7 +206,7 @@ class Optimizer(NamesKeywords, RuleUpdate):
         return bound
 
     def keywords(self) -> dict[str, Any]:
-        """What this optimizer was made with, by keyword."""
+        """The arguments that this optimizer was made with, by keyword."""
         args, kwargs = self._made_with
         return keywords_of(self.__init__, args, kwargs)  # type: ignore[misc]
 

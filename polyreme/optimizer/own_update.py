@@ -19,7 +19,7 @@ from polyreme.optimizer.update import ParameterOptions
 
 
 class _Blocks:
-    """What gives the block that `_append_optimize_op` is called with; the floor of Programs sets it."""
+    """The function that returns the block for `_append_optimize_op`; the floor of Programs sets it."""
 
     def __init__(self) -> None:
         self.current: Callable[[], Any] = lambda: None

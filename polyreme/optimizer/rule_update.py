@@ -379,7 +379,7 @@ class RuleUpdate(OwnUpdate):
 
 
 def _update_file(bucket: Bucket, live: Container[int]) -> UpdateFile:
-    """What the update of a bucket reads and writes; live: ids of the parameters that are updated."""
+    """The file that the update of a bucket reads and writes; live: ids of the parameters that are updated."""
     parameters = [p for p in bucket.parameters if id(p) in live]
     values = [p._array for p in parameters if isinstance(p._array, StoredArray)]
     gradients = [p._grad._array for p in parameters if isinstance(p._grad._array, StoredArray)]
@@ -389,7 +389,7 @@ def _update_file(bucket: Bucket, live: Container[int]) -> UpdateFile:
 def _common(
     updates: KindUpdates, shared: Shared, skip: Tensor | None, squares: Sequence[Tensor]
 ) -> tuple[Common, dict[str, jax.Array]]:
-    """What the updates of a step have in common, and the numbers kept for all parameters before it."""
+    """The common inputs of a step's updates, and the numbers kept for all parameters before it."""
     scalars = {n: t._array for n, t in shared.scalars.items()}
     inputs = {
         "lr": shared.rate._array,

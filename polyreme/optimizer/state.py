@@ -1,4 +1,4 @@
-"""What an optimizer keeps from one step to the next, and how that goes into checkpoints and out again."""
+"""The state that an optimizer keeps from one step to the next, in checkpoints too."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class OptimizerState:
 
     @property
     def files(self) -> StateFiles | None:
-        """What lies on disk of the state, None if nothing does; str() of it tells how much, where, and how fast."""
+        """The files of the state on disk, None if there are none; str() of it tells their size, place and speed."""
         return self._files
 
     def _keeps_arrays(self, p: Any) -> bool:
@@ -338,7 +338,7 @@ class OptimizerState:
         return {earlier[moved[k][1]] + moved[k][2] if k in moved else k: v for k, v in values.items()}
 
     def _beta_of(self, param: Any, name: str) -> float | None:
-        """What the optimizer has for beta1 or beta2 at a parameter; None if it has none."""
+        """The value of beta1 or beta2 for a parameter; None if the optimizer has none."""
         return None
 
     def _counted(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -412,7 +412,7 @@ class OptimizerState:
 
 
 def _tier_of(p: Any) -> FileTier | None:
-    """Where the state of a parameter belongs if that is files of this process; nowhere where arrays have no memory."""
+    """The FileTier of a parameter's state if that lies in files of this process; None where arrays have no memory."""
     tier = None if abstract.mode.on else getattr(p, "state_tier", None)
     return tier if tier is not None and p.sharding_of("state").addressable_devices else None
 

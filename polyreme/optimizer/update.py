@@ -27,7 +27,7 @@ Update = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class ParameterOptions:
-    """What the update of one parameter depends on besides arrays; part of the compiled update's identity.
+    """Static settings of the update of one parameter; part of the compiled update's identity.
 
     settings: the optimizer's own, such as beta1; options["beta1"] reads one.
     """
@@ -109,7 +109,7 @@ def updated(
     inputs: dict[str, Any],
     numbers: NumbersBySettings,
 ) -> dict[str, Any]:
-    """What compile_update's program gives. positions: of the leaves among the scalars. norms, numbers: of
+    """The function that compile_update compiles. positions: of the leaves among the scalars. norms, numbers: of
     clip_norms and numbers_of."""
     inputs = _fetch(inputs, leaves)
     params = [_constrain(wide(p), leaf.state_layout) for p, leaf in zip(inputs["params"], leaves, strict=True)]
@@ -198,7 +198,7 @@ def _as_state(g: jax.Array, leaf: Leaf) -> jax.Array:
 
 
 def kind_of(leaf: Leaf) -> Leaf:
-    """What parameters that are updated alike have in common."""
+    """The key shared by parameters that are updated alike."""
     return replace(leaf, position=0)
 
 

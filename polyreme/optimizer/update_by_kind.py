@@ -54,7 +54,7 @@ def is_worthwhile(leaves: Sequence[Leaf], params: Sequence[jax.Array]) -> bool:
 
 
 class Common(NamedTuple):
-    """What the updates of all parameters of a step take: numbers by settings, norms by the id of a clip."""
+    """Common inputs of all updates of a step: numbers by settings, norms by the id of a clip."""
 
     lr: Any
     skip: Any
@@ -62,7 +62,7 @@ class Common(NamedTuple):
     numbers: NumbersBySettings
 
     def on_one_device(self) -> Common:
-        """What one device has of these, which all devices of the parameters have whole."""
+        """These inputs on one device; all devices of the parameters hold them whole."""
         return Common(
             on_one_device(self.lr),
             None if self.skip is None else on_one_device(self.skip),
@@ -101,7 +101,7 @@ class KindUpdates:
         self._norms = jax.jit(functools.partial(clip_norms, together=self._together))
 
     def common(self, inputs: dict[str, Any]) -> Common:
-        """What the updates of a step have in common. inputs: compile_update's; grads where squares are not given."""
+        """The common inputs of a step's updates. inputs: compile_update's; grads where squares are not given."""
         scalars = inputs["scalars"]
         if self._numbers is None:
             self._numbers = _compile_numbers(self._numbers_rule, self.leaves, scalars)

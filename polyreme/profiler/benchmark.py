@@ -1,4 +1,4 @@
-"""How long steps take, without a trace: the time for a batch, of which that waiting for data, and items a second."""
+"""Timing of steps without a trace: the time for a batch, of which that waiting for data, and items a second."""
 
 from __future__ import annotations
 

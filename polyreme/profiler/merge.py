@@ -16,7 +16,7 @@ MARK = "clock of the rank"
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What a rank recorded. clock: nanoseconds on its process's clock when its MARK began; offset: what its clock is
+    """The trace of one rank. clock: nanoseconds on its process's clock when its MARK began; offset: what its clock is
     ahead of rank 0's, nanoseconds; devices: what its trace calls a device -> the device's name in the job."""
 
     rank: int
@@ -26,7 +26,7 @@ class RankTrace:
     devices: Mapping[str, str]
 
     def packed(self) -> bytes:
-        """For another process."""
+        """The trace as bytes for another process."""
         values = {
             **vars(self),
             "devices": dict(self.devices),
@@ -36,12 +36,12 @@ class RankTrace:
 
     @classmethod
     def unpacked(cls, data: bytes) -> RankTrace:
-        """What packed gave."""
+        """The trace from the bytes of packed."""
         values = json.loads(gzip.decompress(data))
         return cls(**{**values, "events": [TraceEvent(*row) for row in values["events"]]})
 
     def _shift(self) -> float:
-        """What is to be added to a time of the trace to have it on rank 0's clock."""
+        """The offset that puts a time of the trace on rank 0's clock."""
         mark = next((event for event in self.events if event.name == MARK), None)
         if mark is None:
             raise DataError(f"the trace of rank {self.rank} has no event {MARK!r}, which its times are told by")

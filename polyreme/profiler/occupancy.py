@@ -1,4 +1,4 @@
-"""What a device does at every moment of a trace: spans on several threads, some within others, share one time."""
+"""Occupancy of a device at every moment of a trace: spans on several threads, some within others, share one time."""
 
 from __future__ import annotations
 
@@ -155,5 +155,5 @@ def without(first: Sequence[Interval], second: Sequence[Interval]) -> list[Inter
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """How long disjoint times are together."""
+    """The total length of disjoint spans."""
     return sum(end - begin for begin, end in intervals)

@@ -24,8 +24,8 @@ from polyreme.profiler.trace import STEP, TraceResult, read_trace
 
 
 class ProfilerTarget(enum.Enum):
-    """Where a Profiler looks. jax sees the host and all devices that it computes on, so that each target is the same
-    trace; one whose devices are not there is refused."""
+    """The devices that a Profiler records. jax sees the host and all devices that it computes on, so that each target
+    is the same trace; one whose devices are not there is refused."""
 
     CPU = 0
     GPU = 1

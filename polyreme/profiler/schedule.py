@@ -1,4 +1,4 @@
-"""Which steps a Profiler records."""
+"""The schedule of steps that a Profiler records."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from polyreme.errors import ConfigError
 
 
 class ProfilerState(enum.Enum):
-    """What a Profiler does in a step: nothing, nothing yet (READY: recording comes next), record, and record the last
-    step of several, after which on_trace_ready is called."""
+    """The action of a Profiler in a step: nothing, nothing yet (READY: recording comes next), record, and record the
+    last step of several, after which on_trace_ready is called."""
 
     CLOSED = 0
     READY = 1

@@ -18,7 +18,7 @@ _NUMBERED = re.compile(r"[.\d]+$")
 
 
 class SortedKeys(enum.Enum):
-    """What rows are sorted by: time on the host (CPU) or on the devices (GPU stands for all of them)."""
+    """The sort key of rows: time on the host (CPU) or on the devices (GPU stands for all of them)."""
 
     CPUTotal = 0
     CPUAvg = 1
@@ -80,7 +80,7 @@ class CallRow:
 
 
 def operator_rows(events: Iterable[TraceEvent]) -> list[CallRow]:
-    """Of each function that was called, op or captured, its calls, what they took on devices, and of what kernels."""
+    """A row for each function called, op or captured: its calls, their time on devices, and their kernels."""
     rows: dict[str, CallRow] = {}
     events = list(events)
     for event in events:
@@ -154,7 +154,7 @@ def text_of(
 
 
 def memory_text() -> str:
-    """What is in use on the devices now, and was at most, by their own account."""
+    """Memory in use on the devices now, and at most so far, by their own account."""
     rows = []
     for device in jax.local_devices():
         stats = device.memory_stats() or {}

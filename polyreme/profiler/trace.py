@@ -1,4 +1,4 @@
-"""What jax's profiler saw, as events: read from its file, written and read as Chrome's trace format."""
+"""Events of jax's profiler: read from its file, written and read as Chrome's trace format."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TraceEvent:
 
     @property
     def end(self) -> float:
-        """When it was over, nanoseconds from the beginning of the trace."""
+        """The end of the event, nanoseconds from the beginning of the trace."""
         return self.begin + self.duration
 
 
@@ -190,7 +190,7 @@ def read_chrome(path: Path) -> list[TraceEvent]:
 
 
 class TraceResult:
-    """What a Profiler recorded. events: all of them, in the order in which they began."""
+    """The recording of a Profiler. events: all of them, in the order in which they began."""
 
     events: list[TraceEvent]
     facts: dict[str, Any]
@@ -221,12 +221,13 @@ class TraceResult:
         return threads
 
     def get_extra_info(self) -> dict[str, Any]:
-        """What is known of the run: devices, versions."""
+        """Facts about the run: devices, versions."""
         return dict(self.facts)
 
 
 def load_profiler_result(filename: str | Path) -> TraceResult:
-    """What Profiler.export or an exporter wrote, JSON or protobuf. Raises DataError for a file that is neither."""
+    """Load a file that Profiler.export or an exporter wrote, JSON or protobuf. Raises DataError for a file that is
+    neither."""
     path = Path(filename)
     if not path.is_file():
         raise DataError(f"{path}: no such file; give one that Profiler.export wrote")

@@ -47,7 +47,7 @@ class TokenCounts:
 
 
 class _Answer:
-    """What answers of both kinds share. chunk: of a stream."""
+    """Base of both kinds of answers. chunk: of a stream."""
 
     kind: str
     chunk: str

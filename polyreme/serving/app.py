@@ -46,7 +46,7 @@ _log = logging.getLogger("polyreme.serving")
 
 
 class Endpoints:
-    """What answers requests, of a service."""
+    """The endpoints of a service."""
 
     def __init__(self, service: TextService) -> None:
         self.service = service
@@ -84,7 +84,7 @@ class Endpoints:
         return _json({"status": self.service.state}, 200 if is_ready else 503)
 
     async def version(self, request: Request) -> Response:
-        """Of polyreme."""
+        """The version of polyreme."""
         return _json({"version": full_version})
 
     async def metrics(self, request: Request) -> Response:
@@ -219,7 +219,7 @@ class Endpoints:
         return _json(answer)
 
     async def tokenizer_info(self, request: Request) -> Response:
-        """What a client needs to write prompts itself: special tokens and the chat template."""
+        """The facts that a client needs to write prompts itself: special tokens and the chat template."""
         tokenizer = self.service.tokenizer_of(None)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         known = tokenizer.special_tokens
@@ -363,7 +363,7 @@ def _json(body: Any, status: int = 200) -> Response:
 
 
 def refusal_handlers() -> dict[Any, Any]:
-    """What answers where an endpoint raises: error bodies for refusals, for what is not there and for faults."""
+    """Handlers for exceptions of endpoints: error bodies for refusals, for what is not there and for faults."""
     return {
         HttpRefusal: _refused,
         HTTPException: _no_route,

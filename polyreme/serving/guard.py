@@ -1,4 +1,4 @@
-"""What stands before the endpoints: who may ask, from where, and how much a body may have."""
+"""The guard before the endpoints: who may ask, from where, and how large a body may be."""
 
 from __future__ import annotations
 

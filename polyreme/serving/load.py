@@ -22,7 +22,7 @@ _WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was"
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What is asked of a server.
+    """Settings of the load on a server.
 
     rate: requests a second on average, by a Poisson process of this seed; inf for all at once. input_words: of each
     prompt, drawn among common ones. output_tokens: of each text, which does not end before where ignore_eos. model:
@@ -81,8 +81,8 @@ class LoadOptions:
 
 @dataclass
 class RequestTimes:
-    """Of one request: seconds from the beginning at which it was sent and at which text came, tokens, and what went
-    wrong."""
+    """Times of one request: seconds from the beginning at which it was sent and at which text came; tokens, and the
+    error if any."""
 
     sent: float
     texts: list[float] = field(default_factory=list)
@@ -94,8 +94,9 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load showed. Milliseconds: ttft, to the first text; tpot, each token after it; itl, between two texts that
-    came; e2e, to the end; each as mean, p50, p95 and p99. seconds: from the first request to the last one's end."""
+    """The results of a load. Milliseconds: ttft, to the first text; tpot, each token after it; itl, between two
+    texts that came; e2e, to the end; each as mean, p50, p95 and p99. seconds: from the first request to the last
+    one's end."""
 
     num_requests: int
     num_failed: int
@@ -132,7 +133,7 @@ class LoadReport:
         )
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The report as lines for people."""
         yield f"requests      {self.num_requests - self.num_failed} of {self.num_requests} in {self.seconds:.2f} s"
         for error, count in self.errors.items():
             yield f"  failed      {count}: {error}"

@@ -86,8 +86,8 @@ class EngineOptions:
 def load_served(
     path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None
 ) -> ServedModel | TextEmbedder:
-    """What lies at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served: what
-    writes text, or, of a BERT or one of its kin, what makes vectors.
+    """Load the model at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served:
+    one that writes text, or a BERT or one of its kin that makes vectors.
 
     Programs that write are compiled for one size of prompt; those for other sizes and ways of choosing are the model's
     chores. Raises as reading weights does,

@@ -1,4 +1,4 @@
-"""What a server counts and times, as Prometheus reads it; names are vLLM's, under polyreme:."""
+"""Metrics of a server for Prometheus; names are vLLM's, under polyreme:."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ServerMetrics:
         self._statistics = statistics
 
     def text(self) -> bytes:
-        """All of it, of the content type CONTENT_TYPE."""
+        """The metrics as text, of the content type CONTENT_TYPE."""
         return generate_latest(self._registry)
 
     def clock(self) -> TextClock:
@@ -77,7 +77,7 @@ class ServerMetrics:
         self._rejected.labels(self._model).inc()
 
     def collect(self) -> Iterable[Any]:
-        """What the engine counts; prometheus-client calls this."""
+        """The engine's counts; prometheus-client calls this."""
         statistics = self._statistics
         if statistics is None:
             return

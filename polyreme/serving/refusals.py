@@ -1,4 +1,4 @@
-"""What a request that is not served gets: OpenAI's error body under an HTTP status."""
+"""Refusals of requests: OpenAI's error body under an HTTP status."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class StructuredOutputs(Strict):
 
     @property
     def forms(self) -> list[WantedForm]:
-        """What the text is to be like, by each field that says so."""
+        """The forms asked of the text, by each field that asks for one."""
         wanted = (("json", "schema", self.json_), ("regex", "regex", self.regex), ("choice", "choice", self.choice))
         return [
             WantedForm(f"structured_outputs.{name}", kind, value) for name, kind, value in wanted if value is not None
@@ -159,7 +159,7 @@ class StructuredOutputs(Strict):
 
 
 class _Sampled(Strict):
-    """What both kinds of completions take, under OpenAI's names and those that vLLM adds.
+    """Fields of both kinds of completions, under OpenAI's names and those that vLLM adds.
 
     The last fields, and user, say nothing of the text: what a platform keeps, routes or counts by.
     """
@@ -212,7 +212,7 @@ class _Sampled(Strict):
 
     @property
     def forms(self) -> list[WantedForm]:
-        """What the text is to be like, by each field that says so; one that fits together has one at most."""
+        """The forms asked of the text, by each field that asks for one; a valid request has one at most."""
         kind = self.response_format
         schema = kind.json_schema.schema_ if isinstance(kind, SchemaFormat) else None
         wanted = [
@@ -275,7 +275,7 @@ class CompletionBody(_Sampled):
 
 
 class CalledFunction(Strict):
-    """What a call names, with arguments as JSON."""
+    """The function that a call names, with arguments as JSON."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     arguments: str
@@ -342,7 +342,7 @@ class FunctionTool(Strict):
 
 
 class Tool(Strict):
-    """What may be called."""
+    """A tool that may be called."""
 
     type: Literal["function"]
     function: FunctionTool

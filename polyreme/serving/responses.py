@@ -57,7 +57,7 @@ class CallItem(Strict):
 
 
 class ResultItem(Strict):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -101,7 +101,7 @@ class SchemaText(NamedSchema):
 
 
 class TextSettings(Strict):
-    """What the text is to be like."""
+    """The form asked of the text."""
 
     format: Annotated[PlainFormat | SchemaText, Field(discriminator="type")] | None = None
     verbosity: Annotated[Any, PlainValidator(accept_only("medium"))] = None
@@ -204,7 +204,7 @@ class ResponsesBody(Strict):
             yield pending
 
     def echoed(self) -> dict[str, Any]:
-        """What a response says again of the request."""
+        """The fields of the request that a response repeats."""
         form = self.text.format if self.text else None
         choice = self.tool_choice
         return {
@@ -339,7 +339,7 @@ def _call(name: str, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(name: str) -> dict[str, Any]:
-    """Where a message's text is."""
+    """The place of a message's text."""
     return {"item_id": name, "output_index": 0, "content_index": 0}
 
 

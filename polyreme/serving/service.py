@@ -1,4 +1,5 @@
-"""What a server offers: a model by name, its tokenizer, and texts that an engine writes, several at a time."""
+"""The service behind the endpoints: a model by name, its tokenizer, and texts that an engine writes, several at a
+time."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ State = Literal["loading", "ready", "draining"]
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the endpoints need of a model: its engine, its tokenizer, the tokens that a text may have, prompt included,
+    """A model as the endpoints need it: its engine, its tokenizer, the tokens that a text may have, prompt included,
     and grammars of JSON over its tokens. dtype and plan: of its parameters, for those who compare results. adapters:
     the tokenizer of each adapter that the engine knows, by name, of the model's tokens, with its own template and ends.
     chores: what the engine is to do while nobody asks, as compiling what the first requests did not need. defaults:
@@ -72,7 +73,7 @@ class ServiceLimits:
 
 @dataclass
 class TextPiece:
-    """What came of one text: new text, the tokens it is of with their logprobs, and at its end why it ended.
+    """A piece of one text: new text, the tokens it is of with their logprobs, and at its end why it ended.
 
     prompt_logprobs, prompt_top_logprobs: of the prompt's tokens but the first, where they were asked for, with the
     first piece. num_echoed: how many of the tokens are of the prompt.
@@ -172,7 +173,7 @@ class TextService:
         return model.adapters.get(name, model.tokenizer)
 
     def tokenizer_of(self, name: str | None) -> TextTokenizer:
-        """Of the model, or of the adapter of this name. Raises HttpRefusal 503 while there is none."""
+        """The tokenizer of the model, or of the adapter of this name. Raises HttpRefusal 503 while there is none."""
         model = self._any_model()
         if isinstance(model, ServedModel) and name in model.adapters:
             return model.adapters[name]
@@ -186,12 +187,12 @@ class TextService:
 
     @property
     def dtype(self) -> str | None:
-        """Of the parameters, where it is known."""
+        """The dtype of the parameters, where it is known."""
         return self._model.dtype if isinstance(self._model, ServedModel) else None
 
     @property
     def plan(self) -> str | None:
-        """How the parameters lie on devices, where it is known."""
+        """The plan of the parameters, where it is known."""
         return self._model.plan if isinstance(self._model, ServedModel) else None
 
     def _any_model(self) -> ServedModel | TextEmbedder:
@@ -372,7 +373,7 @@ def _ends_of(params: SamplingParams, ends: Collection[int]) -> Sequence[int]:
 
 
 def _as_refusal(error: Exception) -> HttpRefusal:
-    """What a client is told of an exception in the engine: no more than that."""
+    """The refusal for an exception in the engine, without its details."""
     if isinstance(error, HttpRefusal):
         return error
     return HttpRefusal(500, "the engine failed on this request; the server's log says how", code="engine_error")

@@ -1,4 +1,4 @@
-"""How single tokens are written beside their logprobs."""
+"""Texts of single tokens beside their logprobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TokenTexts:
         self._special = tokenizer.tokenizer.get_added_tokens_decoder()
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token adds to a text. Empty for an id that the tokenizer has not."""
+        """The bytes that a token adds to a text. Empty for an id that the tokenizer has not."""
         name = self._tokenizer.tokenizer.id_to_token(token)
         if name is None:
             return b""

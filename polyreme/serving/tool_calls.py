@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolForm:
-    """How models of some families write calls: after one of `begins`, up to `end` or the end of the text, as JSON: an
-    object with a name and arguments (or parameters), or a list of such. mark: in their chat templates."""
+    """The form in which models of some families write calls: after one of `begins`, up to `end` or the end of the text,
+    as JSON: an object with a name and arguments (or parameters), or a list of such. mark: in their chat templates."""
 
     name: str
     mark: str

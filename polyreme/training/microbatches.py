@@ -14,7 +14,7 @@ from polyreme.jit.structure import flatten, rebuild
 
 
 class Microbatch(NamedTuple):
-    """What a model takes, what the loss takes besides the model's output, and the rows they have.
+    """The inputs of a model, the other inputs of the loss, and the number of rows.
 
     share: what its loss is multiplied by in the batch's, a 0-D number or Tensor; its part of the rows if None.
     """
@@ -26,7 +26,7 @@ class Microbatch(NamedTuple):
 
 
 def shares(batch: Sequence[Microbatch]) -> tuple[Any, ...]:
-    """What each microbatch's loss is multiplied by in the batch's.
+    """The weight of each microbatch's loss in the batch's.
 
     >>> shares([Microbatch(None, None, 3), Microbatch(None, None, 1)])
     (0.75, 0.25)

@@ -1,4 +1,4 @@
-"""What a training step makes small where that is not a model's own loss, on one mesh and over pipeline stages alike."""
+"""Objectives of a training step other than a model's own loss, on one mesh and over pipeline stages alike."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Objective:
     told: tuple[str, ...] = ()
 
     def rows(self, inputs: Any) -> Any:
-        """What the model takes, of a batch's inputs: arrays on the host or Tensors."""
+        """The model's inputs from a batch's: arrays on the host or Tensors."""
         return inputs
 
     def targets(self, inputs: Any, labels: Any) -> Any:
-        """What cost takes beside the model's output."""
+        """The inputs of cost beside the model's output."""
         return labels
 
     def cost(self, model: Any, output: Any, targets: Any) -> tuple[Any, dict[str, Any]]:

@@ -13,7 +13,7 @@ NON_FINITE = ("apply", "skip", "halt")
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """How a training step computes. Clipping is the optimizer's setting (grad_clip), as everywhere.
+    """The policy of a training step. Clipping is the optimizer's setting (grad_clip), as everywhere.
 
     precision: what is cast, and whether the loss is scaled. non_finite: what a step does whose loss or gradients are
     not finite: "apply" updates as ever; "skip" changes nothing; "halt" changes nothing, nor does any step that follows,

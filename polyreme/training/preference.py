@@ -31,7 +31,7 @@ class PairLogProbs(NamedTuple):
 
     @property
     def margin(self) -> Any:
-        """What a model prefers the better answer by, beside the reference."""
+        """The margin by which a model prefers the better answer more than the reference does."""
         return self.chosen_ratio - self.rejected_ratio
 
     def averaged(self) -> PairLogProbs:

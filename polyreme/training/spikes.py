@@ -16,7 +16,7 @@ _LEAST_SHARE = 0.01
 
 @dataclass(frozen=True)
 class SpikePolicy:
-    """What a step does whose loss or gradient norm is above the mean by `sigmas` standard deviations.
+    """The policy for a step whose loss or gradient norm is above the mean by `sigmas` standard deviations.
 
     action: "skip" changes nothing; "clip" scales the gradients down to that limit of their norm, a spike of the loss
     alone leaves nothing to clip. Mean and deviation are of about the last `window` steps, and count after `warmup`
@@ -47,7 +47,8 @@ class SpikePolicy:
         return jnp.zeros((3, 2), jnp.float32)
 
     def judge(self, statistic: jax.Array, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """-> (the statistic with this step in it, bool: loss or norm is a spike, what to scale gradients by).
+        """Judge a step: (the statistic with this step in it, bool: loss or norm is a spike, the factor of the
+        gradients).
 
         A step that is not finite is not counted.
         """

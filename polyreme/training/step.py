@@ -27,7 +27,7 @@ from polyreme.training.policy import StepPolicy
 
 
 class StepResult(NamedTuple):
-    """What a step gives without waiting for it, 0-D Tensors.
+    """The result of a step, 0-D Tensors that nothing has waited for.
 
     loss: the mean over the batch. grad_norm: of all gradients together, before clipping; key: the random key that the
     step began with; both None under a policy that does not look at whether they are finite. parts: of each microbatch,
@@ -185,7 +185,7 @@ class TrainingStep:
                 state.write(p.grad, (array * factor).astype(array.dtype))
 
     def _streams(self, count: int) -> list[contextlib.AbstractContextManager]:
-        """For each microbatch, the block in which it draws random numbers."""
+        """A context for each microbatch, in which it draws random numbers."""
         if not self.policy.branches(count):
             return [contextlib.nullcontext()] * count
         generator = rng.default_generator
