@@ -3,6 +3,9 @@
 An array that is padded with more rows may go through such a function: the rows that were there before come out as
 they do without the others. What sharding asks of dims is less (distributed/auto_parallel/dims): a dim that is summed
 and spread again may well be split, as devices then talk to each other.
+
+Of each primitive one thing is said: which dims of its operands run along with each dim of its results. Rows at a dim
+that runs along with none would be mixed.
 """
 
 from __future__ import annotations
@@ -54,9 +57,10 @@ class RowFlow:
     def __init__(self, jaxpr: Any, inputs: Sequence[Dims]) -> None:
         self.is_copy = True
         self._sizes = {dim.size for dims in inputs for dim in dims if isinstance(dim, PaddedDim)}
-        self.outputs = self._run(jaxpr, inputs)
+        self.outputs = self.run(jaxpr, inputs)
 
-    def _run(self, jaxpr: Any, inputs: Sequence[Dims]) -> list[Dims]:
+    def run(self, jaxpr: Any, inputs: Sequence[Dims]) -> list[Dims]:
+        """Dims of what a jaxpr gives."""
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         known: dict[Any, Dims] = dict(zip(inner.invars, inputs, strict=True))
         known.update((v, _unknown(v)) for v in inner.constvars)
@@ -82,20 +86,30 @@ class RowFlow:
         if any(np.any((numbers == size) | (np.abs(numbers * size - 1) < 1e-6)) for size in self._sizes):
             raise MixedRows(f"it computes with the number {value}, which may be the number of rows")
 
-    def _equation(self, eqn: Any, given: list[Dims]) -> list[Dims]:
+    def _equation(self, eqn: Any, operands: list[Dims]) -> list[Dims]:
         name = eqn.primitive.name
-        rule = _RULES.get(name)
-        if rule is None:
-            if any(isinstance(d, PaddedDim) for dims in given for d in dims):
-                raise MixedRows(f"nothing is known of rows in {name}")
-            return [_unknown(v) for v in eqn.outvars]
-        found = rule(self, eqn, given)
+        if name in _WITH_BODIES:
+            results = _WITH_BODIES[name](self, eqn.params, operands)
+        else:
+            results = self._follow(eqn, operands, _RULES.get(name))
         return [
             tuple(SAME if n == 1 else d for n, d in zip(_shape(v), dims, strict=True))
-            for v, dims in zip(eqn.outvars, found, strict=True)
+            for v, dims in zip(eqn.outvars, results, strict=True)
         ]
 
-    def joined(self, dims: Sequence[Dim]) -> Dim:
+    def _follow(self, eqn: Any, operands: list[Dims], rule: Rule | None) -> list[Dims]:
+        along = [] if rule is None else rule(eqn, operands)
+        followed = {source for sources in along for source in sources}
+        rows = {(o, i) for o, dims in enumerate(operands) for i, d in enumerate(dims) if isinstance(d, PaddedDim)}
+        is_known = rule is not None and all(len(_shape(v)) == len(along) for v in eqn.outvars)
+        if rows - followed or (rows and not is_known):
+            raise MixedRows(f"nothing is known of rows in {eqn.primitive.name}, or it goes along them")
+        if not is_known:
+            return [_unknown(v) for v in eqn.outvars]
+        met = [[operands[s[0]][s[1]] if isinstance(s, tuple) else s for s in sources] for sources in along]
+        return [tuple(map(self._joined, met))] * len(eqn.outvars)
+
+    def _joined(self, dims: Sequence[Dim]) -> Dim:
         """A dim of a result, of the dims that meet in it element by element."""
         rows = [d for d in dims if isinstance(d, PaddedDim)]
         if rows:
@@ -117,212 +131,143 @@ def _unknown(atom: Any) -> Dims:
     return tuple(SAME if n == 1 else None for n in _shape(atom))
 
 
-def _refuse_rows(dims: Sequence[Dim], what: str) -> None:
-    if any(isinstance(d, PaddedDim) for d in dims):
-        raise MixedRows(f"{what} goes along the rows")
+# which dims of operands run along with each dim of the results
+
+Source = tuple[int, int] | str | None
+"""(operand, dim), or what is known of a dim that a primitive makes."""
+Along = list[list[Source]]
+"""For each dim of the results, what meets in it; nothing in one of equal elements."""
+Rule = Callable[[Any, list[Dims]], Along]
 
 
-Rule = Callable[[RowFlow, Any, list[Dims]], list[Dims]]
+def _elementwise(eqn: Any, operands: list[Dims], *without: int) -> Along:
+    """Dim i of the results with dim i of each operand, but for dims `without`."""
+    arrays = [place for place, dims in enumerate(operands) if dims]
+    ndim = max(map(len, operands), default=0)
+    return [[None] if i in without else [(place, i) for place in arrays] for i in range(ndim)]
 
 
-def _elementwise(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    arrays = [dims for dims in given if dims]
-    if not arrays:
-        return [_unknown(v) for v in eqn.outvars]
-    joined = tuple(flow.joined(dims) for dims in zip(*arrays, strict=True))
-    if any(len(_shape(v)) != len(joined) for v in eqn.outvars):  # bits of another width
-        _refuse_rows(joined, eqn.primitive.name)
-        return [_unknown(v) for v in eqn.outvars]
-    return [joined] * len(eqn.outvars)
+def _lengthwise(parameter: str) -> Rule:
+    """What goes along one dim, and is element by element in the others."""
+    return lambda eqn, operands: _elementwise(eqn, operands, eqn.params[parameter])
 
 
-def _broadcast(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    shape = eqn.params["shape"]
-    dims: list[Dim] = [SAME] * len(shape)
-    sizes = _shape(eqn.invars[0])
-    for at, size, dim in zip(eqn.params["broadcast_dimensions"], sizes, given[0], strict=True):
-        dims[at] = SAME if size != shape[at] else dim
-    return [tuple(dims)]
+def _whole_dims(are_whole: Sequence[bool]) -> Along:
+    return [[(0, i)] if is_whole else [None] for i, is_whole in enumerate(are_whole)]
 
 
-def _reshape(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
+def _broadcast(eqn: Any, operands: list[Dims]) -> Along:
+    along: Along = [[] for _ in eqn.params["shape"]]
+    for i, (at, size) in enumerate(zip(eqn.params["broadcast_dimensions"], _shape(eqn.invars[0]), strict=True)):
+        along[at] = [(0, i)] if size == eqn.params["shape"][at] else []
+    return along
+
+
+def _reshape(eqn: Any, operands: list[Dims]) -> Along:
+    """A dim stays that has its size and as many elements before it."""
     before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
-    rest = SAME if all(d is SAME for d in given[0] if not isinstance(d, PaddedDim)) else None
-    dims: list[Dim] = [rest] * len(after)
-    starts = [math.prod(after[:j]) for j in range(len(after))]
-    for i, dim in enumerate(given[0]):
-        if dim is None or dim is SAME:
-            continue
-        at = next((j for j in range(len(after)) if after[j] == before[i] and starts[j] == math.prod(before[:i])), None)
-        if at is not None:
-            dims[at] = dim
-        elif isinstance(dim, PaddedDim):
-            raise MixedRows("a reshape joins rows with another dim")
-        else:
-            dims = [d if isinstance(d, PaddedDim) else None for d in dims]
-    if eqn.params.get("dimensions") is not None:
-        _refuse_rows(given[0], "a reshape in another order")
-    return [tuple(dims)]
+    if eqn.params.get("dimensions") is not None:  # in another order
+        return [[None] for _ in after]
+    starts = {(math.prod(before[:i]), n): i for i, n in enumerate(before)}
+    places = [starts.get((math.prod(after[:j]), n)) for j, n in enumerate(after)]
+    others = {d for i, d in enumerate(operands[0]) if i not in places}
+    rest: list[Source] = [] if others <= {SAME} else [None]
+    return [rest if i is None else [(0, i)] for i in places]
 
 
-def _transpose(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    return [tuple(given[0][i] for i in eqn.params["permutation"])]
+def _kept(eqn: Any, operands: list[Dims], *gone: int) -> Along:
+    return [[(0, i)] for i in range(len(operands[0])) if i not in gone]
 
 
-def _squeeze(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    return [tuple(d for i, d in enumerate(given[0]) if i not in eqn.params["dimensions"])]
+def _expand_dims(eqn: Any, operands: list[Dims]) -> Along:
+    left = iter(_kept(eqn, operands))
+    return [[] if i in eqn.params["dimensions"] else next(left) for i in range(len(_shape(eqn.outvars[0])))]
 
 
-def _expand_dims(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    left = iter(given[0])
-    return [tuple(SAME if i in eqn.params["dimensions"] else next(left) for i in range(len(_shape(eqn.outvars[0]))))]
+def _cumulative(eqn: Any, operands: list[Dims]) -> Along:
+    along = _kept(eqn, operands)
+    along[eqn.params["axis"]] = [None] if eqn.params["reverse"] else [(0, eqn.params["axis"]), PLACE]
+    return along
 
 
-def _reduce(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    axes = eqn.params["axes"]
-    for dims in given:
-        _refuse_rows([dims[i] for i in axes if i < len(dims)], eqn.primitive.name)
-    kept = tuple(d for i, d in enumerate(given[0]) if i not in axes)
-    return [kept] * len(eqn.outvars)
+def _dot_general(eqn: Any, operands: list[Dims]) -> Along:
+    summed, batch = eqn.params["dimension_numbers"]
+    free = ([(o, i) for i in range(len(operands[o])) if i not in (*summed[o], *batch[o])] for o in (0, 1))
+    return [*([(0, i), (1, j)] for i, j in zip(*batch, strict=True)), *([source] for dims in free for source in dims)]
 
 
-def _cumulative(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    axis, dims = eqn.params["axis"], list(given[0])
-    if eqn.params["reverse"]:
-        _refuse_rows([dims[axis]], "a sum from the end")
-        dims[axis] = None
-    elif isinstance(dims[axis], PaddedDim):
-        flow.is_copy = False
-    elif dims[axis] is SAME:
-        dims[axis] = PLACE
-    return [tuple(dims)]
-
-
-def _dot_general(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
-    a, b = given
-    _refuse_rows([*(a[i] for i in lhs_sum), *(b[i] for i in rhs_sum)], "a product that sums")
-    batch = [flow.joined([a[i], b[j]]) for i, j in zip(lhs_batch, rhs_batch, strict=True)]
-    left = [d for i, d in enumerate(a) if i not in (*lhs_sum, *lhs_batch)]
-    right = [d for i, d in enumerate(b) if i not in (*rhs_sum, *rhs_batch)]
-    return [(*batch, *left, *right)]
-
-
-def _convolution(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
+def _convolution(eqn: Any, operands: list[Dims]) -> Along:
     numbers = eqn.params["dimension_numbers"]
-    x, w = given[0], given[1]
-    batch = numbers.lhs_spec[0]
-    _refuse_rows([*(d for i, d in enumerate(x) if i != batch), *w], "a convolution")
-    if eqn.params["batch_group_count"] != 1:
-        _refuse_rows(x, "a convolution of groups of rows")
-    dims = list(_unknown(eqn.outvars[0]))
-    dims[numbers.out_spec[0]] = x[batch]
-    return [tuple(dims)]
+    along: Along = [[None] for _ in operands[0]]
+    if eqn.params["batch_group_count"] == 1:
+        along[numbers.out_spec[0]] = [(0, numbers.lhs_spec[0])]
+    return along
 
 
-def _along(parameter: str) -> Rule:
-    """The rule of what goes along one dim, and is element by element in the others."""
-
-    def rule(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-        axis = eqn.params[parameter]
-        arrays = [dims for dims in given if dims]
-        _refuse_rows([dims[axis] for dims in arrays], eqn.primitive.name)
-        joined = [flow.joined(dims) for dims in zip(*arrays, strict=True)]
-        joined[axis] = None
-        return [tuple(joined)] * len(eqn.outvars)
-
-    return rule
+def _slice(eqn: Any, operands: list[Dims]) -> Along:
+    p, shape = eqn.params, _shape(eqn.invars[0])
+    cuts = zip(p["start_indices"], p["limit_indices"], p["strides"] or [1] * len(shape), shape, strict=True)
+    return _whole_dims([(start, limit, stride) == (0, n, 1) for start, limit, stride, n in cuts])
 
 
-def _pad(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    dims = list(given[0])
-    for i, added in enumerate(eqn.params["padding_config"]):
-        if any(added):
-            _refuse_rows([dims[i]], "padding")
-            dims[i] = None
-    return [tuple(dims)]
+def _dynamic_slice(eqn: Any, operands: list[Dims]) -> Along:
+    return _whole_dims([a == b for a, b in zip(_shape(eqn.invars[0]), eqn.params["slice_sizes"], strict=True)])
 
 
-def _slice(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    start, limit, dims = eqn.params["start_indices"], eqn.params["limit_indices"], list(given[0])
-    strides = eqn.params["strides"] or [1] * len(dims)
-    for i, size in enumerate(_shape(eqn.invars[0])):
-        if (start[i], limit[i], strides[i]) != (0, size, 1) and dims[i] is not SAME:
-            _refuse_rows([dims[i]], "a slice")
-            dims[i] = None
-    return [tuple(dims)]
+def _gather(eqn: Any, operands: list[Dims]) -> Along:
+    numbers, sizes, shape = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], _shape(eqn.invars[0])
+    batch: Along = [[(1, i)] for i in range(len(operands[1]) - 1)]
+    for i, at in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        batch[at].append((0, i))
+    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    whole = _whole_dims([n == sizes[i] and i not in numbers.start_index_map for i, n in enumerate(shape)])
+    window, left = iter([sources for i, sources in enumerate(whole) if i not in gone]), iter(batch)
+    return [next(window if i in numbers.offset_dims else left) for i in range(len(_shape(eqn.outvars[0])))]
 
 
-def _dynamic_slice(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    dims = list(given[0])
-    for i, (size, cut) in enumerate(zip(_shape(eqn.invars[0]), eqn.params["slice_sizes"], strict=True)):
-        if cut != size and dims[i] is not SAME:
-            _refuse_rows([dims[i]], "a slice")
-            dims[i] = None
-    return [tuple(dims)]
+def _iota(eqn: Any, operands: list[Dims]) -> Along:
+    return [[PLACE] if i == eqn.params["dimension"] else [] for i in range(len(eqn.params["shape"]))]
 
 
-def _reverse(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    dims = list(given[0])
-    for i in eqn.params["dimensions"]:
-        _refuse_rows([dims[i]], "a reversal")
-        dims[i] = dims[i] if dims[i] is SAME else None
-    return [tuple(dims)]
-
-
-def _gather(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    operand, index = given[0], given[1][:-1]
-    _refuse_rows(given[1][-1:], "an index")
-    shape = _shape(eqn.invars[0])
-    met = list(index)
-    windows: list[Dim] = []
-    for i, dim in enumerate(operand):
-        if i in numbers.operand_batching_dims:
-            at = numbers.start_indices_batching_dims[numbers.operand_batching_dims.index(i)]
-            met[at] = flow.joined([dim, index[at]])
-            continue
-        is_whole = sizes[i] == shape[i] and i not in numbers.start_index_map
-        if not is_whole:
-            _refuse_rows([dim], "an index")
-        if i not in numbers.collapsed_slice_dims:
-            windows.append(dim if is_whole else None)
-    left, inside = iter(met), iter(windows)
-    count = len(_shape(eqn.outvars[0]))
-    return [tuple(next(inside) if i in numbers.offset_dims else next(left) for i in range(count))]
-
-
-def _iota(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    return [tuple(PLACE if i == eqn.params["dimension"] else SAME for i in range(len(eqn.params["shape"])))]
-
-
-def _random_bits(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
+def _random_bits(eqn: Any, operands: list[Dims]) -> Along:
     # element i of a stream is computed from i alone, whatever is drawn after it
     first = PLACE if jax.config.jax_threefry_partitionable else None  # type: ignore[attr-defined]
-    return [tuple(first if i == 0 else None for i in range(len(_shape(eqn.outvars[0]))))]
+    return [[None if i else first] for i in range(len(_shape(eqn.outvars[0])))]
 
 
-def _key(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    for dims in given:
-        _refuse_rows(dims, "a random key")
-    return [_unknown(v) for v in eqn.outvars]
+# primitives with jaxprs of their own
 
 
-def _call(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    return flow._run(inner, given)
+def _call(flow: RowFlow, params: Any, operands: list[Dims]) -> list[Dims]:
+    return flow.run(params.get("jaxpr", params.get("call_jaxpr")), operands)
 
 
-def _scan(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-    start, each = given[consts : consts + carried], given[consts + carried :]
-    _refuse_rows([dims[0] for dims in each], "a loop")
+def _scan(flow: RowFlow, params: Any, operands: list[Dims]) -> list[Dims]:
+    consts, carried = params["num_consts"], params["num_carry"]
+    start, stacked = operands[consts : consts + carried], operands[consts + carried :]
+    if any(isinstance(dims[0], PaddedDim) for dims in stacked):
+        raise MixedRows("a loop goes along the rows")
 
     def body(carry: list[Dims]) -> list[Dims]:
-        return flow._run(eqn.params["jaxpr"], [*given[:consts], *carry, *(dims[1:] for dims in each)])
+        return flow.run(params["jaxpr"], [*operands[:consts], *carry, *(dims[1:] for dims in stacked)])
 
     carry, ends = _steady(start, body, carried)
     return [*carry, *((None, *dims) for dims in ends[carried:])]
+
+
+def _while(flow: RowFlow, params: Any, operands: list[Dims]) -> list[Dims]:
+    skip, consts = params["cond_nconsts"], params["body_nconsts"]
+    start, around = operands[skip + consts :], operands[skip : skip + consts]
+    carry, _ = _steady(start, lambda now: flow.run(params["body_jaxpr"], [*around, *now]), len(start))
+    flow.run(params["cond_jaxpr"], [*operands[:skip], *carry])
+    return carry
+
+
+def _cond(flow: RowFlow, params: Any, operands: list[Dims]) -> list[Dims]:
+    first, *others = [flow.run(branch, operands[1:]) for branch in params["branches"]]
+    for other in others:
+        first = [tuple(map(_either, a, b)) for a, b in zip(first, other, strict=True)]
+    return first
 
 
 def _steady(start: list[Dims], body: Callable[[list[Dims]], list[Dims]], count: int) -> tuple[list[Dims], list[Dims]]:
@@ -345,46 +290,32 @@ def _either(one: Dim, other: Dim) -> Dim:
     return one if one == other else None
 
 
-def _while(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    start = given[skip + consts :]
-    around = given[skip : skip + consts]
-    carry, _ = _steady(start, lambda now: flow._run(eqn.params["body_jaxpr"], [*around, *now]), len(start))
-    flow._run(eqn.params["cond_jaxpr"], [*given[:skip], *carry])
-    return carry
-
-
-def _cond(flow: RowFlow, eqn: Any, given: list[Dims]) -> list[Dims]:
-    first, *others = [flow._run(branch, given[1:]) for branch in eqn.params["branches"]]
-    for other in others:
-        first = [tuple(map(_either, a, b)) for a, b in zip(first, other, strict=True)]
-    return first
-
-
 _KINDS: dict[Rule, str] = {
+    lambda eqn, operands: _kept(eqn, operands, *eqn.params["axes"]): REDUCTIONS,
+    lambda eqn, operands: _kept(eqn, operands, *eqn.params["dimensions"]): "squeeze",
+    lambda eqn, operands: [[(0, i)] for i in eqn.params["permutation"]]: "transpose",
+    lambda eqn, operands: _whole_dims([not any(p) for p in eqn.params["padding_config"]]): "pad",
+    lambda eqn, operands: _whole_dims([i not in eqn.params["dimensions"] for i in range(len(operands[0]))]): "rev",
     _elementwise: ELEMENTWISE,
-    _reduce: REDUCTIONS,
-    _cumulative: "cumsum cumprod cummax cummin cumlogsumexp",
-    _call: "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call",
-    _key: "random_wrap random_unwrap random_split random_fold_in random_seed",
-    _along("dimension"): "concatenate sort",
-    _along("axis"): "split top_k",
+    _lengthwise("dimension"): "concatenate sort",
+    _lengthwise("axis"): "split top_k",
     _broadcast: "broadcast_in_dim",
-    _cond: "cond",
     _convolution: "conv_general_dilated",
+    _cumulative: "cumsum cumprod cummax cummin cumlogsumexp",
     _dot_general: "dot_general",
     _dynamic_slice: "dynamic_slice",
     _expand_dims: "expand_dims",
     _gather: "gather",
     _iota: "iota",
-    _pad: "pad",
     _random_bits: "random_bits",
     _reshape: "reshape",
-    _reverse: "rev",
-    _scan: "scan",
     _slice: "slice",
-    _squeeze: "squeeze",
-    _transpose: "transpose",
-    _while: "while",
 }
 _RULES = {name: rule for rule, names in _KINDS.items() for name in names.split()}
+_CALLS = "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call"
+_WITH_BODIES: dict[str, Callable[[RowFlow, Any, list[Dims]], list[Dims]]] = {
+    **dict.fromkeys(_CALLS.split(), _call),
+    "cond": _cond,
+    "scan": _scan,
+    "while": _while,
+}
