@@ -15,9 +15,11 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForImageClassification",
     "AutoModelForMaskedLM",
+    "AutoModelForQuestionAnswering",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSequenceClassification",
     "AutoModelForSpeechSeq2Seq",
+    "AutoModelForTokenClassification",
     "AutoTokenizer",
 ]
 

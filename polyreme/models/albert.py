@@ -16,7 +16,9 @@ from polyreme.models.bert import (
     Bert,
     BertConfig,
     BertForMaskedLM,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     published_encoder,
 )
 from polyreme.models.encoder import linear_rules, same_rules
@@ -76,6 +78,20 @@ class AlbertForSequenceClassification(BertForSequenceClassification):
     family: Any = architecture("albert", "classification")
 
 
+class AlbertForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    encoder_class = Albert
+    family: Any = architecture("albert", "token_classification")
+
+
+class AlbertForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    encoder_class = Albert
+    family: Any = architecture("albert", "question_answering")
+
+
 def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
     there, here = f"{prefix}encoder.albert_layer_groups.{{n}}.albert_layers.0", f"{ours}blocks.{{n}}"
     tables = {"word": "tokens", "position": "positions", "token_type": "token_types"}
@@ -98,7 +114,13 @@ def _masked_lm_rules(prefix: str) -> list[WeightRule]:
     return [*_body_rules(prefix, "encoder."), *rules, WeightRule("predictions.bias", "bias", SAME)]
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder(
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_encoder(
     "Albert",
     "albert",
     body_rules=_body_rules,

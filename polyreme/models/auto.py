@@ -92,6 +92,18 @@ class AutoModelForSequenceClassification(AutoModel):
     task = "classification"
 
 
+class AutoModelForTokenClassification(AutoModel):
+    """A model that scores labels of each token of a text, with published weights."""
+
+    task = "token_classification"
+
+
+class AutoModelForQuestionAnswering(AutoModel):
+    """A model that scores where in a text an answer is, with published weights."""
+
+    task = "question_answering"
+
+
 class AutoModelForImageClassification(AutoModel):
     """A model that scores labels of an image, with published weights."""
 
@@ -116,7 +128,9 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForImageClassification",
     "AutoModelForMaskedLM",
+    "AutoModelForQuestionAnswering",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSequenceClassification",
     "AutoModelForSpeechSeq2Seq",
+    "AutoModelForTokenClassification",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -358,6 +359,51 @@ class BertForSequenceClassification(_WithEncoder):
         return self.classifier(self.drop(pooled))
 
 
+class BertForTokenClassification(_WithEncoder):
+    """Token ids [batch, seq] -> scores of each token, [batch, seq, num_labels]; with labels, the mean cross-entropy
+    (0-D).
+
+    labels [batch, seq]: which one each token's is; -100 leaves a place out. The others: as of Bert.
+    """
+
+    classifier: Linear
+    drop: Dropout
+
+    family: Any = architecture("bert", "token_classification")
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, pooled=False)
+        self.drop = Dropout(config.dropout if config.classifier_dropout is None else config.classifier_dropout)
+        self.classifier = linear(config.hidden_size, config.num_labels, ("embed", None))
+
+    def forward(self, input_ids: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
+        scores = self.classifier(self.drop(self.encoder.encode(input_ids, *args, **kwargs)))
+        return scores if labels is None else F.cross_entropy(scores, labels, ignore_index=-100)
+
+
+class BertForQuestionAnswering(_WithEncoder):
+    """Token ids [batch, seq] -> scores of each token to be an answer's first, and its last, [batch, seq] both; with
+    start_positions and end_positions [batch], the mean cross-entropy of the two (0-D). The others: as of Bert."""
+
+    spans: Linear
+
+    family: Any = architecture("bert", "question_answering")
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, pooled=False)
+        self.spans = linear(config.hidden_size, 2, ("embed", None))
+
+    def forward(
+        self, input_ids: Any, *args: Any, start_positions: Any = None, end_positions: Any = None, **kwargs: Any
+    ) -> Any:
+        first, last = self.spans(self.encoder.encode(input_ids, *args, **kwargs)).unbind(-1)
+        if start_positions is None and end_positions is None:
+            return first, last
+        if start_positions is None or end_positions is None:
+            raise ConfigError(f"{type(self).__name__}: give start_positions and end_positions, or neither")
+        return (F.cross_entropy(first, start_positions) + F.cross_entropy(last, end_positions)) / 2
+
+
 # as published
 
 KEYS = {
@@ -428,8 +474,9 @@ def published_encoder(
     heads: tuple[str, ...] = ("cls.predictions.", "cls.seq_relationship."),
     copies: tuple[str, ...] = ("cls.predictions.decoder.",),
     **fields: Any,
-) -> tuple[PublishedFamily, PublishedFamily, PublishedFamily]:
-    """How the models of a family with BERT's weights are published: the body, masked words, labels.
+) -> tuple[PublishedFamily, ...]:
+    """How the models of a family with BERT's weights are published: the body, masked words, labels of texts, labels of
+    tokens, answers.
 
     name: what names of architectures begin with. kind: model_type. prefix: of the body's weights, kind and a point if
     "". body_rules: (what names there begin with, ours) -> the body's weights; masked_lm_rules, label_rules: those of
@@ -464,7 +511,25 @@ def published_encoder(
             architecture=f"{name}ForSequenceClassification",
             weights=lambda config: label_rules(prefix),
         ),
+        *(
+            replace(headed, architecture=f"{name}For{kind}", weights=partial(_token_rules, body_rules, prefix, head))
+            for kind, head in (("TokenClassification", "classifier"), ("QuestionAnswering", "qa_outputs"))
+        ),
     )
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder("Bert", "bert")
+def _token_rules(
+    body_rules: Callable[[str, str], list[WeightRule]], prefix: str, head: str, config: Any
+) -> list[WeightRule]:
+    """The weights of a model that scores each token by a linear map."""
+    ours = {"classifier": "classifier", "qa_outputs": "spans"}[head]
+    return [*body_rules(prefix, "encoder."), *linear_rules(head, ours)]
+
+
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_encoder("Bert", "bert")

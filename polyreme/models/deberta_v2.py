@@ -20,7 +20,9 @@ from polyreme.models.bert import (
     Bert,
     BertConfig,
     BertForMaskedLM,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     PostNormBlock,
     published_encoder,
 )
@@ -185,6 +187,20 @@ class DebertaV2ForSequenceClassification(BertForSequenceClassification):
         return self.classifier(self.drop(ACTIVATIONS[self.config.pooler_activation](self.dense(first))))
 
 
+class DebertaV2ForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    encoder_class = DebertaV2
+    family: Any = architecture("deberta_v2", "token_classification")
+
+
+class DebertaV2ForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    encoder_class = DebertaV2
+    family: Any = architecture("deberta_v2", "question_answering")
+
+
 # as published
 
 
@@ -242,7 +258,13 @@ def _write(config: DebertaV2Config) -> dict[str, Any]:
     }
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder(
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_encoder(
     "DebertaV2",
     "deberta-v2",
     prefix="deberta.",

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyreme.models.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification, published_encoder
+from polyreme.models.bert import (
+    Bert,
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    published_encoder,
+)
 from polyreme.models.encoder import linear, linear_rules, same_rules
 from polyreme.models.families import architecture
 from polyreme.models.published import SAME, WeightRule
@@ -60,6 +68,20 @@ class DistilBertForSequenceClassification(BertForSequenceClassification):
         return self.classifier(self.drop(F.relu(self.dense(first))))
 
 
+class DistilBertForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    encoder_class = DistilBert
+    family: Any = architecture("distilbert", "token_classification")
+
+
+class DistilBertForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    encoder_class = DistilBert
+    family: Any = architecture("distilbert", "question_answering")
+
+
 def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
     there, here = f"{prefix}transformer.layer.{{n}}", f"{ours}blocks.{{n}}"
     tables = {"word": "tokens", "position": "positions"}
@@ -86,7 +108,13 @@ def _label_rules(prefix: str) -> list[WeightRule]:
     return [*_body_rules(prefix, "encoder."), *head]
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder(
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_encoder(
     "DistilBert",
     "distilbert",
     body_rules=_body_rules,

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from polyreme.models.bert import KEYS, Bert, BertConfig, BertForMaskedLM, body_rules, published_encoder
+from polyreme.models.bert import (
+    KEYS,
+    Bert,
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForTokenClassification,
+    body_rules,
+    published_encoder,
+)
 from polyreme.models.encoder import linear_rules, same_rules
 from polyreme.models.families import architecture
 from polyreme.models.published import SAME, WeightRule
@@ -54,6 +63,20 @@ class ElectraForSequenceClassification(RobertaForSequenceClassification):
     bend: Any = staticmethod(F.gelu)
 
 
+class ElectraForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    encoder_class = Electra
+    family: Any = architecture("electra", "token_classification")
+
+
+class ElectraForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    encoder_class = Electra
+    family: Any = architecture("electra", "question_answering")
+
+
 def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
     return [*body_rules(prefix, ours), *linear_rules(f"{prefix}embeddings_project", f"{ours}embedding_in")]
 
@@ -64,7 +87,13 @@ def _masked_lm_rules(prefix: str) -> list[WeightRule]:
     return [*_body_rules(prefix, "encoder."), *rules, WeightRule("generator_lm_head.bias", "bias", SAME)]
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder(
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_encoder(
     "Electra",
     "electra",
     body_rules=_body_rules,

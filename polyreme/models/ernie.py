@@ -14,7 +14,9 @@ from polyreme.models.bert import (
     Bert,
     BertConfig,
     BertForMaskedLM,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     published_encoder,
 )
 from polyreme.models.families import architecture
@@ -43,6 +45,18 @@ class ErnieForSequenceClassification(BertForSequenceClassification):
     family: Any = architecture("ernie", "classification")
 
 
+class ErnieForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    family: Any = architecture("ernie", "token_classification")
+
+
+class ErnieForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    family: Any = architecture("ernie", "question_answering")
+
+
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_task_types": config.get("task_type_vocab_size", 3) if config.get("use_task_id") else 0}
 
@@ -51,6 +65,10 @@ def _write(config: ErnieConfig) -> dict[str, Any]:
     return {"use_task_id": config.num_task_types > 0, "task_type_vocab_size": config.num_task_types or 3}
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder(
-    "Ernie", "ernie", read=_read, read_keys=("use_task_id", "task_type_vocab_size"), write=_write
-)
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_encoder("Ernie", "ernie", read=_read, read_keys=("use_task_id", "task_type_vocab_size"), write=_write)

@@ -151,6 +151,8 @@ TASKS = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
     "classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "question_answering": "AutoModelForQuestionAnswering",
     "image_classification": "AutoModelForImageClassification",
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
     "speech_seq2seq": "AutoModelForSpeechSeq2Seq",
@@ -525,73 +527,28 @@ def _architectures(family: str, module: str, config: str, models: Mapping[str, s
     )
 
 
+def _encoders(family: str, title: str) -> tuple[Architecture, ...]:
+    """Those of a BERT's kin, in the family's file, whose classes begin with this."""
+    models = {
+        "base": title,
+        "masked_lm": f"{title}ForMaskedLM",
+        "classification": f"{title}ForSequenceClassification",
+        "token_classification": f"{title}ForTokenClassification",
+        "question_answering": f"{title}ForQuestionAnswering",
+    }
+    return _architectures(family, f"polyreme.models.{family}", f"{title}Config", models)
+
+
 ARCHITECTURES: tuple[Architecture, ...] = (
-    *_architectures(
-        "bert",
-        "polyreme.models.bert",
-        "BertConfig",
-        {"base": "Bert", "masked_lm": "BertForMaskedLM", "classification": "BertForSequenceClassification"},
-    ),
-    *_architectures(
-        "ernie",
-        "polyreme.models.ernie",
-        "ErnieConfig",
-        {"base": "Ernie", "masked_lm": "ErnieForMaskedLM", "classification": "ErnieForSequenceClassification"},
-    ),
-    *_architectures(
-        "roberta",
-        "polyreme.models.roberta",
-        "RobertaConfig",
-        {"base": "Roberta", "masked_lm": "RobertaForMaskedLM", "classification": "RobertaForSequenceClassification"},
-    ),
-    *_architectures(
-        "xlm_roberta",
-        "polyreme.models.xlm_roberta",
-        "XLMRobertaConfig",
-        {
-            "base": "XLMRoberta",
-            "masked_lm": "XLMRobertaForMaskedLM",
-            "classification": "XLMRobertaForSequenceClassification",
-        },
-    ),
-    *_architectures(
-        "mpnet",
-        "polyreme.models.mpnet",
-        "MPNetConfig",
-        {"base": "MPNet", "masked_lm": "MPNetForMaskedLM", "classification": "MPNetForSequenceClassification"},
-    ),
-    *_architectures(
-        "distilbert",
-        "polyreme.models.distilbert",
-        "DistilBertConfig",
-        {
-            "base": "DistilBert",
-            "masked_lm": "DistilBertForMaskedLM",
-            "classification": "DistilBertForSequenceClassification",
-        },
-    ),
-    *_architectures(
-        "electra",
-        "polyreme.models.electra",
-        "ElectraConfig",
-        {"base": "Electra", "masked_lm": "ElectraForMaskedLM", "classification": "ElectraForSequenceClassification"},
-    ),
-    *_architectures(
-        "albert",
-        "polyreme.models.albert",
-        "AlbertConfig",
-        {"base": "Albert", "masked_lm": "AlbertForMaskedLM", "classification": "AlbertForSequenceClassification"},
-    ),
-    *_architectures(
-        "deberta_v2",
-        "polyreme.models.deberta_v2",
-        "DebertaV2Config",
-        {
-            "base": "DebertaV2",
-            "masked_lm": "DebertaV2ForMaskedLM",
-            "classification": "DebertaV2ForSequenceClassification",
-        },
-    ),
+    *_encoders("bert", "Bert"),
+    *_encoders("ernie", "Ernie"),
+    *_encoders("roberta", "Roberta"),
+    *_encoders("xlm_roberta", "XLMRoberta"),
+    *_encoders("mpnet", "MPNet"),
+    *_encoders("distilbert", "DistilBert"),
+    *_encoders("electra", "Electra"),
+    *_encoders("albert", "Albert"),
+    *_encoders("deberta_v2", "DebertaV2"),
     *_architectures(
         "vit",
         "polyreme.models.vit",

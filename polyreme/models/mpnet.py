@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.eager.tensor import to_tensor
-from polyreme.models.bert import published_encoder
+from polyreme.models.bert import (
+    BertForQuestionAnswering,
+    BertForTokenClassification,
+    published_encoder,
+)
 from polyreme.models.encoder import linear_rules, normal, same_rules
 from polyreme.models.families import architecture
 from polyreme.models.published import SAME, WeightRule
@@ -74,6 +78,20 @@ class MPNetForSequenceClassification(RobertaForSequenceClassification):
     family: Any = architecture("mpnet", "classification")
 
 
+class MPNetForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    encoder_class = MPNet
+    family: Any = architecture("mpnet", "token_classification")
+
+
+class MPNetForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    encoder_class = MPNet
+    family: Any = architecture("mpnet", "question_answering")
+
+
 def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
     there, here = f"{prefix}encoder.layer.{{n}}", f"{ours}blocks.{{n}}"
     tables = {"embeddings.word_embeddings": "tokens", "embeddings.position_embeddings": "positions"}
@@ -89,7 +107,13 @@ def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
     return [*rules, *(rule for name, norm in norms.items() for rule in same_rules(f"{name}.LayerNorm", norm))]
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_encoder(
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_encoder(
     "MPNet",
     "mpnet",
     body_rules=_body_rules,

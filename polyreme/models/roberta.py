@@ -15,13 +15,15 @@ from polyreme.models.bert import (
     Bert,
     BertConfig,
     BertForMaskedLM,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     body_rules,
     published_encoder,
 )
 from polyreme.models.encoder import linear, linear_rules, same_rules
 from polyreme.models.families import architecture
-from polyreme.models.published import SAME, WeightRule
+from polyreme.models.published import SAME, PublishedFamily, WeightRule
 from polyreme.nn import functional as F
 from polyreme.nn.layers.linear import Linear
 
@@ -84,6 +86,20 @@ class RobertaForSequenceClassification(BertForSequenceClassification):
         return self.classifier(self.drop(self.bend(self.dense(self.drop(first)))))
 
 
+class RobertaForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    encoder_class = Roberta
+    family: Any = architecture("roberta", "token_classification")
+
+
+class RobertaForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    encoder_class = Roberta
+    family: Any = architecture("roberta", "question_answering")
+
+
 # as published
 
 ROBERTA_KEYS = {key: ours for key, ours in KEYS.items() if key != "max_position_embeddings"} | {
@@ -114,7 +130,7 @@ def write_positions(config: RobertaConfig) -> dict[str, Any]:
     return {"max_position_embeddings": config.num_positions}
 
 
-def published_roberta(name: str, kind: str) -> tuple[Any, Any, Any]:
+def published_roberta(name: str, kind: str) -> tuple[PublishedFamily, ...]:
     """How the models of a family with RoBERTa's weights are published."""
     return published_encoder(
         name,
@@ -131,4 +147,10 @@ def published_roberta(name: str, kind: str) -> tuple[Any, Any, Any]:
     )
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_roberta("Roberta", "roberta")
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_roberta("Roberta", "roberta")

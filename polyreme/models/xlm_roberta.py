@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from polyreme.models.bert import (
+    BertForQuestionAnswering,
+    BertForTokenClassification,
+)
 from polyreme.models.families import architecture
 from polyreme.models.roberta import (
     Roberta,
@@ -44,4 +48,24 @@ class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
     family: Any = architecture("xlm_roberta", "classification")
 
 
-PUBLISHED_BASE, PUBLISHED_MASKED_LM, PUBLISHED_CLASSIFICATION = published_roberta("XLMRoberta", "xlm-roberta")
+class XLMRobertaForTokenClassification(BertForTokenClassification):
+    """As BertForTokenClassification."""
+
+    encoder_class = XLMRoberta
+    family: Any = architecture("xlm_roberta", "token_classification")
+
+
+class XLMRobertaForQuestionAnswering(BertForQuestionAnswering):
+    """As BertForQuestionAnswering."""
+
+    encoder_class = XLMRoberta
+    family: Any = architecture("xlm_roberta", "question_answering")
+
+
+(
+    PUBLISHED_BASE,
+    PUBLISHED_MASKED_LM,
+    PUBLISHED_CLASSIFICATION,
+    PUBLISHED_TOKEN_CLASSIFICATION,
+    PUBLISHED_QUESTION_ANSWERING,
+) = published_roberta("XLMRoberta", "xlm-roberta")

@@ -19,8 +19,10 @@ from polyreme.models import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 from polyreme.models.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
 from polyreme.models.pretrained import load_pretrained
@@ -92,6 +94,25 @@ def test_a_model_for_a_task_of_weights_for_another():
         ConfigError, match=r"weights of a BertForMaskedLM; load them with AutoModel or AutoModelForMask"
     ):
         AutoModelForCausalLM.from_pretrained(FOLDERS / "bert_masked_lm")
+
+
+def test_tokens_are_labelled_and_answers_found():
+    """Losses are the cross-entropies of the scores; a new head on the body's weights."""
+    scorer = AutoModelForTokenClassification.from_pretrained(FOLDERS / "bert", new_head=True, num_labels=4)
+    ids = to_tensor([[5, 6, 7], [8, 9, 1]])
+    scores = scorer(ids).numpy().astype("float64")
+    logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    loss = float(scorer(ids, labels=to_tensor([[2, -100, 0], [1, 3, -100]])))
+    want = -np.mean([logs[0, 0, 2], logs[0, 2, 0], logs[1, 0, 1], logs[1, 1, 3]])
+    np.testing.assert_allclose(loss, want, rtol=0, atol=50 * parity.EPS * np.abs(scores).max())
+    finder = AutoModelForQuestionAnswering.from_pretrained(FOLDERS / "bert_question_answering")
+    spans = [part.numpy().astype("float64") for part in finder(ids)]
+    logs = [part - np.log(np.exp(part).sum(-1, keepdims=True)) for part in spans]
+    loss = float(finder(ids, start_positions=to_tensor([0, 1]), end_positions=to_tensor([2, 1])))
+    want = -np.mean([logs[0][0, 0], logs[0][1, 1], logs[1][0, 2], logs[1][1, 1]])
+    np.testing.assert_allclose(loss, want, rtol=0, atol=50 * parity.EPS * np.abs(spans).max())
+    with pytest.raises(ConfigError, match="give start_positions and end_positions, or neither"):
+        finder(ids, start_positions=to_tensor([0, 1]))
 
 
 def test_images_are_scored(tmp_path):
