@@ -194,7 +194,7 @@ def dropout_train(
     if axis is not None:
         kept = {positive_dim(a, x.ndim, "dropout") for a in ((axis,) if isinstance(axis, int) else axis)}
         shape = tuple(z if d in kept else 1 for d, z in enumerate(x.shape))
-    keep = jax.random.bernoulli(key, 1 - p, shape)
+    keep = jax.random.bernoulli(key, 1.0 - p, shape)
     if mode == "upscale_in_train" and p < 1:
         x = x / jnp.asarray(1 - p, x.dtype)
     return jnp.where(keep, x, jnp.zeros((), x.dtype))
@@ -275,7 +275,7 @@ def alpha_dropout_train(x: Array, p: float, num_dims: int | None = None, key: Ke
     """a * (x where kept, else selu's floor) + b, a and b keeping mean and variance; one draw over dims >= num_dims."""
     x = floating(x)
     shape = x.shape if num_dims is None else x.shape[:num_dims] + (1,) * (x.ndim - num_dims)
-    keep = jax.random.bernoulli(key, 1 - p, shape)
+    keep = jax.random.bernoulli(key, 1.0 - p, shape)
     a = ((1 - p) * (1 + p * _SELU_FLOOR**2)) ** -0.5
     b = -a * p * _SELU_FLOOR
     return a * jnp.where(keep, x, jnp.asarray(_SELU_FLOOR, x.dtype)) + jnp.asarray(b, x.dtype)
@@ -310,7 +310,7 @@ def feature_alpha_dropout(x: AnyTensor, p: float = 0.5, training: bool = True, n
 
 @op(amp="fp32", method=False, real=True)
 def cosine_similarity(x1: Array, x2: Array, axis: int = 1, eps: float = 1e-08) -> Array:
-    """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along axis; x1 and x2 broadcast."""
+    """x1 . x2 / max(|x1| |x2|, eps) along axis; x1 and x2 broadcast."""
     x1, x2 = promote_floating(x1, x2)
     ndim = max(x1.ndim, x2.ndim)
     dim = positive_dim(axis, ndim, "cosine_similarity") - ndim

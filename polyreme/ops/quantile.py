@@ -85,7 +85,7 @@ def quantile(x: Array, q: Any, axis: Axes | None = None, keepdim: bool = False, 
     """The value that a share q of the elements over axis does not exceed, NaN of none; q in [0, 1], one or several.
 
     With several, the first dim of the result runs over q. interpolation between two elements: "linear", "lower",
-    "higher", "nearest" or "midpoint".
+    "higher", "nearest" (of two equally near, the even one) or "midpoint".
     """
     return _quantile(x, q, axis, keepdim, interpolation, "quantile", jnp.quantile)
 
@@ -107,7 +107,19 @@ def _quantile(x: Array, q: Any, axis: Any, keepdim: bool, interpolation: str, wh
     x = dtypes.floating(x)
     dims = dims_of(x, axis, what)
     shares, rows = jnp.asarray(q, x.dtype), _rows(x, dims)
-    kept = _keep(x, dims) if keepdim else rows.shape[:-1]
+    other_dims = _keep(x, dims) if keepdim else rows.shape[:-1]
     if rows.shape[-1] == 0:
-        return jnp.full((*shares.shape, *kept), jnp.nan, x.dtype)
-    return fn(rows, shares, axis=-1, method=interpolation).reshape(*shares.shape, *kept)
+        return jnp.full((*shares.shape, *other_dims), jnp.nan, x.dtype)
+    if interpolation == "nearest":
+        values = _nearest(rows, jnp.asarray(q, dtypes.float64).reshape(-1), skip=what == "nanquantile")
+        return values.reshape(*shares.shape, *other_dims)
+    return fn(rows, shares, axis=-1, method=interpolation).reshape(*shares.shape, *other_dims)
+
+
+def _nearest(rows: Array, shares: Array, skip: bool) -> Array:
+    """Elements nearest to the shares, the even one of two that are equally near, as NumPy has it: [q, *b]."""
+    nan = jnp.isnan(rows)
+    count = jnp.sum(~nan, -1) if skip else jnp.full(rows.shape[:-1], rows.shape[-1])
+    places = jnp.round(jnp.multiply.outer(shares, jnp.maximum(count - 1, 0)))
+    values = jnp.take_along_axis(jnp.sort(rows, -1)[None], places[..., None].astype(dtypes.int64), -1)[..., 0]
+    return values if skip else jnp.where(jnp.any(nan, -1), jnp.nan, values)

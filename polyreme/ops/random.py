@@ -241,7 +241,7 @@ def _is_chance(p: Array) -> Array:
 @op(method=False, rule=elementwise)
 def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
-    chance = x if p is None else jnp.full(x.shape, p, dtypes.float32)
+    chance = dtypes.floating(x) if p is None else jnp.full(x.shape, p, dtypes.float32)
     return _nan_where_impossible(jax.random.bernoulli(key, chance).astype(x.dtype), _is_chance(chance))
 
 

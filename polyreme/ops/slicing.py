@@ -97,7 +97,9 @@ def _pad_widths(
         return pairs if from_left else pairs[::-1]
     if data_format is not None and _FORMATS.get(data_format) != x.ndim:
         raise ShapeError(f"pad: data_format={data_format!r} of {list(x.shape)}; one of {', '.join(_FORMATS)} fits")
-    last = x.ndim - 2 if data_format is not None and data_format.endswith("C") else x.ndim - 1
+    # constants may pad channels too: pairs that are not one for each dim of space begin at the last dim
+    by_format = mode != "constant" or len(pairs) == x.ndim - 2
+    last = x.ndim - 2 if by_format and data_format is not None and data_format.endswith("C") else x.ndim - 1
     if len(pairs) > last + 1:
         raise ShapeError(
             f"pad: {len(pairs)} pairs, but only {last + 1} dims of {list(x.shape)} come before the channels"

@@ -177,7 +177,10 @@ def _read_text(path: Path) -> str:
             raise ConfigError(f"{path}: {size:,} bytes is too long for a configuration (at most {_MAX_BYTES:,})")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else [])
+        # by stems: names of two letters are near any other by ".yaml" alone
+        others = {p.stem: p.name for p in path.parent.glob("*.yaml")} if path.parent.is_dir() else {}
+        close = difflib.get_close_matches(path.stem, others, n=1)
+        near = f"; did you mean {others[close[0]]!r}?" if close else ""
         shipped = "" if near else "; `polyreme examples` writes those that come with polyreme"
         raise ConfigError(f"{path}: no such configuration file{near}{shipped}") from None
     except UnicodeDecodeError as error:

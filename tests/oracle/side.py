@@ -384,10 +384,11 @@ class Snippet:
 
     def t(self, *shape: Any, dtype: str | None = None, sg: bool = False) -> Any:
         """A Tensor of sizes, with values in (-2, 2), or of an array or list; wants a gradient unless sg."""
-        wavy = all(type(n) is int for n in shape)
-        array = 2 * np.sin(2.3 * np.arange(np.prod(shape, dtype=int)) + 0.7 + len(self.leaves)).reshape(shape)
-        array = array.astype("float32") if wavy else np.asarray(shape[0])
-        array = array.astype("float32") if array.dtype == np.float64 and isinstance(shape[0], (float, list)) else array
+        if all(type(n) is int for n in shape):
+            array = (2 * self._wave(shape)).astype("float32")
+        else:
+            (given,) = shape
+            array = np.asarray(given, None if isinstance(given, np.ndarray) else "float32")
         with np.errstate(all="ignore"):
             array = array if dtype in (None, "bfloat16") else array.astype(dtype)
         if self.recording:
@@ -402,15 +403,18 @@ class Snippet:
             self.leaves.append(tensor)
         return tensor
 
+    def _wave(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Values in (-1, 1); squared numbers, so that matrices of them have full rank."""
+        count = np.arange(np.prod(shape, dtype=int))
+        return np.sin(2.3 * count + 0.13 * count**2 + 0.7 + len(self.leaves)).reshape(shape)
+
     def unit(self, *shape: int, **more: Any) -> Any:
         """As t, with values in (0.05, 0.95)."""
-        array = 0.5 + 0.45 * np.sin(2.3 * np.arange(np.prod(shape, dtype=int)) + 0.7 + len(self.leaves)).reshape(shape)
-        return self.t(array.astype("float32"), **more)
+        return self.t((0.5 + 0.45 * self._wave(shape)).astype("float32"), **more)
 
     def c(self, *shape: int, dtype: str = "complex64") -> Any:
         """A complex Tensor."""
-        array = 2 * np.exp(2.3j * np.arange(np.prod(shape, dtype=int)) + 0.7 + len(self.leaves)).reshape(shape) / 3
-        return self.t(array.astype(dtype))
+        return self.t((self._wave(shape) + 0.7j * self._wave(shape[::-1]).T).astype(dtype))
 
     def ids(self, high: int, *shape: int, dtype: str = "int64") -> Any:
         """Integers below high."""

@@ -148,14 +148,17 @@ WAYS = ("eager", "double", "program")
 
 
 def values(only: str = "", ways: Sequence[str] = WAYS) -> list[Call]:
-    """Every line of the files of values, or function with the lines below it, once a way and a choice of <<a|b>>."""
+    """Every line of the files of values, or function with the lines below it, once a way and a choice of <<a|b>>.
+
+    only: a pattern that what is called has, behind the name of its file.
+    """
     codes = [
         (path.stem, code)
         for path in sorted(VALUES.glob("*.txt"))
         for block in re.split(r"\n(?=[^\s#])", "\n" + re.sub(r"(?m)^#.*\n", "", path.read_text()))
         if block.strip()
         for code in _choices(block.strip())
-        if only in f"{path.stem}: {code}"
+        if re.search(only, f"{path.stem}: {code}")
     ]
     return [
         Call(f"{name}.{way}", code.partition("\n")[0], (), code=code, way=way, terms=64)
@@ -194,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("sweep", choices=[*SWEEPS, "values"])
     parser.add_argument("--paddle", required=True, help="an interpreter with paddlepaddle 3.3.1")
-    parser.add_argument("--only", default="", help="a part of the paths of the functions to call")
+    parser.add_argument("--only", default="", help="a part of the paths of the functions to call; of values, a pattern")
     parser.add_argument("--ways", default=",".join(WAYS), help="how values are computed")
     parser.add_argument("--refused", action="store_true", help="print what both refuse, too")
     options = parser.parse_args()

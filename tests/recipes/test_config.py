@@ -160,6 +160,8 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "gpt_kjv.yaml").write_text("output: x")
     with pytest.raises(ConfigError, match=r"no such configuration file; did you mean 'gpt_kjv\.yaml'"):
         load(tmp_path / "gpt_kjv.yml")
+    with pytest.raises(ConfigError, match=r"no such configuration file; `polyreme examples` writes"):
+        load(tmp_path / "ds.yaml")  # near by ".yaml" alone
     with pytest.raises(ConfigError, match="is a folder"):
         load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"output: caf\xe9")

@@ -152,6 +152,7 @@ SLICE = [
     Case("pad", of((2, 3), [1, 0, 0, 2]), lambda x, p, **_: padded(x, [(0, 2), (1, 0)]), kwargs={"pad_from_left_axis": False}, tag="right"),
     Case("pad", of(IMAGE, [1, 2, 0, 3], "constant", 7.0), lambda x, *_: padded(x, [(0, 0), (0, 0), (0, 3), (1, 2)], constant_values=7), tag="value"),
     Case("pad", of(IMAGE, [1, 2, 0, 3], "constant", 0.0, "NHWC"), lambda x, *_: padded(x, [(0, 0), (0, 3), (1, 2), (0, 0)]), tag="nhwc", bad=bad("data_format='NHWC'", X, [1, 1], "constant", 0.0, "NHWC")),
+    Case("pad", of(IMAGE, [1, 2], "constant", 0.0, "NHWC"), lambda x, *_: padded(x, [(0, 0)] * 3 + [(1, 2)]), tag="nhwc-last"),
     Case("pad", of(IMAGE, [-1, 1]), lambda x, p: padded(x[..., 1:], [(0, 0)] * 3 + [(0, 1)]), tag="negative", bad=bad("8 numbers", X, [1] * 8)),
     Case("pad", of(IMAGE, [2, 1, 1, 0], "reflect"), lambda x, *_: padded(x, [(0, 0), (0, 0), (1, 0), (2, 1)], "reflect"), tag="reflect", bad=bad("reaches too far", X, [3, 0], "reflect")),
     Case("pad", of((2, 3, 4), [2, 5], "replicate", 0.0, "NCL"), lambda x, *_: padded(x, [(0, 0), (0, 0), (2, 5)], "edge"), tag="replicate", bad=bad("is negative", X, [-1, 0], "replicate")),

@@ -76,8 +76,7 @@ def check_alpha_channels(got):
 
 
 def cosine(x, y, axis=1, eps=1e-8):
-    norm = [np.maximum(np.linalg.norm(v, axis=axis), eps) for v in (x, y)]
-    return (x * y).sum(axis) / (norm[0] * norm[1])
+    return (x * y).sum(axis) / np.maximum(np.linalg.norm(x, axis=axis) * np.linalg.norm(y, axis=axis), eps)
 
 
 def distance(x, y, p=2.0, eps=1e-6, keepdim=False):
@@ -121,6 +120,7 @@ CASES = [
     Case("dropout", then(floats((3, 4)), 0.3, None, False, False, "downscale_in_infer"), lambda x, *_: x * 0.7, tag="eval-downscale"),
     Case("dropout", then(floats((3, 4)), 0.0), lambda x, p: x, tag="p0"),
     Case("dropout", then(floats((3, 4)), 1.0), lambda x, p: x * 0, tag="p1"),
+    Case("dropout", then(floats((3, 4)), 1), lambda x, p: x * 0, tag="whole"),
     Case("dropout1d", then(ones(50, 40, 3), 0.4), check=share_kept(0.4, 3), no_grad=RANDOM, bad=((X[0],), ShapeError, "N, C, L")),
     Case("dropout2d", then(ones(50, 40, 3, 2), 0.4), check=share_kept(0.4, 6), no_grad=RANDOM, bad=((X,), ShapeError, "needs 4")),
     Case("dropout2d", then(ones(50, 3, 2, 40), 0.4, True, "NHWC"), check=lambda got: share_kept(0.4, 6)(np.moveaxis(got, -1, 1)), no_grad=RANDOM, tag="last", bad=((X[None, None], 0.5, True, "NCL"), ConfigError, "data_format")),
@@ -131,6 +131,7 @@ CASES = [
     Case("alpha_dropout", then(floats((3, 4)), 0.3, False), lambda x, *_: x, tag="eval"),
     Case("feature_alpha_dropout", then(ones(6, 5, 3), 0.4), check=check_alpha_channels, no_grad=RANDOM, bad=((X[0],), ShapeError, "at least 2 dims")),
     Case("cosine_similarity", floats((3, 4), (3, 4)), cosine, bad=((X[0], X[0]), ShapeError, "axis=1")),
+    Case("cosine_similarity", then(floats((3, 4), (3, 4)), 1, 3.0), cosine, tag="eps"),
     Case("cosine_similarity", then(floats((2, 3, 4), (3, 1)), -2), cosine, tag="broadcast", bad=((X, X.T), ShapeError, "cosine_similarity")),
     Case("pairwise_distance", floats((3, 4), (3, 4)), distance, bad=((X, X.T), ShapeError, "pairwise_distance")),
     Case("pairwise_distance", then(floats((3, 4), (4,)), 3, 1e-6, True), distance, tag="p3"),

@@ -45,6 +45,10 @@ CASES = [
     *(Case(n, floats(0.3), f, bad=BAD_SHARE) for n, f in QUANTILES.items()),
     *(Case(n, floats([0.25, 0.9], 1, True), lambda x, q, a, k, f=f: f(x, q, a, keepdims=k), tag="several", bad=((np.ones(3), [0.5, 1.5]), ShapeError, "q=1.5")) for n, f in QUANTILES.items()),
     *(Case(n, floats(0.4, [0, 1], False, m), lambda x, q, a, k, m, f=f: f(x, q, tuple(a), method=m), tag=m) for n, f in QUANTILES.items() for m in METHODS),
+    # places 5.5 and 2.75 of 12; 1 and 0.5 of the three that are numbers
+    *(Case(n, floats([0.5, 0.25], None, False, "nearest"), lambda x, q, a, k, m, f=f: f(x, q, method=m), tag="ties") for n, f in QUANTILES.items()),
+    Case("nanquantile", given(HOLES[:1].T, [0.5, 0.25], 0, False, "nearest"), lambda x, *_: np.float32([[3], [1]]), no_grad="not finite", tag="nan-nearest"),
+    Case("quantile", given(HOLES, 0.5, 1, False, "nearest"), lambda x, *_: np.full(2, np.nan), no_grad="not finite", tag="nan-nearest"),
     Case("quantile", given(np.array([1, 2, 4]), 0.25), lambda x, q: np.quantile(x, q).astype("float32"), no_grad="integers", tag="int",
          bad=((np.ones(3), 0.5, None, False, "cubic"), ShapeError, "interpolation='cubic'")),
     Case("quantile", given(HOLES, 0.5, 1), np.quantile, no_grad="not finite", tag="nan"),

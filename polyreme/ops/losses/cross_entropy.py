@@ -258,10 +258,8 @@ def softmax_with_cross_entropy(
 ) -> Any:
     """cross_entropy of each element, unreduced, [*b, C] -> [*b, 1]; with return_softmax also softmax(logits).
 
-    It is always computed in the stable form: numeric_stable_mode=False raises ConfigError.
+    numeric_stable_mode: it is computed in the stable form in any case.
     """
-    if not numeric_stable_mode:
-        raise ConfigError("softmax_with_cross_entropy: numeric_stable_mode=False; only the stable form exists here")
     if not soft_label:
         _check_labels(label, _classes(logits, axis), ignore_index, "softmax_with_cross_entropy")
     loss, softmax = softmax_and_cross_entropy(logits, label, soft_label, ignore_index, axis)

@@ -341,9 +341,8 @@ def multi_label_soft_margin_loss(
 
 
 def cosine(x: Array, y: Array, dim: int, eps: float) -> Array:
-    """x . y / (max(|x|, eps) * max(|y|, eps)) along dim."""
-    norms = [jnp.maximum(p_norm(v, 2.0, dim), eps) for v in (x, y)]
-    return jnp.sum(x * y, dim) / (norms[0] * norms[1])
+    """x . y / max(|x| |y|, eps) along dim."""
+    return jnp.sum(x * y, dim) / jnp.maximum(p_norm(x, 2.0, dim) * p_norm(y, 2.0, dim), eps)
 
 
 @op(amp="fp32", method=False, real=True)

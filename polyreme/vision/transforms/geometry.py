@@ -79,6 +79,8 @@ def rotate(
     if expand:
         corners = inverse @ np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]])
         wide, high = (math.ceil(v.max()) - math.floor(v.min()) for v in corners[:2])
+        if cos * sin == 0:  # a right angle needs no room for parts of pixels
+            wide, high = (width, height) if sin == 0 else (height, width)
         inverse = inverse @ _move(-(wide - width) / 2, -(high - height) / 2)
         size = (high, wide)
     return like(_warp("rotate", pixels, inverse, size, interpolation, fill), img)
