@@ -15,7 +15,7 @@ _TABLE = """
   internals.core: is_compiled_with_mkldnn
   internals.signals: hamming_window hann_window blackman_window bartlett_window kaiser_window
   internals.release: __git_commit__=commit
-  internals.devices: get_default_device get_device_module
+  internals.devices: get_default_device get_device_module set_default_device
   ops.sampling: top_p_sampling
 amp
   .: autocast
@@ -35,7 +35,7 @@ version
 device
   core.place: _convert_to_place=as_place
   core.rng: manual_seed_all=seed
-  internals.devices: get_default_device get_device_module
+  internals.devices: get_default_device get_device_module set_default_device
 device.xpu
   device: current_stream
 cuda
@@ -72,7 +72,11 @@ nn.layer.transformer
   internals.layers: _convert_attention_mask _convert_param_attr_to_list
   .: tensor=paddle.tensor
 nn.functional
-  .: diag_embed
+  .: diag_embed pdist
+cuda.amp.autocast_mode
+  internals.cuda_amp: autocast
+device.amp.autocast_mode
+  internals.cuda_amp: autocast
 nn.functional.conv
   internals.layers: _conv_nd
 nn.initializer
@@ -438,6 +442,8 @@ CLASSES: dict[str, str] = {
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",
     "io.batch_sampler.BatchSampler": f"{_INTERNALS}.loading.BatchSamplerNames",
     "core.place.Place": f"{_INTERNALS}.devices.PlaceNames",
+    "nn.initializer.base.Initializer": f"{_INTERNALS}.initializers.InitializerNames",
+    "regularizer.WeightDecayRegularizer": f"{_INTERNALS}.initializers.WeightDecayNames",
     "hapi.model.Model": f"{_INTERNALS}.models.ModelNames",
     "jit.to_static.StaticFunction": f"{_INTERNALS}.capture.StaticFunctionNames",
     "nn.layers.attention.MultiHeadAttention": f"{_INTERNALS}.layers.MultiHeadAttentionNames",

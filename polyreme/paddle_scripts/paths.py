@@ -65,6 +65,7 @@ PATHS: dict[str, str] = {
         "optimizer",
     ),
     "amp.amp_lists": "amp",
+    **dict.fromkeys(["cuda.amp", "device.amp"], "paddle_scripts.internals.cuda_amp"),
     **_below("autograd", "autograd backward_mode ir_backward", "autograd"),
     "reader.decorator": "reader",
     "hapi.callbacks": "callbacks",

@@ -112,6 +112,38 @@ def test_what_subclasses_of_samplers_and_trainers_read_of_places():
     assert not place.is_xpu_pinned_place()
 
 
+def test_private_names_of_initializers_are_their_settings_and_free_for_subclasses():
+    import paddle
+    from paddle.nn.initializer import Constant, Initializer, KaimingNormal, Normal
+
+    normal = Normal(1.0, 2.0)
+    normal._std_dev = 0.0
+    assert (Constant(2.0)._value, normal._mean, normal(paddle.zeros([2])).tolist()) == (2, 1, [1, 1])
+    assert (KaimingNormal()._compute_fans(paddle.ones([4, 5])), hasattr(normal, "_value")) == ((4, 5), False)
+    assert paddle.regularizer.L2Decay(0.25)._coeff == 0.25
+
+    class Mine(Initializer):
+        def __init__(self, value):
+            self._value = value
+
+        def forward(self, param, block=None):
+            return param.fill_(self._value)
+
+    assert Mine(3.0)(paddle.zeros([1])).tolist() == [3]
+
+
+def test_devices_and_autocast_by_the_names_of_other_frameworks():
+    import paddle
+    from paddle.cuda.amp import autocast
+
+    paddle.set_default_device("cpu")
+    with autocast(dtype="bfloat16"):
+        assert paddle.matmul(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype == "bfloat16"
+    with paddle.cuda.amp.autocast_mode.autocast(enabled=False):
+        assert paddle.matmul(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype == "float32"
+    assert paddle.nn.functional.pdist(paddle.to_tensor([[0.0], [3.0]])).tolist() == [3]
+
+
 def test_gradients_beside_16_bit_parameters_are_added_up_in_float32():
     import paddle
     from paddle.distributed.fleet.utils import mix_precision_utils as utils

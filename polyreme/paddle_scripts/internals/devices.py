@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from polyreme import device as devices
-from polyreme.device.chosen import get_device, place_of
+from polyreme.device.chosen import get_device, place_of, set_device
 
 CUDA_HOME = None
 """Folder of a CUDA toolkit: XLA brings what it needs of one."""
@@ -17,6 +17,11 @@ IS_WINDOWS = sys.platform == "win32"
 def get_default_device() -> str:
     """Where new Tensors go: "cpu", or a name with an index such as "gpu:0"."""
     return get_device()
+
+
+def set_default_device(device: Any) -> None:
+    """Let new Tensors go to a device: "gpu:0", a Place, or an index."""
+    set_device(device)
 
 
 def get_device_module(device: Any = None) -> ModuleType:
