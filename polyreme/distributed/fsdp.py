@@ -90,6 +90,6 @@ def _shard_parameter(p: Parameter, mesh: ProcessMesh, stage: ShardingStage3, cho
     dim = chosen.get_dim()
     if not -p.ndim <= dim < p.ndim or p.shape[dim] % ways:
         raise ConfigError(
-            f"fully_shard: {chosen} of {p.name}, of shape {list(p.shape)}, is no even split over {ways} devices"
+            f"fully_shard: {chosen} of {p.name}, of shape {list(p.shape)}, does not split evenly over {ways} devices"
         )
     stage.place([p], dim % p.ndim)

@@ -226,9 +226,9 @@ def _check_recompute(model: Layer, plan: Plan) -> None:
     if plan.recompute != "none" and not follows_plan(model):
         name = type(model).__name__
         raise ConfigError(
-            f"plan: recompute {plan.recompute!r}, and {name} does not say what of it is run again in backward; call "
-            "distributed.fleet.utils.recompute in its forward, or give a PipelineLayer recompute_interval, and leave "
-            "recompute out of the plan"
+            f"plan: recompute {plan.recompute!r}, and {name} does not say which of its parts to recompute in backward; "
+            "call distributed.fleet.utils.recompute in its forward, or give a PipelineLayer recompute_interval, and "
+            "leave recompute out of the plan"
         )
 
 

@@ -121,7 +121,9 @@ def prove(
     if policy is None:
         policy = StepPolicy() if amp is None else StepPolicy(MixedPrecision(*amp, master_grad=True))
     elif amp is not None:
-        raise ConfigError(f"prove: amp={amp!r} beside a policy, which says it too; put it into policy.precision")
+        raise ConfigError(
+            f"prove: amp={amp!r} beside a policy, which has a precision of its own; set policy.precision instead"
+        )
     one = Plan(num_microbatches=plan.num_microbatches)
     with tempfile.TemporaryDirectory() as temporary:
         where = Path(folder if folder is not None else temporary)

@@ -320,7 +320,7 @@ def for_stmt(
             continue
         if count == _MAX_UNROLL:
             raise CaptureError(
-                f"{user_line()}: a for loop that ends when a Tensor says so was unrolled {_MAX_UNROLL} times; "
+                f"{user_line()}: a for loop whose end depends on a Tensor was unrolled {_MAX_UNROLL} times; "
                 "iterate over "
                 "range(Tensor), or use while"
             )

@@ -72,8 +72,9 @@ def trace(run: Callable[..., Sequence[Any]], avals: Sequence[Any] = ()) -> Regio
     region = Region(RegionCapture(capture_in_progress()))
     if region.capture.depth > _DEEPEST:
         raise CaptureError(
-            f"{user_line()}: branches and loops on Tensors are nested more than {_DEEPEST} deep; a function that calls "
-            "itself until a Tensor says stop cannot be captured: write a while loop, or stop at a Python number"
+            f"{user_line()}: branches and loops on Tensors are nested more than {_DEEPEST} deep; a function "
+            "whose recursion ends by the value of a Tensor cannot be captured: write a while loop, or stop at a "
+            "Python number"
         )
 
     def stage(*arrays: Any) -> list[Any]:

@@ -582,7 +582,7 @@ class RunConfig(Section):
         """Raises ConfigError for a plan that devices of this platform, as `device` names it, cannot run."""
         if self.plan.expert_dispatch == "ragged" and platform == "cpu":
             raise ConfigError(
-                "plan.expert_dispatch=ragged on device cpu: XLA's ragged all-to-all is not there on CPU; set "
+                "plan.expert_dispatch=ragged on device cpu: XLA has no ragged all-to-all on CPU; set "
                 "plan.expert_dispatch to padded, gather or balanced, whose results are the same"
             )
 

@@ -54,7 +54,8 @@ def test_check_finds_one_wrong_byte(capsys, folder):
     (folder / "p.bin").write_bytes(data)
     assert run(capsys, "data", "check", "p")[::2] == (
         3,
-        "error: p.bin: not what was prepared, its digest is another; prepare it again\nmore: polyreme explain PR401\n",
+        "error: p.bin: the file has changed since it was prepared: its digest differs; prepare it again\n"
+        "more: polyreme explain PR401\n",
     )
     (folder / "p.json").unlink()
     code, said, _ = run(capsys, "data", "check", "p")
@@ -69,7 +70,7 @@ def test_check_finds_one_wrong_byte(capsys, folder):
     ("words", "code", "says"),
     [
         (["--eos", "</s>"], 2, "--eos </s> without --append-eos has no use"),
-        (["--append-eos", "--eos", "</s>"], 2, "--eos '</s>' is no token of tokenizer.json"),
+        (["--append-eos", "--eos", "</s>"], 2, "--eos '</s>' is not a token of tokenizer.json"),
         (["--split", "x,y"], 2, "--split x,y: needs weights such as 98,2"),
         (["--tokenizer", "verses.txt"], 4, "verses.txt"),
         (["--tokenizer", "bad.json"], 3, "bad.json: not a readable tokenizer"),

@@ -266,7 +266,7 @@ def test_dry_run_shows_settings_origins_and_costs():
 def test_a_dry_run_refuses_an_exchange_that_the_device_has_not(capsys):
     command = ["pretrain", str(ROOT / "configs/moe_kjv.yaml"), "plan.expert_dispatch=ragged", "--dry-run"]
     assert main(command) == 2
-    wanted = "ragged all-to-all is not there on CPU; set plan.expert_dispatch to padded, gather or balanced"
+    wanted = "XLA has no ragged all-to-all on CPU; set plan.expert_dispatch to padded, gather or balanced"
     assert wanted in " ".join(capsys.readouterr().err.split())
     assert main([*command, "device=tpu"]) == 0
 

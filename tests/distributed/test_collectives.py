@@ -183,7 +183,7 @@ class TestGroupOfOne:
             dist.all_reduce([1.0])
         with pytest.raises(ConfigError, match=r"op=9 is none of ReduceOp.SUM"):
             dist.all_reduce(x, 9)
-        with pytest.raises(DTypeError, match="the mean of int64 is no int64"):
+        with pytest.raises(DTypeError, match="the mean of int64 is not int64"):
             dist.all_reduce(to_tensor([1, 2]), dist.ReduceOp.AVG)
         with pytest.raises(DTypeError, match="complex64 has no order"):
             dist.all_reduce(to_tensor([1j]), dist.ReduceOp.MAX)

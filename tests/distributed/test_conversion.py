@@ -69,7 +69,7 @@ def test_what_rules_leave_out_and_leave_alone():
         (["a -> b, axis=x"], "axis is a whole number, got 'x'"),
         (["a, a -> b"], "say which, axis=0"),
         (["a, b -> c, axis=0"], r"shapes \[\[2, 4\], \[2, 2\]\] differ beside dim 0"),
-        (["a -> b, c, axis=2"], r"axis=2 is no dim of shape \[2, 4\]"),
+        (["a -> b, c, axis=2"], r"axis=2 is not a dim of shape \[2, 4\]"),
         (["a -> b, c, d, axis=1"], "no 3 equal parts"),
         (["a, a -> b, c, axis=0"], "several names on both sides"),
         (["a, a, a -> b, fused_qkv, num_heads=3, num_key_value_groups=2"], "a multiple of num_key_value_groups"),

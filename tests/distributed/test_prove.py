@@ -327,5 +327,7 @@ def test_what_cannot_be_proved_is_refused():
 
 
 def test_recompute_of_a_model_that_has_no_part_for_it_is_refused():
-    with pytest.raises(ConfigError, match="recompute 'full', and Net does not say what of it is run again in backward"):
+    with pytest.raises(
+        ConfigError, match="recompute 'full', and Net does not say which of its parts to recompute in backward"
+    ):
         prove(Net, Plan.from_degrees(dp=2, recompute="full"), small(), optimizer=sgd, devices=jax.devices()[:2])

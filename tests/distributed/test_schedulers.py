@@ -306,7 +306,7 @@ def test_manifests_are_handed_to_kubectl(script, tmp_path, monkeypatch, capsys):
     words = ["--on", "k8s", "--job_options", "image=i", script]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(words) == 2
-    assert "kubectl is not here; use --dry_run" in capsys.readouterr().err
+    assert "kubectl is not installed; use --dry_run" in capsys.readouterr().err
     (tmp_path / "kubectl").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\n/bin/cat >> {tmp_path}/said\n')
     (tmp_path / "kubectl").chmod(stat.S_IRWXU)
     assert main(words) == 0

@@ -193,7 +193,7 @@ def test_a_reward_model_is_read_back(tmp_path, base, more):
     clear_plan()
     model, _ = load_trained(tmp_path / "run")
     np.testing.assert_array_equal(model.reward_head.weight.numpy(), arrays["model/reward_head.weight"])
-    with pytest.raises(ConfigError, match="stage rm trained what published weights have no place for"):
+    with pytest.raises(ConfigError, match="stage rm trained parameters that published weights do not have"):
         merge(tmp_path / "run", tmp_path / "merged", say=print)
 
 

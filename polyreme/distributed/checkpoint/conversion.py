@@ -76,7 +76,7 @@ class ConversionRules:
         if self.reverse:
             for rule in self._rules:
                 if "dtype" in rule.settings:
-                    raise rule.refuse("dtype does not say what to go back to: give src_dtype and dst_dtype")
+                    raise rule.refuse("dtype alone cannot be undone: give src_dtype and dst_dtype")
         self.left_alone: set[str] = set()
         """Targets that rules leave as they are, once convert has run."""
 
@@ -159,7 +159,7 @@ class _ConversionRun:
         if axis is None:
             raise rule.refuse("several names are joined or split along a dim; say which, axis=0")
         if any(not 0 <= axis < array.ndim for array in arrays):
-            raise rule.refuse(f"axis={axis} is no dim of shape {list(arrays[0].shape)}")
+            raise rule.refuse(f"axis={axis} is not a dim of shape {list(arrays[0].shape)}")
         return _join(rule, arrays, axis) if count == 1 else _split_array(rule, arrays[0], axis, count)
 
 

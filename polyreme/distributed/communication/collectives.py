@@ -309,7 +309,9 @@ def _check_op(what: str, op: Any, tensor: Any) -> None:
     if isinstance(op, bool) or op not in REDUCE_NAMES:
         raise ConfigError(f"{what}: op={op!r} is none of ReduceOp.{', ReduceOp.'.join(REDUCE_NAMES.values())}")
     if op == ReduceOp.AVG and not dtypes.is_inexact(tensor.dtype):
-        raise DTypeError(f"{what}: the mean of {tensor.dtype.name} is no {tensor.dtype.name}; cast it, or use SUM")
+        raise DTypeError(
+            f"{what}: the mean of {tensor.dtype.name} is not {tensor.dtype.name}; cast the tensor, or use SUM"
+        )
     if op in (ReduceOp.MAX, ReduceOp.MIN) and dtypes.is_complex(tensor.dtype):
         raise DTypeError(
             f"{what}: {tensor.dtype.name} has no order, so no {REDUCE_NAMES[op]}; reduce its abs() instead"

@@ -106,6 +106,6 @@ def _recompute(model: Layer, job: Job) -> None:
     recompute_sublayers(model, names, setting, offload=job.recompute_offloads)
     if not names and job.plan.recompute != "none" and not follows_plan(model):
         raise ConfigError(
-            f"strategy.recompute: {type(model).__name__} does not say what of it is run again in backward; name the "
-            'sublayers, recompute_configs = {"checkpoints": ["blocks.0", ...]}, or call recompute in its forward'
+            f"strategy.recompute: {type(model).__name__} does not say which of its parts to recompute in backward; "
+            'name them, recompute_configs = {"checkpoints": ["blocks.0", ...]}, or call recompute in its forward'
         )

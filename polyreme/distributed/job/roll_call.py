@@ -126,7 +126,7 @@ def _report(host: str, port: int, rank: int, size: int, deadline: float, address
             "PADDLE_MASTER the address of another service?"
         )
     if "error" in said:
-        raise ConfigError(f"rank 0 says: {str(said['error'])[:1000]}")
+        raise ConfigError(f"answer of rank 0: {str(said['error'])[:1000]}")
 
 
 def _connect(host: str, port: int, rank: int, deadline: float, address: str, timeout: float) -> socket.socket:

@@ -62,7 +62,7 @@ def by_name(pattern: str, parts: int, names: Sequence[str]) -> list[int]:
     try:
         matches = [i for i, name in enumerate(names) if re.search(pattern, name, re.IGNORECASE)]
     except re.error as error:
-        raise ConfigError(f"PipelineLayer: seg_method 'layer:{pattern}' is no regular expression: {error}") from None
+        raise ConfigError(f"PipelineLayer: seg_method 'layer:{pattern}' is not a regular expression: {error}") from None
     if not matches:
         raise ConfigError(
             f"PipelineLayer: seg_method 'layer:{pattern}' matches no layer; the classes are "

@@ -45,7 +45,7 @@ def load_tokenizer(name: str, end: str | None) -> tuple[Tokenizer, int | None]:
     if end is not None:
         number = tokenizer.token_to_id(end)
         if number is None:
-            raise ConfigError(f"--eos {end!r} is no token of {name}; leave it out, or give one that is")
+            raise ConfigError(f"--eos {end!r} is not a token of {name}; leave it out, or give one of its tokens")
         return tokenizer, number
     usual = (tokenizer.token_to_id(token) for token in _ENDS)
     return tokenizer, next((number for number in [*ids, *usual] if number is not None), None)
@@ -87,7 +87,7 @@ def check_lines(prefix: Path) -> Iterator[str]:
         return
     for name, path in (("bin", pair.tokens.path), ("idx", pair.index_path)):
         if digest_of(path) != facts.get(name):
-            raise DataError(f"{path}: not what was prepared, its digest is another; prepare it again")
+            raise DataError(f"{path}: the file has changed since it was prepared: its digest differs; prepare it again")
     if largest >= facts["vocab_size"]:
         raise DataError(
             f"{pair.tokens.path}: token {largest} of a vocabulary of {facts['vocab_size']}; prepare it again"

@@ -174,7 +174,9 @@ class _Job:
         if low_bit_layers(model):
             raise ConfigError(f"{source}: its weights are of few bits already; start from the model before that")
         if model.family.published is None:
-            raise ConfigError(f"{source}: a {model.family.name} is published by nobody, so that no folder has it")
+            raise ConfigError(
+                f"{source}: a {model.family.name} has no published format, so that no folder of weights can be written"
+            )
         model.eval()
         return cls(source, target, model, tokenizer, *token_rows(model, tokenizer, data), say)
 

@@ -295,16 +295,16 @@ def check_supported(config: RunConfig) -> None:
         )
     if config.plan.pp > 1 and config.log.experts and jax.process_count() > 1:
         raise ConfigError(
-            "log.experts with plan.pp above 1 in several processes is not there yet; set log.experts=false"
+            "log.experts with plan.pp above 1 in several processes is not supported; set log.experts=false"
         )
     if config.plan.pp > 1 and jax.process_count() > 1 and isinstance(config, FinetuneConfig) and config.record.loss:
         raise ConfigError(
-            f"plan.pp={config.plan.pp} with stage {config.stage} in several processes is not there yet; set plan.pp=1, "
+            f"plan.pp={config.plan.pp} with stage {config.stage} in several processes is not supported; set plan.pp=1, "
             "or run it in one process"
         )
     if config.plan.pp > 1 and config.train.spike != "none" and jax.process_count() > 1:
         raise ConfigError(
-            "train.spike with plan.pp above 1 in several processes is not there yet; set train.spike=none"
+            "train.spike with plan.pp above 1 in several processes is not supported; set train.spike=none"
         )
 
 

@@ -111,7 +111,7 @@ def merge(
         adapter = open_adapter(source)
         name = base or adapter.base
         if not name:
-            raise ConfigError(f"{source}: does not say what it was trained on; give --base")
+            raise ConfigError(f"{source}: does not name the weights it was trained on; give --base")
         check_base(adapter, base_digest(name), name)
         weights, tokenizer_of = _open(name), resolve(name)
         change = _Change({}, products_by_name(adapter, weights.model), adapter.weight_dtype)
@@ -152,7 +152,8 @@ def _of_run(folder: Path, base: str | None) -> tuple[str, _Change]:
         raise ConfigError(f"{folder}: a pretraining run, which has nothing to merge; polyreme export writes its model")
     if config.record.build is not None:
         raise ConfigError(
-            f"{folder}: stage {config.stage} trained what published weights have no place for; load_trained reads it"
+            f"{folder}: stage {config.stage} trained parameters that published weights do not have; "
+            "load_trained reads it"
         )
     name = base or config.model
     check_base_digest(name, meta["host"]["base_digest"], str(folder))

@@ -231,7 +231,10 @@ def test_fully_shard_puts_all_in_parts():
         ("mp_policy is not available", lambda: fully_shard(net, mp_policy=1)),
         ("which dim of .* splits", lambda: fully_shard(net, ProcessMesh([[0], [1]], ["x", "y"]))),
         ("gave Replicate", lambda: fully_shard(nn.Linear(2, 2), alone, shard_placement_fn=lambda p: Replicate())),
-        ("no even split over 4", lambda: fully_shard(nn.Linear(2, 2), alone, shard_placement_fn=lambda p: Shard(0))),
+        (
+            "does not split evenly over 4",
+            lambda: fully_shard(nn.Linear(2, 2), alone, shard_placement_fn=lambda p: Shard(0)),
+        ),
     ]:
         with pytest.raises(ConfigError, match=message):
             call()

@@ -86,7 +86,7 @@ def test_what_cannot_be_honoured_is_refused_where_it_counts(name):
     if section and "enable" in target and key != "enable":
         settle(strategy)  # a section that is off does not count
         target.enable = True
-    with pytest.raises(ConfigError, match=f"(?s)not done here: .*{name}="):
+    with pytest.raises(ConfigError, match=f"(?s)not supported: .*{name}="):
         settle(strategy)
 
 

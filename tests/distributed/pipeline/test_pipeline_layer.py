@@ -91,7 +91,7 @@ def relu(x):
             r"matches 4 layers.*3 parts.*make it 3 or 6 layers, or 2 parts",
         ),
         ({"num_stages": 2, "seg_method": "layer:Conv"}, r"matches no layer; the classes are Embedding, Block, ReLU"),
-        ({"num_stages": 2, "seg_method": "layer:("}, r"no regular expression"),
+        ({"num_stages": 2, "seg_method": "layer:("}, r"not a regular expression"),
         ({"num_stages": 2, "seg_method": "even"}, r"unknown seg_method 'even'; give 'uniform'"),
         ({"num_stages": 2, "seg_method": [1, 3]}, r"does not cut 7 layers into 2 parts"),
         ({"num_stages": 2, "seg_method": [0, 3, 5]}, r"does not cut 7 layers into 2 parts"),

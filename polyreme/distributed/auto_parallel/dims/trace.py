@@ -171,7 +171,7 @@ def trace(
         return _Tracing(model, arguments, len(inputs), loss, rows).record(_as_written)
     except GradError as error:
         raise CaptureError(
-            f"{type(model).__name__} asks for gradients as it computes ({error}), and a model that is traced has none; "
+            f"{type(model).__name__} asks for gradients while it is traced ({error}), when there are none; "
             "take hooks and gradients out of its forward, or mark it by hand"
         ) from error
     except HostValueError:
@@ -180,7 +180,7 @@ def trace(
         except HostValueError as error:
             what = str(error).partition(" needs the value on the host")[0]
             raise CaptureError(
-                f"{what} needs the value of a Tensor, and a model that is traced has none; use ops whose result has a "
+                f"{what} needs the value of a Tensor, which tracing does not have; use ops whose result has a "
                 "shape that does not depend on values (where, masked_fill), or give its dims by hand and a plan"
             ) from error
 

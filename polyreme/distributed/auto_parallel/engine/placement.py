@@ -158,6 +158,6 @@ def _recompute(layer: Layer, settled: Settled) -> None:
     recompute_sublayers(layer, settled.recompute_layers, "Strategy.recompute.checkpoints")
     if settled.recompute and not settled.recompute_layers and not follows_plan(layer):
         raise ConfigError(
-            f"Strategy.recompute: {type(layer).__name__} does not say what of it is run again in backward; name the "
-            "sublayers in checkpoints, or call recompute in its forward"
+            f"Strategy.recompute: {type(layer).__name__} does not say which of its parts to recompute in backward; "
+            "name the sublayers in checkpoints, or call recompute in its forward"
         )

@@ -232,7 +232,7 @@ def _check_refused(strategy: Strategy) -> None:
     """A section that is off does not count, and its settings are as good as not there."""
     refused = [f"{name}={value!r}: {note}" for name, value, note in _in_force(strategy)]
     if refused:
-        raise ConfigError("Strategy asks for what is not done here: " + "; ".join(refused))
+        raise ConfigError("Strategy has settings that are not supported: " + "; ".join(refused))
 
 
 def _in_force(strategy: Strategy) -> Iterator[tuple[str, Any, str]]:

@@ -157,7 +157,7 @@ def _check_settings(mesh: ProcessMesh, config: Mapping[str, Mapping[str, Any]]) 
 
 def _matches(what: str, pattern: Any, names: Sequence[str]) -> list[str]:
     if not isinstance(pattern, str):
-        raise ConfigError(f"parallelize: {what} {pattern!r} is no name; give a text")
+        raise ConfigError(f"parallelize: {what} {pattern!r} is not a string; give the name of a layer")
     found = matching(pattern, names)
     if not found:
         warnings.warn(f"parallelize: {what} {pattern!r} fits no layer or parameter of the model", stacklevel=4)

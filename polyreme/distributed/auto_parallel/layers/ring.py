@@ -104,7 +104,7 @@ class RingConv2d:
         """
         form, width = form_of(x), width_dim(data_format)
         if channel_dim != data_format.index("C"):
-            raise ConfigError(f"RingConv2d: channel_dim={channel_dim}, data_format {data_format} says otherwise")
+            raise ConfigError(f"RingConv2d: channel_dim={channel_dim}, which data_format {data_format} contradicts")
         if form is None or not form.axes(width):
             raise PlacementError(
                 f"RingConv2d: x is to be split along dim {width}, its width, and is not: shard_tensor it"

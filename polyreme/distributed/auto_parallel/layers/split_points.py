@@ -97,5 +97,5 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is no regular expression ({error}); write the name of a layer") from error
+        raise ConfigError(f"{pattern!r} is not a regular expression ({error}); write the name of a layer") from error
     return [name for name in names if name == pattern or compiled.fullmatch(name)]

@@ -223,7 +223,9 @@ def _grid(mesh: Any, shape: Sequence[int] | None, process_ids: Iterable[int] | N
     try:
         grid = np.asarray(mesh)
     except ValueError:
-        raise ConfigError(f"ProcessMesh: {mesh!r} is no grid; nested lists of one level must be equally long") from None
+        raise ConfigError(
+            f"ProcessMesh: {mesh!r} is not a grid; nested lists of one level must be equally long"
+        ) from None
     if grid.dtype.kind not in "iu" or not grid.size or not grid.ndim:
         raise ConfigError(f"ProcessMesh: {mesh!r} must hold process ids, whole numbers, at least one")
     if grid.min() < 0 or len(np.unique(grid)) != grid.size:

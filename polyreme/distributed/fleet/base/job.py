@@ -100,7 +100,7 @@ def _check_refused(strategy: DistributedStrategy) -> None:
     fields = dict(walk(FIELDS))
     refused = [f"{n}={v!r}: {fields[n].note}" for n, v in strategy.changed().items() if fields[n].kind == REFUSED]
     if refused:
-        raise ConfigError("DistributedStrategy asks for what is not done here: " + "; ".join(refused))
+        raise ConfigError("DistributedStrategy has settings that are not supported: " + "; ".join(refused))
 
 
 def _mesh(strategy: DistributedStrategy, num_devices: int) -> MeshShape:

@@ -53,7 +53,9 @@ class Kubernetes(Scheduler):
         if job.waits:
             raise ConfigError("launch: --wait: kubectl does that: kubectl wait --for=condition=Complete job/NAME")
         if shutil.which("kubectl") is None:
-            raise ConfigError("launch: --on k8s: kubectl is not here; use --dry_run and hand over what it prints")
+            raise ConfigError(
+                "launch: --on k8s: kubectl is not installed; use --dry_run and apply what it prints elsewhere"
+            )
         return subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True, check=False).returncode
 
 
