@@ -627,7 +627,24 @@ class RunConfig(Section):
         names, sizes = " x ".join(f"plan.{axis}" for axis in degrees), " x ".join(map(str, degrees.values()))
         factors = f"{names} x train.accumulation = {sizes} x {train.accumulation}"
         _divides("train.global_batch", train.global_batch, factors, replicas)
+        self._check_capacity()
         return self
+
+    def _check_capacity(self) -> None:
+        """Refuse a capacity of experts that rounding alone would make one choice, with all others dropped."""
+        model = self.dimensions
+        if not model.num_experts or not model.capacity_factor:
+            return
+        rows = 1 if model.routing == "expert_choice" else self.train.global_batch // self.train.accumulation
+        tokens = rows * self.samples.tokens(model)
+        even = tokens * model.experts_per_token / model.num_experts
+        capacity = model.capacity_factor * even
+        if capacity < 1:
+            raise ValueError(
+                f"model.capacity_factor={model.capacity_factor:g} leaves an expert {capacity:.2g} of a "
+                f"choice, of the {even:g} that it gets on the mean of {tokens:,} tokens; give at least "
+                f"{math.ceil(1000 / even) / 1000}, 1.25 as usual, or 0 to drop none"
+            )
 
     def _check_plan_of_family(self, family: Family) -> None:
         plan = self.plan

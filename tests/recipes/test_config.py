@@ -275,6 +275,10 @@ def test_the_balance_loss_left_out_is_the_familys():
         ({"model": {"head_dim": 8}}, "head_dim=8: gpt has none"),
         ({"model": {"num_experts": 4}}, "num_experts=4: gpt has no experts; leave it out"),
         ({"model": {"family": "mixtral", "num_experts": 0}}, "num_experts=0: mixtral has experts; give at least 1"),
+        (
+            {"model": {"family": "mixtral", "capacity_factor": 1e-4}},
+            r"an expert 0\.051 of .* give at least 0\.002",
+        ),
         ({"model": {"family": "mixtral", "experts_per_token": 9}}, "experts_per_token=9 of num_experts=8"),
         ({"log": {"experts": True}}, "log.experts: gpt has no experts; leave it out"),
         ({"plan": {"offload": ["expert"]}}, "plan.offload of expert: gpt has no experts; leave expert out"),
