@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -91,6 +91,7 @@ class RowPadding:
         if not all(fed.values()):
             return {}
         met = {d for name, a in arrays.items() for d in (a.shape[1:] if name in fed else a.shape)}
+        met |= {d - 1 for d in met}  # offsets are one more than their sequences
         return {name: self._free(rows_for(rows), met) for name, rows in fed.items()}
 
     def _free(self, size: int, met: set[int]) -> int:
@@ -113,29 +114,25 @@ def _pad(array: Any, size: int) -> np.ndarray:
 
 
 class _CountedRows(PaddedDim):
-    """Rows of which the first `total` are true; total: an integer array, as the Program runs."""
+    """Rows of which the first `total`, an integer array, are true as the Program runs. feed: the name of what is fed
+    with them; those of another feed are the same if `have_as_many` says so of the names, which notes that it matters.
+    """
 
-    def __init__(self, size: int, total: Any) -> None:
+    def __init__(
+        self, size: int, total: Any, feed: str = "", have_as_many: Callable[[str, str], bool] | None = None
+    ) -> None:
         super().__init__(size)
-        self.total = total
+        self.total, self._feed, self._have_as_many = total, feed, have_as_many
+
+    def is_same(self, other: PaddedDim) -> bool:
+        if self is other or self._have_as_many is None:
+            return self is other
+        return isinstance(other, _CountedRows) and bool(other._feed) and self._have_as_many(self._feed, other._feed)
 
     def inside(self, dim: int, ndim: int) -> Tensor:
         """True for true rows, to be broadcast against an array that has them at this dim."""
         is_true = jnp.arange(self.size, dtype=self.total.dtype) < self.total
         return Tensor(is_true.reshape([-1 if i == dim else 1 for i in range(ndim)]))
-
-
-class _FedRows(_CountedRows):
-    """Rows of a feed; those of another feed are the same if there are as many in this run, which is then noted."""
-
-    def __init__(self, name: str, size: int, total: Any, run: PaddedRun) -> None:
-        super().__init__(size, total)
-        self._name, self._run = name, run
-
-    def is_same(self, other: PaddedDim) -> bool:
-        if not isinstance(other, _FedRows):
-            return False
-        return self is other or self._run.has_as_many(self._name, other._name)
 
 
 class PaddedRun:
@@ -155,7 +152,7 @@ class PaddedRun:
         self._cuts: list[dict[int, int]] = []
         self._run = CompiledRun(program, scope, padded(arrays, sizes), names, self._replay)
 
-    def has_as_many(self, one: str, other: str) -> bool:
+    def have_as_many(self, one: str, other: str) -> bool:
         """Whether two feeds have as many rows in the run that this is made for; others that serves must as well."""
         self._pairs.add((one, other))
         return self._sizes[one] == self._sizes[other] and self._totals[one] == self._totals[other]
@@ -189,7 +186,10 @@ class PaddedRun:
         frame = PaddedFrame(program.global_block(), scope)
         for name, size in self._sizes.items():
             total = state.read(feeds[self._offsets[name]])[-1]
-            frame.rows[name] = (_FedRows(name, size, total, self), *[None] * (len(feeds[name].shape) - 1))
+            frame.rows[name] = (
+                _CountedRows(size, total, name, self.have_as_many),
+                *[None] * (len(feeds[name].shape) - 1),
+            )
         with drawing(program, scope):
             outs = results(program, scope, feeds, names, frame=frame)
         totals: list[Tensor] = []
@@ -273,20 +273,12 @@ class PaddedFrame(Frame):
             target, start = self.get(name), starts[i]
             first = Tensor(jnp.ones_like(state.read(target))) if start is None else self.get(start)
             starts[i] = f"{name}@ROWS"
-            self.values[f"{name}@ROWS"] = self._masked(first, self.dims(name), 0)
+            self.values[f"{name}@ROWS"] = _filled(first, self.dims(name), 0)
         replace(op, starts=starts).run(self)
         for name, x in zip(op.outputs, op.inputs, strict=True):
             if self.dims(x):
-                self.values[name] = _with_copies(self.get(name), self.dims(x))
+                self.values[name] = _filled(self.get(name), self.dims(x))
                 self.rows[name] = self.dims(x)
-
-    @staticmethod
-    def _masked(tensor: Tensor, dims: Dims, fill: Any, among: Sequence[int] | None = None) -> Tensor:
-        """tensor with fill in place of rows that are padding, at all dims or those among these."""
-        for i, rows in enumerate(dims):
-            if isinstance(rows, _CountedRows) and (among is None or i in among):
-                tensor = OPS["where"](rows.inside(i, len(dims)), tensor, Tensor(jnp.asarray(fill, tensor.dtype)))
-        return tensor
 
     # calls
 
@@ -298,7 +290,7 @@ class PaddedFrame(Frame):
         if op.changes:
             raise MixedRows(f"{op.name} changes {op.changes} by rows of sequences")
         if op.name in _SEQUENCE_OPS:
-            self._sequence_call(op, _SEQUENCE_OPS[op.name])
+            self._sequence_call(op)
         elif op.name in _CREATIONS:
             self._create(op)
         elif sizes:
@@ -318,7 +310,7 @@ class PaddedFrame(Frame):
             if not any(rows):
                 self.define(name, tensor)
                 continue
-            self.define(name, tensor if are_copies else _with_copies(tensor, rows))
+            self.define(name, tensor if are_copies else _filled(tensor, rows))
             self.rows[name] = rows
 
     def _by_row(self, op: Call) -> None:
@@ -387,7 +379,7 @@ class PaddedFrame(Frame):
         if op.name == "mean":
             outs = [self._mean(x, dims, axes, keepdim)]
         else:
-            masked = self._masked(x, dims, _FILLS[op.name](x.dtype), axes)
+            masked = _filled(x, dims, _FILLS[op.name](x.dtype), axes)
             outs = op.results(lambda read: masked if read == name else self.get(read))
         left = tuple(None if i in axes else d for i, d in enumerate(dims) if keepdim or i not in axes)
         self._note(op, outs, [left], True)
@@ -396,88 +388,72 @@ class PaddedFrame(Frame):
         if not dtypes.is_inexact(x.dtype):
             raise MixedRows("mean of integers")
         wide = x.dtype if x.dtype.itemsize >= 4 else np.dtype("float32")
-        total = OPS["sum"](OPS["cast"](self._masked(x, dims, 0, axes), wide), axis=axes, keepdim=keepdim)
+        total = OPS["sum"](OPS["cast"](_filled(x, dims, 0, axes), wide), axis=axes, keepdim=keepdim)
         counts = [d.total if isinstance(d := dims[a], _CountedRows) else x.shape[a] for a in axes]
         count = Tensor(jnp.asarray(math.prod(counts[1:], start=jnp.asarray(counts[0])), wide))
         return OPS["cast"](OPS["divide"](total, count), x.dtype)
 
     # ops on sequences
 
-    def _sequence_call(self, op: Call, kind: _SequenceOp) -> None:
-        arguments = op.by_parameter()
+    def _sequence_call(self, op: Call) -> None:
+        arguments, (row_names, size_names) = op.by_parameter(), _SEQUENCE_OPS[op.name]
         if arguments is None:
             raise MixedRows(f"{op.name} is called in a form of its own")
-        rows: list[_CountedRows] = []
+        rows: list[Any] = []
         for name, value in arguments.items():
             for ref in values.leaves(value, Ref):
                 dims = self.dims(ref.name)
                 is_ragged = bool(dims) and isinstance(dims[0], _CountedRows) and not any(dims[1:])
-                if is_ragged is not (name in kind.rows):
+                if is_ragged is not (name in row_names):
                     raise MixedRows(f"{op.name}: {name} has {'padded rows' if dims else 'no padded rows'}")
-                if is_ragged:
-                    rows.append(dims[0])  # type: ignore[arg-type]
-            for size in values.leaves(value, SizeOf):
-                if self._is_rows(size):
-                    if name not in kind.sizes:
-                        raise MixedRows(f"{op.name}: {name} is the number of rows")
-                    if not kind.rows:
-                        rows.append(self.dims(size.name)[size.dim])  # type: ignore[arg-type]
-        if kind.made is None and not kind.are_apart and not all(rows[0].is_same(r) for r in rows):
+                rows += dims[:1] if is_ragged else ()
+            for size in filter(self._is_rows, values.leaves(value, SizeOf)):
+                if name not in size_names:
+                    raise MixedRows(f"{op.name}: {name} is the number of rows")
+                rows += () if row_names else (self.dims(size.name)[size.dim],)
+        if op.name not in _APART and not all(rows[0].is_same(r) for r in rows):
             raise MixedRows(f"{op.name}: its rows are not as many in each input")
         outs = op.results(self.get)
-        result = rows[0] if kind.made is None else kind.made(rows, arguments, outs)
-        dims = [(result, *[None] * (len(out.shape) - 1)) if i in kind.gives else () for i, out in enumerate(outs)]
-        self._note(op, outs, dims, False)
+        by_size = {r.size: r for r in rows}
+        if op.name in _RELAID and outs[0].shape[0] not in by_size:
+            size = outs[0].shape[0]
+            by_size[size] = _CountedRows(size, state.read(outs[1]).sum())
+        firsts = [by_size.get(out.shape[0]) if out.shape else None for out in outs]
+        self._note(
+            op, outs, [(r, *[None] * (len(o.shape) - 1)) if r else () for r, o in zip(firsts, outs, strict=True)], False
+        )
 
 
-@dataclass(frozen=True)
-class _SequenceOp:
-    """An op on sequences, in whose results rows behind the last one of them are zero or absent.
-
-    rows: parameters that are rows; sizes: those that may be the number of rows, where more changes nothing but rows
-    behind the last sequence; gives: which results are rows; made: the rows of the result, of those of the inputs, the
-    arguments and the results, where they are not the same; are_apart: inputs may have rows of their own each.
-    """
-
-    rows: tuple[str, ...] = ("x",)
-    sizes: tuple[str, ...] = ()
-    gives: tuple[int, ...] = (0,)
-    made: Callable[[list[_CountedRows], Mapping[str, Any], Sequence[Tensor]], _CountedRows] | None = None
-    are_apart: bool = False
-
-
-def _joined(rows: list[_CountedRows], given: Mapping[str, Any], outs: Sequence[Tensor]) -> _CountedRows:
-    totals = [r.total for r in rows]
-    return _CountedRows(sum(r.size for r in rows), sum(totals[1:], start=totals[0]))
-
-
-def _reshaped(rows: list[_CountedRows], given: Mapping[str, Any], outs: Sequence[Tensor]) -> _CountedRows:
-    size = outs[0].shape[0]
-    return _CountedRows(size, rows[0].total * size // rows[0].size)
-
-
+_SEQUENCE_TABLE = """
+crf_decoding: x label / maxlen
+linear_chain_crf: x label / maxlen
+row_conv: x
+sequence_concat: xs
+sequence_conv: x
+sequence_ctc_greedy_decoder: x
+sequence_edit_distance: input label / maxlen label_maxlen
+sequence_enumerate: x
+sequence_expand_as: / rows
+sequence_gru: x / maxlen
+sequence_lstm: x / maxlen
+sequence_pad: x
+sequence_pool: x
+sequence_reshape: x
+sequence_reverse: x
+sequence_scatter: index updates
+sequence_softmax: x
+sequence_unpad: / rows
+"""
 _SEQUENCE_OPS = {
-    "crf_decoding": _SequenceOp(rows=("x", "label"), sizes=("maxlen",)),
-    "linear_chain_crf": _SequenceOp(rows=("x", "label"), sizes=("maxlen",), gives=()),
-    "row_conv": _SequenceOp(),
-    "sequence_concat": _SequenceOp(rows=("xs",), made=_joined),
-    "sequence_conv": _SequenceOp(),
-    "sequence_ctc_greedy_decoder": _SequenceOp(),
-    "sequence_edit_distance": _SequenceOp(
-        rows=("input", "label"), sizes=("maxlen", "label_maxlen"), gives=(), are_apart=True
-    ),
-    "sequence_enumerate": _SequenceOp(),
-    "sequence_expand_as": _SequenceOp(rows=(), sizes=("rows",)),
-    "sequence_gru": _SequenceOp(sizes=("maxlen",)),
-    "sequence_lstm": _SequenceOp(sizes=("maxlen",), gives=(0, 1)),
-    "sequence_pad": _SequenceOp(gives=()),
-    "sequence_pool": _SequenceOp(gives=()),
-    "sequence_reshape": _SequenceOp(made=_reshaped),
-    "sequence_reverse": _SequenceOp(),
-    "sequence_scatter": _SequenceOp(rows=("index", "updates"), gives=()),
-    "sequence_softmax": _SequenceOp(),
-    "sequence_unpad": _SequenceOp(rows=(), sizes=("rows",)),
+    name: tuple(part.split() for part in f"{rest}/".split("/")[:2])
+    for name, rest in (line.split(":") for line in _SEQUENCE_TABLE.split("\n") if line)
 }
+"""Ops on sequences, in whose results rows behind the last sequence are zero or absent -> (parameters that are rows,
+those that may be their number, where more changes nothing but rows behind the last sequence)."""
+_APART = {"sequence_concat", "sequence_edit_distance"}
+"""Those whose inputs may have rows of their own each."""
+_RELAID = {"sequence_concat", "sequence_reshape"}
+"""Those that give other rows, and their lengths."""
 _CREATIONS = {"full", "zeros", "ones"}
 """Calls whose first argument is the shape of what they make, all rows of which are alike."""
 
@@ -516,10 +492,11 @@ def _are_same(one: Dims, other: Dims) -> bool:
     )
 
 
-def _with_copies(tensor: Tensor, dims: Dims) -> Tensor:
-    """tensor with its first row in place of rows that are padding; no gradient goes through those."""
+def _filled(tensor: Tensor, dims: Dims, fill: Any = None, among: Sequence[int] | None = None) -> Tensor:
+    """tensor with fill, its first row unless given, in place of rows that are padding, at all dims or those among
+    these; no gradient goes through what was there."""
     for i, rows in enumerate(dims):
-        if isinstance(rows, _CountedRows):
-            first = Tensor(jax.lax.slice_in_dim(state.read(tensor), 0, 1, axis=i))
-            tensor = OPS["where"](rows.inside(i, len(dims)), tensor, first)
+        if isinstance(rows, _CountedRows) and (among is None or i in among):
+            first = jax.lax.slice_in_dim(state.read(tensor), 0, 1, axis=i) if fill is None else fill
+            tensor = OPS["where"](rows.inside(i, len(dims)), tensor, Tensor(jnp.asarray(first, tensor.dtype)))
     return tensor
