@@ -184,12 +184,9 @@ class CLIPVision(Layer):
         self.pooled_norm = LayerNorm(width, epsilon=config.layer_norm_epsilon)
 
     def forward(self, pixel_values: Any) -> Any:
-        config, shape = self.config, list(pixel_values.shape)
-        sides = [config.num_channels, config.image_size, config.image_size]
-        if len(shape) != 4 or shape[1:] != sides:
-            raise ShapeError(f"CLIP: pixel_values have shape {shape}; give [batch, {', '.join(map(str, sides))}]")
+        check_pixels("CLIP", self.config, pixel_values)
         patches = self.patches(pixel_values).flatten(2).transpose([0, 2, 1])
-        first = self.first.expand([shape[0], 1, config.hidden_size])
+        first = self.first.expand([pixel_values.shape[0], 1, self.config.hidden_size])
         x_bse = concat([first, patches], axis=1)
         x_bse = self.norm(x_bse + self.positions(arange(x_bse.shape[1])))
         for block in self.blocks:
@@ -231,8 +228,8 @@ class CLIP(Pretrained, Layer):
         return self.image_projection(self.vision(pixel_values)[1])
 
     def forward(self, input_ids: Any, pixel_values: Any, attention_mask: Any = None, return_loss: bool = False) -> Any:
-        texts = _of_length_one(self.get_text_features(input_ids, attention_mask))
-        images = _of_length_one(self.get_image_features(pixel_values))
+        texts = of_length_one(self.get_text_features(input_ids, attention_mask))
+        images = of_length_one(self.get_image_features(pixel_values))
         per_text = texts.matmul(images, transpose_y=True) * self.logit_scale.exp()
         if not return_loss:
             return per_text.t(), per_text, texts, images
@@ -249,13 +246,21 @@ class CLIP(Pretrained, Layer):
         return ids, rng.standard_normal(shape, "float32")
 
 
-def _of_length_one(x: Any) -> Any:
+def check_pixels(owner: str, config: CLIPVisionConfig, pixel_values: Any) -> None:
+    """Raises ShapeError for other than images [batch, channels, image_size, image_size]."""
+    shape, sides = list(pixel_values.shape), [config.num_channels, config.image_size, config.image_size]
+    if len(shape) != 4 or shape[1:] != sides:
+        raise ShapeError(f"{owner}: pixel_values have shape {shape}; give [batch, {', '.join(map(str, sides))}]")
+
+
+def of_length_one(x: Any) -> Any:
+    """x, the last dim of length 1."""
     return x / x.norm(p=2, axis=-1, keepdim=True)
 
 
 # as published
 
-_TOWER_KEYS = {
+TOWER_KEYS = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
@@ -264,9 +269,11 @@ _TOWER_KEYS = {
     "attention_dropout": "attention_dropout",
     "layer_norm_eps": "layer_norm_epsilon",
 }
+"""What config.json says of both encoders."""
 
 
-def _tower_rules(there: str, here: str) -> list[WeightRule]:
+def tower_rules(there: str, here: str) -> list[WeightRule]:
+    """The weights of an encoder's blocks and positions."""
     block, ours = f"{there}.encoder.layers.{{n}}", f"{here}.blocks.{{n}}"
     rules = [*same_rules(f"{block}.layer_norm1", f"{ours}.attention_norm")]
     rules += same_rules(f"{block}.layer_norm2", f"{ours}.ffn_norm")
@@ -279,10 +286,10 @@ def _tower_rules(there: str, here: str) -> list[WeightRule]:
 
 def _rules(config: CLIPConfig) -> list[WeightRule]:
     return [
-        *_tower_rules("text_model", "text"),
+        *tower_rules("text_model", "text"),
         WeightRule("text_model.embeddings.token_embedding.weight", "text.tokens.weight", SAME),
         *same_rules("text_model.final_layer_norm", "text.norm"),
-        *_tower_rules("vision_model", "vision"),
+        *tower_rules("vision_model", "vision"),
         WeightRule("vision_model.embeddings.patch_embedding.weight", "vision.patches.weight", SAME),
         WeightRule("vision_model.embeddings.class_embedding", "vision.first", SAME),
         *same_rules("vision_model.pre_layrnorm", "vision.norm"),
@@ -298,7 +305,7 @@ _TEXT = PublishedFamily(
     architecture="CLIPTextModel",
     model_type="clip_text_model",
     keys={
-        **_TOWER_KEYS,
+        **TOWER_KEYS,
         "vocab_size": "vocab_size",
         "max_position_embeddings": "seq_len",
         "eos_token_id": "end",
@@ -310,14 +317,15 @@ _TEXT = PublishedFamily(
 _VISION = PublishedFamily(
     architecture="CLIPVisionModel",
     model_type="clip_vision_model",
-    keys={**_TOWER_KEYS, "image_size": "image_size", "patch_size": "patch_size", "num_channels": "num_channels"},
+    keys={**TOWER_KEYS, "image_size": "image_size", "patch_size": "patch_size", "num_channels": "num_channels"},
     weights=_rules,
     fixed={"dropout": (0.0,)},
     read_keys=("projection_dim",),
 )
 
 
-def _part(config_class: Any, published: PublishedFamily, config: Mapping[str, Any]) -> Any:
+def read_part(config_class: Any, published: PublishedFamily, config: Mapping[str, Any]) -> Any:
+    """The config of an encoder."""
     fields = read_config(published, config)
     check_fields(config_class, fields)
     return config_class(**fields)
@@ -325,8 +333,8 @@ def _part(config_class: Any, published: PublishedFamily, config: Mapping[str, An
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "text": _part(CLIPTextConfig, _TEXT, config.get("text_config") or {}),
-        "vision": _part(CLIPVisionConfig, _VISION, config.get("vision_config") or {}),
+        "text": read_part(CLIPTextConfig, _TEXT, config.get("text_config") or {}),
+        "vision": read_part(CLIPVisionConfig, _VISION, config.get("vision_config") or {}),
     }
 
 

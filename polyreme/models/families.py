@@ -556,6 +556,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {"base": "ViT", "image_classification": "ViTForImageClassification"},
     ),
     *_architectures("clip", "polyreme.models.clip", "CLIPConfig", {"base": "CLIP"}),
+    *_architectures("siglip", "polyreme.models.siglip", "SiglipConfig", {"base": "Siglip"}),
     *_architectures("t5", "polyreme.models.t5", "T5Config", {"seq2seq_lm": "T5ForConditionalGeneration"}),
     *_architectures(
         "bart",

@@ -161,7 +161,8 @@ class StructuredOutputs(Strict):
 class _Sampled(Strict):
     """Fields of both kinds of completions, under OpenAI's names and those that vLLM adds.
 
-    The last fields, and user, say nothing of the text: what a platform keeps, routes or counts by.
+    From metadata to prompt_cache_key, and user, they say nothing of the text: what a platform keeps, routes or counts
+    by. The last fields are vLLM's, which may say what is done anyway.
     """
 
     model: str | None = None
@@ -195,6 +196,14 @@ class _Sampled(Strict):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    skip_special_tokens: Annotated[Any, PlainValidator(accept_only(True))] = None
+    spaces_between_special_tokens: Annotated[Any, PlainValidator(accept_only(True, False))] = None
+    include_stop_str_in_output: Annotated[Any, PlainValidator(accept_only(False))] = None
+    truncate_prompt_tokens: Annotated[Any, PlainValidator(accept_only())] = None
+    use_beam_search: Annotated[Any, PlainValidator(accept_only(False))] = None
+    length_penalty: Annotated[Any, PlainValidator(accept_only(1.0, 1))] = None
+    prompt_logprobs: Annotated[Any, PlainValidator(accept_only())] = None
+    priority: Annotated[Any, PlainValidator(accept_only(0))] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -370,6 +379,12 @@ class ChatBody(_Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[Any, PlainValidator(accept_only(False))] = None
+    add_special_tokens: Annotated[Any, PlainValidator(accept_only(False))] = None
+    chat_template: Annotated[Any, PlainValidator(accept_only())] = None
+    echo: Annotated[Any, PlainValidator(accept_only(False))] = None
+    best_of: Annotated[Any, PlainValidator(accept_only(1))] = None
     return_token_ids: bool = False
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -430,7 +445,8 @@ class ChatBody(_Sampled):
     def variables(self) -> dict[str, Any]:
         """What else chat templates read: the tools, where any may be called."""
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
-        return (self.chat_template_kwargs or {}) | ({"tools": tools} if self.called else {})
+        begins = {} if self.add_generation_prompt is None else {"add_generation_prompt": self.add_generation_prompt}
+        return begins | (self.chat_template_kwargs or {}) | ({"tools": tools} if self.called else {})
 
 
 class EmbeddingBody(Strict):

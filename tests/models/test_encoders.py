@@ -1,5 +1,6 @@
 """Published models that are no decoders: what transformers computes with its folders, the same files back, refusals."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_a_model_for_a_task_of_weights_for_another():
         ConfigError, match=r"weights of a BertForMaskedLM; load them with AutoModel or AutoModelForMask"
     ):
         AutoModelForCausalLM.from_pretrained(FOLDERS / "bert_masked_lm")
+
+
+def test_pairs_are_told_apart():
+    """A SigLIP's loss is that of each pair for itself; what is refused."""
+    model = AutoModel.from_pretrained(FOLDERS / "siglip")
+    recorded = load_file(FOLDERS / "siglip" / "recorded.safetensors")
+    ids, images = (to_tensor(recorded[name]) for name in ("input_ids", "pixel_values"))
+    scores = model(ids, images)[1].numpy().astype("float64")
+    want = np.log1p(np.exp(-(2 * np.eye(2) - 1) * scores)).sum(-1).mean()
+    loss = float(model(ids, images, return_loss=True))
+    np.testing.assert_allclose(loss, want, rtol=0, atol=50 * parity.EPS * np.abs(scores).max())
+    with pytest.raises(ShapeError, match="2 texts and 1 images; give one for each"):
+        model(ids, images[:1], return_loss=True)
+    with pytest.raises(ConfigError, match="texts are compared in 24 dims and images in 20"):
+        AutoConfig.from_pretrained(FOLDERS / "siglip", text=dataclasses.replace(model.config.text, projection_dim=24))
 
 
 def test_tokens_are_labelled_and_answers_found():

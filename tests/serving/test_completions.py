@@ -88,6 +88,12 @@ def test_an_answer_is_sent_back_as_it_came(client, served):
     asked = {"role": "user", "content": "to", "name": "anna"}
     said = client.chat.completions.create(model="nano", messages=[asked], max_tokens=3, seed=1).choices[0].message
     more = {"metadata": {"run": "1"}, "store": False, "service_tier": "auto", "prompt_cache_key": "a"}
+    more["extra_body"] = {
+        "skip_special_tokens": True,
+        "include_stop_str_in_output": False,
+        "priority": 0,
+        "echo": False,
+    }
     tokens = []
     for message in (said, said.model_dump(), said.model_dump(exclude_none=True)):
         answer = client.chat.completions.create(
@@ -232,6 +238,7 @@ def named(name):
 FORMAT = "response_format.json_object.x"
 BAD = [
     ("/v1/completions", {"prompt": "a", "max_tokns": 2}, 400, "max_tokns", "did you mean 'max_tokens'"),
+    ("/v1/completions", {"prompt": "a", "skip_special_tokens": False}, 400, "skip_special_tokens", "or give null or"),
     ("/v1/completions", {}, 400, "prompt", "is missing"),
     ("/v1/completions", {"prompt": [1, "a"]}, 400, "prompt", "token ids"),
     ("/v1/completions", {"prompt": [7, 10**9]}, 400, "prompt", "not among"),
