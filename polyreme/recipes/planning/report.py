@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from polyreme.planner.cluster import Cluster
+from polyreme.planner.interval import reasons
 from polyreme.planner.prediction import Memory, Prediction
 from polyreme.planner.search import TIE, Ranked, shortfall
-from polyreme.recipes.estimate import num_parameters
+from polyreme.recipes.estimate import num_parameters, shape_of
 from polyreme.recipes.planning.plan import Answer, plan_words
 from polyreme.units import bytes_text, seconds_text
 
@@ -37,7 +38,9 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "looked_at": result.looked_at,
         "chosen": chosen,
         "plans": [
-            _values(ranked) | ({"verified": _verify_values(answer, at)} if at < len(answer.verified) else {})
+            _values(ranked)
+            | {"less_sure_by": list(_less_sure(answer, ranked))}
+            | ({"verified": _verify_values(answer, at)} if at < len(answer.verified) else {})
             for at, ranked in enumerate(result.plans)
         ],
         "own": None if answer.own is None else _values(answer.own),
@@ -64,7 +67,7 @@ def _parts(answer: Answer) -> Iterator[RenderableType]:
         yield _best(answer)
         chosen = answer.chosen
         if chosen is not None:
-            yield from _details(result.plans[chosen])
+            yield from _details(answer, result.plans[chosen])
         if answer.verified:
             yield _verify(answer)
     else:
@@ -120,7 +123,7 @@ def _best(answer: Answer) -> Table:
     return table
 
 
-def _details(chosen: Ranked) -> Iterator[RenderableType]:
+def _details(answer: Answer, chosen: Ranked) -> Iterator[RenderableType]:
     prediction = chosen.prediction
     table = _table("\nMemory of a device of the plan marked *, GiB, by what holds it", "stage")
     for name in (*PARTS, "total"):
@@ -142,7 +145,10 @@ def _details(chosen: Ranked) -> Iterator[RenderableType]:
     text = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts.items() if value > 0)
     yield Text(f"\nWhere the step goes: {text}")
     low, high = (seconds_text(each) for each in prediction.interval)
-    yield Text(f"\nNine of ten runs like this take {low} to {high} a step")
+    why = ", ".join(_less_sure(answer, chosen))
+    yield Text(
+        f"\nNine of ten runs like this take {low} to {high} a step{why and f' (less sure than others by: {why})'}"
+    )
 
 
 def _stages(prediction: Prediction) -> Iterable[tuple[str, Memory]]:
@@ -239,6 +245,11 @@ def _capacity(answer: Answer) -> float:
 
 def _num_parameters(answer: Answer) -> int:
     return num_parameters(answer.config.dimensions)
+
+
+def _less_sure(answer: Answer, ranked: Ranked) -> tuple[str, ...]:
+    graph = shape_of(answer.config.dimensions).graph()
+    return reasons(graph, ranked.plan, answer.cluster, answer.training)
 
 
 def _values(ranked: Ranked) -> dict[str, Any]:
