@@ -10,7 +10,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state, unique_name
 from polyreme.core.symbol import DYNAMIC, Symbol
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ProgramError, did_you_mean
+from polyreme.errors import ConfigError, ProgramError, did_you_mean
 from polyreme.program.operation import Operation
 from polyreme.program.values import refs
 
@@ -135,8 +135,19 @@ class Block:
         known: Any = None,
         weak_type: bool = False,
         probed: Any = None,
+        lod_level: int | None = None,
+        type: Any = None,
     ) -> Variable:
-        """A new Variable; ProgramError if the name is taken here."""
+        """A new Variable; ProgramError if the name is taken here.
+
+        type: the kind of value, dense numbers whatever it says. lod_level: 0 or None; sequences come with what is fed
+        or computed, so ConfigError is raised for more.
+        """
+        if lod_level:
+            raise ConfigError(
+                f"create_var: lod_level={lod_level} for {name!r}; a Variable of sequences is made by data(lod_level=), "
+                "or by the layer that gives it"
+            )
         name = name or unique_name.generate("tmp")
         if name in self.vars:
             raise ProgramError(f"the Program already has a variable {name!r}; names are unique in a block")

@@ -93,7 +93,9 @@ def test_py_func_runs_on_the_host_with_its_own_backward(static_mode):
 def test_py_func_says_what_does_not_fit(static_mode):
     x = static.data("x", [2, 3])
     block = static.default_main_program().current_block()
-    wrong = block.create_var(dtype="float32", shape=[2, 2])
+    wrong = block.create_var(dtype="float32", shape=[2, 2], type="lod_tensor", lod_level=0)
+    with pytest.raises(ConfigError, match=r"lod_level=1 for 'cut'; a Variable of sequences is made by data"):
+        block.create_var("cut", [-1, 2], "float32", lod_level=1)
     static.py_func(lambda a: a, x, wrong)
     with pytest.raises(Exception, match=r"returned float32\[2, 3\], declared is float32\[2, 2\]"):
         run([wrong], x=X)
