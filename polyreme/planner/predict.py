@@ -53,9 +53,10 @@ def predict(
     fullest = max(stages, key=lambda each: each.total)
     step = times.total
     peak = cluster.device.flops[training.dtype] * (cluster.num_devices if cluster.shared == 1 else 1)
+    passes = 2 if training.trains == "adapters" else 3  # frozen weights have no gradients
     return Prediction(
         step_seconds=step,
-        mfu=3 * graph.flops_per_sample * batch / (step * peak),
+        mfu=passes * graph.flops_per_sample * batch / (step * peak),
         tokens_per_second=batch * graph.tokens / step,
         memory=fullest,
         stages=stages,

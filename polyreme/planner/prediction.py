@@ -100,9 +100,10 @@ class Times:
 class Prediction:
     """Of one (model, plan, cluster, batch).
 
-    mfu: model FLOP (without recompute) a second over the cluster's peak. memory: of the fullest device. stages: memory
-    of each pipeline stage. capacity: bytes a device can use. binds: what the step waits for most, in words. spread: how
-    far off the seconds may be either way, as a share of them (planner/interval.py).
+    mfu: model FLOP (without recompute, nor gradients of frozen weights) a second over the peak of Training.dtype.
+    memory: of the fullest device. stages: memory of each pipeline stage. capacity: bytes a device can use. binds: what
+    the step waits for most, in words. spread: how far off the seconds may be either way, as a share of them
+    (planner/interval.py).
     """
 
     step_seconds: float

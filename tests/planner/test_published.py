@@ -135,6 +135,14 @@ def test_packed_rows_attend_within_documents():
     assert packed < whole
 
 
+def test_frozen_weights_have_no_gradients_in_mfu():
+    tuned = {"system": "NeMo", "date": "2025-01", "hardware": "H100-80G", "dtype": "bf16", "notes": "LoRA"}
+    run = run_of(ROW | tuned)
+    found = run.predict()
+    rate = run.model.graph().flops_per_sample * run.batch / found.step_seconds
+    assert found.mfu == pytest.approx(2 * rate / (64 * run.cluster.device.flops["bfloat16"]))
+
+
 def test_state_lies_on_expert_parallel_ranks_too():
     """Of all but experts; what ZeRO 3 shards besides does not."""
     sparse = {"experts": 8, "topk": 2, "tp": 1, "pp": 1, "sp": "no", "n_dev": 16, "dp": "", "ep": 8, "gbs": 64}
