@@ -36,8 +36,8 @@ def decorate(
 
     O1: nothing changes. O2: floating parameters and buffers become dtype, except those of batch norms, of
     excluded_layers (layers or classes of layers) and, for float16, of layer and instance norms. Optimizers keep float32
-    master weights with the values from before the cast, unless master_weight=False. master_grad: gradients are added up
-    in float32.
+    master weights with the values from before the cast, or those that are loaded before the first step, unless
+    master_weight=False. master_grad: gradients are added up in float32.
 
     Raises ConfigError for save_dtype: state_dict gives the parameters themselves; save `model.astype(...)` instead.
     """
@@ -94,6 +94,8 @@ def _cast(model: Layer, low: np.dtype, excluded: tuple, optimizers: Iterable[Opt
         state.write(tensor, state.read(tensor).astype(low))
         if master_grad:
             add_up_in_float32(tensor)
+    for optimizer in optimizers:
+        optimizer.watch_masters(tensors.values())
     for layer in layers:
         layer._dtype = low
 

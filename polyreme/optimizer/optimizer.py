@@ -95,6 +95,7 @@ class Optimizer(NamesKeywords, RuleUpdate):
         self.parameters_given = list(self._parameters) if is_given else None
         self._slots = {n: {} for n in self.slots}
         self._masters = {}
+        self._rounded = {}
         self._pending = {}
         self._updates = {}
         self._scheduler = learning_rate if isinstance(learning_rate, LRScheduler) else None
@@ -166,7 +167,7 @@ class Optimizer(NamesKeywords, RuleUpdate):
         # programs that hold the optimizer know nothing of the copy
         copied._updates, copied._bound = {}, ()
         key = {id(p): id(q) for p, q in zip(self._parameters, copied._parameters, strict=True)}
-        for name in ("_position", "_group_of", "_clip_of", "_masters"):
+        for name in ("_position", "_group_of", "_clip_of", "_masters", "_rounded"):
             setattr(copied, name, {key[k]: v for k, v in getattr(copied, name).items()})
         copied._slots = {n: {key[k]: v for k, v in held.items()} for n, held in copied._slots.items()}
         return copied

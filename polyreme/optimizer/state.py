@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -41,6 +42,7 @@ class OptimizerState:
     _position: dict[int, int]
     _slots: dict[str, dict[int, Tensor]]
     _masters: dict[int, Tensor]
+    _rounded: dict[int, weakref.ref[jax.Array]]
     _shared: SharedState
     _pending: dict[str, Any]  # what set_state_dict left for state that is not made yet
     _files: StateFiles | None = None  # where state on disk is
@@ -78,8 +80,29 @@ class OptimizerState:
             if id(p) in values and id(p) not in self._masters:
                 self._masters[id(p)] = Tensor(self._place(p, abstract.copied(values[id(p)], jnp.float32), _concrete(p)))
 
+    def watch_masters(self, parameters: Iterable[Any]) -> None:
+        """Let the master weights of these parameters, as they are now rounded, follow a value that is loaded into the
+        parameter before the first step: a model may be decorated before its weights are loaded."""
+        for p in parameters:
+            if id(p) in self._masters:
+                self._rounded[id(p)] = weakref.ref(_concrete(p))
+
+    def _follow_loaded(self, live: list[Any]) -> None:
+        for p in live:
+            rounded = self._rounded.pop(id(p), None)
+            array = _concrete(p)
+            if rounded is None or rounded() is array:
+                continue
+            with state.outside_capture():
+                master = self._masters[id(p)]
+                # another array may be the same values on other devices
+                if not bool(jnp.array_equal(_concrete(master).astype(array.dtype), array, equal_nan=True)):
+                    master.set_value(array.astype(jnp.float32))
+
     def _ensure_state(self, live: list[Any]) -> list[MeshGroup]:
         """Make what is missing of these parameters' state; -> them by the devices that hold them."""
+        if self._rounded:
+            self._follow_loaded(live)
         if self.scalars and not self._shared.first.scalars:
             with state.outside_capture():
                 # in here: a capture's second run would find the values that were given already taken
@@ -312,6 +335,7 @@ class OptimizerState:
             values = self._counted(values)
         scheduler = state_dict.get("LR_Scheduler")
         self._check_state(values, scheduler)
+        self._rounded.clear()
         if scheduler is not None:
             self._scheduler.set_state_dict(scheduler)  # type: ignore[union-attr]
         self._pending = {k: np.array(v.numpy()) if isinstance(v, Tensor) else np.array(v) for k, v in values.items()}

@@ -225,3 +225,23 @@ def test_o2_training_tracks_float32():
     assert full[-1] < 0.8 * full[0]
     # one bfloat16 rounding (2^-9 relative) of activations of size up to 4, squared and averaged: 2 * 4 * 4 * 2^-9
     np.testing.assert_allclose(low, full, rtol=0, atol=2 * 4 * 4 * 2**-9)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_weights_that_are_loaded_after_decorate_are_those_that_are_trained(captured):
+    model = Linear(1, 2)
+    optimizer = SGD(0.5, parameters=model.parameters())
+    model.bias.set_value(np.array([1 + 2**-12, 0.0], "float32"))  # below what bfloat16 has
+    amp.decorate(model, optimizer, level="O2", dtype="bfloat16")
+    model.set_state_dict({"weight": to_tensor(np.array([[3.0, 4.0]], "float32")).astype("bfloat16")})
+
+    def step():
+        model(to_tensor(np.zeros((1, 1), "float32")).astype("bfloat16")).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    (to_static(step) if captured else step)()
+    assert model.weight.tolist() == [[3.0, 4.0]]
+    masters = {name: t.tolist() for name, t in optimizer.state_dict().items() if name.endswith("master_0")}
+    assert masters[f"{model.bias.name}_master_0"] == [0.5 + 2**-12, -0.5]
+    assert masters[f"{model.weight.name}_master_0"] == [[3.0, 4.0]]
