@@ -385,7 +385,8 @@ def _of_folder(folder: Path) -> TextTokenizer:
         end += ids if isinstance(ids, list) else [ids]
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        template = _by_tools(named.get("default"), named.get("tool_use"))
     beside = folder / "chat_template.jinja"
     if beside.is_file():
         template = beside.read_text(encoding="utf-8")
@@ -457,6 +458,13 @@ def _as_tensor(rows: list[list[int]], kind: str) -> Any:
         raise ConfigError("tokenizer: return_tensors of rows of several lengths; give padding=True, or truncation too")
     array = np.array(rows, np.int64).reshape([len(rows), -1])
     return array if kind == "np" else to_tensor(array)
+
+
+def _by_tools(plain: str | None, with_tools: str | None) -> str | None:
+    """One template of two, the second where a conversation has tools."""
+    if plain is None or with_tools is None:
+        return plain or with_tools
+    return f"{{%- if tools %}}{with_tools}{{%- else %}}{plain}{{%- endif %}}"
 
 
 def _json(path: Path) -> dict[str, Any]:

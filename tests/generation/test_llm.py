@@ -65,6 +65,16 @@ def test_a_tokenizer_is_called_as_those_of_transformers(folder):
         tokenizer("to be", truncation=True)
 
 
+def test_a_folder_may_have_a_template_for_tools(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    templates = [{"name": "default", "template": "{{ messages[0].content }}"}]
+    templates.append({"name": "tool_use", "template": "{{ tools[0] }} {{ messages[0].content }}"})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    tokenizer, said = AutoTokenizer.from_pretrained(tmp_path), [{"role": "user", "content": "to be"}]
+    assert tokenizer.apply_chat_template(said) == "to be"
+    assert tokenizer.apply_chat_template(said, tools=["add"]) == "add to be"
+
+
 def test_settings_that_the_weights_come_with_and_words_of_vllm(folder, llm, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     said = {"do_sample": True, "temperature": 0.5, "top_k": 7, "eos_token_id": 5}
