@@ -16,6 +16,7 @@ from polyreme.core.abstract import mode
 from polyreme.core.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.distributed.communication import replicas
+from polyreme.distributed.pipeline.blocks import BlockPipeline
 from polyreme.distributed.pipeline.chunks import in_chunks, in_small_chunks
 from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.runtime import Pipeline
@@ -46,9 +47,9 @@ class PlannedStep:
     Objective. count: labels ->
     how many terms that mean is over, where it is not the same in every microbatch; the batch's loss is then the mean
     over all of its terms, however it is cut. optimizer: makes the optimizer of a model. devices: those of the plan's
-    mesh, all by default. `step` is a WholeStep, or over stages a PipelineStep. Raises ConfigError for a model that a
-    pipeline cannot cut, or that recomputes nothing where the plan says so, and what placing raises; under a plan with
-    state on disk, for an optimizer that keeps none.
+    mesh, all by default. `step` is a WholeStep, or over stages and in blocks a PipelineStep. Raises ConfigError for a
+    model that cannot be cut, or that recomputes nothing where the plan says so, and what placing raises; under a plan
+    with state on disk, for an optimizer that keeps none.
     """
 
     layout: Layout
@@ -73,10 +74,11 @@ class PlannedStep:
         check_offload(plan, policy, has_loss=loss is not None and not mode.on)
         _check_recompute(model, plan)
         self.layers: PipelineLayer | None = None
-        if plan.mesh.pp > 1 or streams:
-            self.layers = in_small_chunks(model, plan) if streams else in_chunks(model, plan)
+        is_parted = streams or plan.in_blocks
+        if plan.mesh.pp > 1 or is_parted:
+            self.layers = in_small_chunks(model, plan) if is_parted else in_chunks(model, plan)
         chunks = self.layers and self.layers.get_model_chunks()
-        self.layout = apply_plan(plan, model, devices, None if streams else chunks, streams=streams)
+        self.layout = apply_plan(plan, model, devices, None if is_parted else chunks, streams=streams)
         self.optimizer = optimizer(model)
         policy.precision.decorate(model, self.optimizer)
         self.optimizer.create_state()
@@ -106,18 +108,20 @@ class PlannedStep:
         """The chunks with a loss at their end, the model's own or an Objective's."""
         assert self.layers is not None
         if loss is not None and not isinstance(loss, Objective):
+            leave = "compile to 'step'" if self.plan.in_blocks else "pp to 1"
             raise ConfigError(
-                f"mesh {self.plan.mesh} with a loss of the whole model: over pipeline stages the last computes it from "
-                "what the stage gives; make it a training.Objective, leave it out, or set pp to 1"
+                f"mesh {self.plan.mesh} with a loss of the whole model, which is run in parts: the last computes it "
+                f"from what it gives; make it a training.Objective, leave it out, or set {leave}"
             )
         end = pipeline_loss(self.model) if loss is None else partial(loss.of_stream, self.model)
         told = () if loss is None else loss.told
         output = getattr(self.model, "pipeline_output", None)
-        return Pipeline(self.layers.get_model_chunks(), [end], self.layout, output, told)
+        kind = BlockPipeline if self.plan.in_blocks else Pipeline
+        return kind(self.layers.get_model_chunks(), [end], self.layout, output, told)
 
     @property
     def is_staged(self) -> bool:
-        """True if the step is a program for each task of pipeline stages, or chunks, not one."""
+        """True if the step is a program for each task of pipeline stages, or of chunks, not one."""
         return self.layers is not None
 
     @property

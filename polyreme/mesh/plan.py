@@ -34,6 +34,9 @@ from polyreme.yaml_loader import YamlLoader
 RECOMPUTE = ("none", "core_attn", "full_attn", "full")
 """What is computed again in the backward pass: nothing, softmax(q k) v, the attention block, or whole layers."""
 
+COMPILE = ("step", "blocks")
+"""What is compiled as one program: the whole step, or each part of the model, once for all blocks that are alike."""
+
 EXPERT_DISPATCH = ("auto", "gather", "padded", "ragged", "balanced")
 """How tokens reach experts on other devices: all tokens to all of them, or rows for each choice by an all-to-all, of
 equal parts or of just the rows there are (not on CPU), or to whoever has room, so that all compute equally many, with
@@ -59,6 +62,8 @@ class Plan:
     (`recomputes`); the others keep what their backward reads. sep_attention: one of SEP_ATTENTION. sep_order: one of
     SEP_ORDER. ulysses_degree: of "usp", the neighbours along sep that heads are dealt out to; the most that the heads
     allow unless given.
+    compile: one of COMPILE; stages of a pipeline, and parameters that are brought from elsewhere, are programs of their
+    own in any case.
     expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a
     mapping of its fields.
     offload: what goes to the host's memory, or a mapping of that to "host" or "disk" (Offload). offload_path: the
@@ -82,6 +87,7 @@ class Plan:
     offload_path: str | None = None
     offload_ratio: float = 1.0
     offload_buffers: int = BUFFERS
+    compile: str = "step"
     sep_attention: str = "auto"
     sep_order: str = "auto"
     ulysses_degree: int | None = None
@@ -103,6 +109,7 @@ class Plan:
             )
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_share(self.recompute_share, self.recompute)
+        _check_choice("compile", self.compile, COMPILE)
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_choice("sep_order", self.sep_order, SEP_ORDER)
         _check_choice("expert_dispatch", self.expert_dispatch, EXPERT_DISPATCH)
@@ -135,10 +142,10 @@ class Plan:
                 "and sharding_stage 2 or 3, or leave it out"
             )
         self._check_levels()
-        if self.recompute_share != 1 and self.streams:
+        if self.recompute_share != 1 and (self.streams or self.in_blocks):
+            what = "offload 'param' or 'expert'" if self.streams else "compile 'blocks'"
             raise ConfigError(
-                "recompute_share in plan with offload 'param' or 'expert', whose blocks share one program; leave one "
-                "of them out"
+                f"recompute_share in plan with {what}, whose blocks share one program; leave one of them out"
             )
 
     @property
@@ -146,6 +153,11 @@ class Plan:
         """Whether parameters lie outside of the devices' memory, so that a step brings those of one chunk of the model
         after another."""
         return "param" in self.offload or "expert" in self.offload
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether parts of the model that has no stages are programs of their own, with all parameters in memory."""
+        return self.compile == "blocks" and self.mesh.pp == 1 and not self.streams
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")
@@ -161,6 +173,7 @@ class Plan:
                 f"{f', {self.virtual_stages} chunks a stage' if self.virtual_stages > 1 else ''}",
                 *([f"  chunks     of {', '.join(map(str, self.chunk_items))} items"] if self.chunk_items else []),
                 *([f"  stages     on {', '.join(self.stage_devices)}"] if self.stage_devices else []),
+                *(["  compile    each block once"] if self.in_blocks else []),
                 *(sequence if self.mesh.sep > 1 else []),
                 f"  recompute  {self.recompute}{self._share_text()}",
                 f"  offload    {self._offload_text()}",
@@ -193,6 +206,7 @@ class Plan:
         offload_path: str | None = None,
         offload_ratio: float = 1.0,
         offload_buffers: int = BUFFERS,
+        compile: str = "step",
         sep_attention: str = "auto",
         sep_order: str = "auto",
         ulysses_degree: int | None = None,
@@ -248,6 +262,7 @@ class Plan:
             offload_path=offload_path,
             offload_ratio=offload_ratio,
             offload_buffers=offload_buffers,
+            compile=compile,
             sep_attention=sep_attention,
             sep_order=sep_order,
             ulysses_degree=ulysses_degree,
@@ -382,6 +397,7 @@ class Plan:
             "offload_path": self.offload_path,
             "offload_ratio": self.offload_ratio,
             "offload_buffers": self.offload_buffers,
+            "compile": self.compile,
             "sep_attention": self.sep_attention,
             "sep_order": self.sep_order,
             "ulysses_degree": self.ulysses_degree,

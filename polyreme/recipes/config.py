@@ -393,7 +393,9 @@ class PlanConfig(Section):
     (sequence_parallel) go round while others are multiplied; sharding: ring: pieces of gradients go round while others
     are computed. expert_axes: the axes that split experts; beside ep they may be others, which split something else
     elsewhere. branch_axis: mp, whose devices then run the branches of a block and split nothing. offload: [state, act],
-    or {state: disk, expert: disk} with offload_path, a folder that is as relative as output. elastic: where there are
+    or {state: disk, expert: disk} with offload_path, a folder that is as relative as output. compile: blocks: each
+    block of the model is a program, compiled once for all that are alike, in place of one for the step; auto: so on the
+    one CPU device of a fine-tuning run of many blocks. elastic: where there are
     more or fewer devices than that, follow the planner's best plan for those there (pretrain).
     """
 
@@ -423,6 +425,7 @@ class PlanConfig(Section):
     offload_path: Text | None = None
     offload_ratio: Annotated[Positive, Field(le=1)] = 1.0
     offload_buffers: Count = BUFFERS
+    compile: Literal["auto", "step", "blocks"] = "auto"
     elastic: bool = False
 
     @property
@@ -568,6 +571,7 @@ class RunConfig(Section):
             offload_path=plan.offload_path,
             offload_ratio=plan.offload_ratio,
             offload_buffers=plan.offload_buffers,
+            compile="step" if plan.compile == "auto" else plan.compile,
             sep_attention=plan.sep_attention,
             sep_order=plan.sep_order,
             ulysses_degree=plan.ulysses_degree,

@@ -318,3 +318,23 @@ def test_rows_that_teach_nothing_are_refused_with_their_line(tmp_path, base):
         loaded.config.samples.load.load()(loaded.config, loaded.folder)
     loaded = load(tmp_path / "run", base, *few, "log.validation_interval=0")
     assert len(loaded.config.samples.load.load()(loaded.config, loaded.folder).validation) > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(["lora_rank=4"], id="lora"),
+        pytest.param(["weight_quantize_algo=nf4", "packing=false"], id="qlora", marks=pytest.mark.slow),
+        pytest.param(["fine_tuning=full", "lora_rank=8", "train.accumulation=2"], id="full", marks=pytest.mark.slow),
+    ],
+)
+def test_alike_blocks_are_compiled_once_on_one_device(tmp_path, base, settings, monkeypatch):
+    whole, expected = three_steps(tmp_path, base, *settings, *ONE_DEVICE, devices=1)
+    monkeypatch.setattr("polyreme.recipes.training.trainer._MANY_BLOCKS", 2)
+    blocks, trained = three_steps(tmp_path, base, *settings, *ONE_DEVICE, devices=1)
+    np.testing.assert_allclose(blocks, whole, rtol=CLOSE)
+    for name, values in expected.items():
+        np.testing.assert_allclose(trained[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
+    trainer = Trainer(load(tmp_path / "run", base, *settings, *ONE_DEVICE).config, jax.devices()[:1])
+    chunks = trainer.planned.step.pipeline._first
+    assert [chunk._like is not None for chunk in chunks] == [False, False, True]

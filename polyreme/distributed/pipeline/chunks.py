@@ -56,8 +56,9 @@ def in_small_chunks(model: Any, plan: Plan) -> PipelineLayer:
         )
     if not hasattr(model, "pipeline_items"):
         raise ConfigError(
-            f"plan: offload of param needs a model in chunks; make {type(model).__name__} a PipelineLayer of one "
-            "stage, or give it pipeline_items() and pipeline_loss(output, labels)"
+            f"plan: {'compile=blocks' if plan.in_blocks else 'offload of param'} needs a model in chunks; make "
+            f"{type(model).__name__} a PipelineLayer of one stage, or give it pipeline_items() and "
+            "pipeline_loss(output, labels)"
         )
     items = model.pipeline_items(at_routers=True) if at_routers else model.pipeline_items()
     return PipelineLayer(items, num_stages=1, num_virtual_pipeline_stages=len(items))

@@ -26,14 +26,13 @@ from polyreme.core.host_array import HostArray
 from polyreme.core.layout import Layout
 from polyreme.core.state import Elsewhere, TensorState
 from polyreme.distributed.communication import replicas
+from polyreme.distributed.pipeline.blocks import BlockPipeline
 from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.pipeline_layer import PipelineChunk
 from polyreme.distributed.pipeline.run import Run, at_home, sum_arrays
-from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.mesh.schedule import Schedule, Task
-from polyreme.nn.alike import are_alike, tensors_of
 from polyreme.optimizer.late_updates import check_same_parts
 from polyreme.optimizer.on_disk import FileTier, Start, StateEntry, StateFiles, StoredArray, StoredEntries
 from polyreme.training.microbatches import Microbatch
@@ -102,10 +101,10 @@ class Gradients:
         return functools.partial(stored.fill_entries, total, sorted(chosen))
 
 
-class StreamedPipeline(Pipeline):
-    """Runs the chunks of a model on all devices of a mesh without stages, each with its weights brought for its turn.
+class StreamedPipeline(BlockPipeline):
+    """A BlockPipeline each of whose chunks has its weights brought for its turn.
 
-    parameters: of the model. Chunks of one Layer each that are alike share their programs.
+    parameters: of the model.
     """
 
     waiting: Waiting
@@ -135,11 +134,6 @@ class StreamedPipeline(Pipeline):
         is_ahead = self.plan.offload_buffers > 1
         self._reader = ThreadPoolExecutor(1, "weights") if is_ahead else None
         self._writer = ThreadPoolExecutor(1, "gradients") if is_ahead else None
-        for at, chunk in enumerate(self._first):
-            first = next((n for n in range(at) if _are_alike(chunks[n], chunks[at])), None)
-            if first is not None:
-                pairs = zip(tensors_of(chunks[first]), tensors_of(chunks[at]), strict=True)
-                chunk.share_programs(self._first[first], {id(theirs): ours for theirs, ours in pairs})
 
     @property
     def files(self) -> list[StateFiles]:
@@ -147,12 +141,6 @@ class StreamedPipeline(Pipeline):
         arrays = [p._array for p in self._parameters if isinstance(p._array, StoredArray)]
         keepers = {id(array.keeper): array.keeper for array in arrays}
         return [*keepers.values(), self.gradients.files] if arrays else []
-
-    def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
-        return (0,) * num_chunks
-
-    def _agreement(self, chunks: Sequence[Any]) -> None:
-        """None: every process runs every task on its devices of the one mesh."""
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """The order of tasks: each chunk's forwards, then from the last chunk to the first its backwards."""
@@ -356,19 +344,6 @@ class CallWhenAsked(Future):
         if not self.done():
             self.set_result(self._call())
         return super().result(timeout)
-
-
-def _are_alike(one: PipelineChunk, other: PipelineChunk) -> bool:
-    """Whether two chunks are one Layer each, and those are alike."""
-    layers = []
-    for chunk in (one, other):
-        layer = chunk.items[0].layer if len(chunk.items) == 1 else None
-        if layer is None or chunk.items[0].call is not layer:
-            return False
-        layers.append(layer)
-    if any(t.__dict__.get("_hooks") for chunk in (one, other) for t in tensors_of(chunk)):
-        return False
-    return are_alike(*layers)
 
 
 @functools.lru_cache(maxsize=64)

@@ -77,7 +77,10 @@ def job_of(config: RunConfig) -> TrainingJob:
 
 
 class AbstractJob:
-    """A TrainingJob's training step laid out over devices by a plan, all of it without memory."""
+    """A TrainingJob's training step laid out over devices by a plan, all of it without memory.
+
+    A plan that compiles blocks is looked at as the one program that does the same.
+    """
 
     layout: Layout
 
@@ -88,6 +91,7 @@ class AbstractJob:
     optimizer: Optimizer
 
     def __init__(self, job: TrainingJob, plan: Plan, devices: Sequence[Any]) -> None:
+        plan = replace(plan, compile="step")
         self.job, self.plan = job, plan
         self._absent = devices[0] if devices[0].platform != jax.default_backend() else None
         self._outer = layouts.active.layout, rng.default_generator.key_state()._array

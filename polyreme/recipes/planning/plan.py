@@ -205,6 +205,7 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
         "offload_path": plan.offload_path,
         "offload_ratio": plan.offload_ratio,
         "offload_buffers": plan.offload_buffers,
+        "compile": config.plan.compile,
         "elastic": config.plan.elastic,
     }
     values = config.model_dump()

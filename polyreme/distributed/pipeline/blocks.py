@@ -1,0 +1,73 @@
+"""A model that lies whole on one mesh, as a program for each of its parts: alike parts share it.
+
+A transformer's step as one program takes a compiler time in proportion to its blocks; so it takes that of one block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyreme.core.layout import Layout
+from polyreme.distributed.pipeline.pipeline_layer import PipelineChunk
+from polyreme.distributed.pipeline.runtime import Pipeline
+from polyreme.mesh.schedule import Schedule, Task
+from polyreme.nn.alike import are_alike, tensors_of
+
+
+class BlockPipeline(Pipeline):
+    """Runs the chunks of a model on all devices of a mesh without stages, one microbatch after another.
+
+    Chunks of one Layer each that are alike share their programs.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[PipelineChunk],
+        losses: Sequence[Callable[[Any, Any], Any]],
+        layout: Layout,
+        output: Callable[[Any], Any] | None = None,
+        told: Sequence[str] = (),
+    ) -> None:
+        super().__init__(chunks, losses, layout, output, told)
+        for at, chunk in enumerate(self._first):
+            first = next((n for n in range(at) if _are_alike(chunks[n], chunks[at])), None)
+            if first is not None:
+                pairs = zip(tensors_of(chunks[first]), tensors_of(chunks[at]), strict=True)
+                chunk.share_programs(self._first[first], {id(theirs): ours for theirs, ours in pairs})
+
+    def schedule(self, num_microbatches: int) -> Schedule:
+        """Each microbatch's forwards, then from the last chunk to the first its backwards."""
+        return _schedule(len(self.stage_of_chunk), num_microbatches)
+
+    def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
+        return (0,) * num_chunks
+
+    def _agreement(self, chunks: Sequence[Any]) -> None:
+        """None: every process runs every task on its devices of the one mesh."""
+
+
+def _are_alike(one: PipelineChunk, other: PipelineChunk) -> bool:
+    """Whether two chunks are one Layer each, and those are alike."""
+    layers = []
+    for chunk in (one, other):
+        layer = chunk.items[0].layer if len(chunk.items) == 1 else None
+        if layer is None or chunk.items[0].call is not layer:
+            return False
+        layers.append(layer)
+    if any(t.__dict__.get("_hooks") for chunk in (one, other) for t in tensors_of(chunk)):
+        return False
+    return are_alike(*layers)
+
+
+@functools.lru_cache(maxsize=64)
+def _schedule(num_chunks: int, num_microbatches: int) -> Schedule:
+    chunks = range(num_chunks)
+    tasks = [
+        Task(kind, i, k)
+        for i in range(num_microbatches)
+        for kind, order in (("F", chunks), ("B", reversed(chunks)))
+        for k in order
+    ]
+    return Schedule("blocks", 1, num_chunks, num_microbatches, (tuple(tasks),), (0,) * num_chunks, False)
