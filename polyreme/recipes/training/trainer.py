@@ -256,18 +256,19 @@ class Trainer:
 
 
 _OPTIMIZER = "optimizer/"
-_MANY_BLOCKS = 8
-"""From so many blocks on a fine-tuning run, which is short, is begun sooner by compiling a block than the step."""
+_MANY_BLOCKS, _FEW_STEPS = 8, 200
+"""A run of so many blocks or more ends sooner when a block is compiled in place of the step, if it has at most so many
+steps, each of which takes longer."""
 
 
 def _compiles_blocks(config: RunConfig, plan: Plan, model: Any, loss: Any) -> bool:
-    """Whether `plan.compile: auto` compiles each block once: on the one CPU device of a fine-tuning run, where a step
-    in blocks takes as long as one program, and up to half more memory for activations."""
+    """Whether `plan.compile: auto` compiles each block once: on the one CPU device of a short fine-tuning run."""
     is_auto = config.plan.compile == "auto" and isinstance(config, FinetuneConfig)
     if not is_auto or plan.mesh.size > 1 or plan.streams or plan.recompute_share != 1:
         return False
     takes_parts = hasattr(model, "pipeline_items") and (loss is None or isinstance(loss, Objective))
-    return takes_parts and jax.default_backend() == "cpu" and config.dimensions.num_layers >= _MANY_BLOCKS
+    is_short = config.dimensions.num_layers >= _MANY_BLOCKS and config.train.steps <= _FEW_STEPS
+    return takes_parts and is_short and jax.default_backend() == "cpu"
 
 
 def told(result: StepResult) -> dict[str, float]:
