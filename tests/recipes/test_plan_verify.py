@@ -163,7 +163,7 @@ def test_keys_and_copies_of_arrays_without_memory_run_no_program(monkeypatch):
     )
     stream = rng.Generator().manual_seed(0)
     stream.key_state()._array = key = Abstract.of((2,), np.uint32, one)
-    for name in ("_split", "_branches"):
+    for name in ("_split_key", "_branches"):
         monkeypatch.setattr(rng, name, None)  # a program would not run over devices that are not here
     assert stream.branches(3) == [key] * 3
     assert beside(key, Abstract.of((4,), np.float32, other)).sharding == other
