@@ -37,7 +37,7 @@ class AbsTransform(Transform):
     def _inverse_log_det_jacobian(self, y: Tensor) -> tuple[Tensor, Tensor]:
         return zeros_like(y), zeros_like(y)
 
-    def _codomain(self, y: Tensor) -> tuple[Tensor, float]:
+    def _image(self, y: Tensor) -> tuple[Tensor, float]:
         return y >= 0, 1.0
 
 
@@ -89,7 +89,7 @@ class ExpTransform(Transform):
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return x
 
-    def _codomain(self, y: Tensor) -> tuple[Tensor, float]:
+    def _image(self, y: Tensor) -> tuple[Tensor, float]:
         return y > 0, 1.0
 
 
@@ -120,7 +120,7 @@ class PowerTransform(Transform):
 
     _inverse_shape = _forward_shape
 
-    def _codomain(self, y: Tensor) -> tuple[Tensor, float]:
+    def _image(self, y: Tensor) -> tuple[Tensor, float]:
         return y > 0, 1.0
 
 
@@ -136,7 +136,7 @@ class SigmoidTransform(Transform):
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return -softplus(-x) - softplus(x)
 
-    def _codomain(self, y: Tensor) -> tuple[Tensor, float]:
+    def _image(self, y: Tensor) -> tuple[Tensor, float]:
         return (y > 0) & (y < 1), 0.5
 
 
@@ -153,5 +153,5 @@ class TanhTransform(Transform):
         # log(1 - tanh(x)^2), without the cancellation
         return 2.0 * (math.log(2) - x - softplus(-2.0 * x))
 
-    def _codomain(self, y: Tensor) -> tuple[Tensor, float]:
+    def _image(self, y: Tensor) -> tuple[Tensor, float]:
         return abs_of(y) < 1, 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,27 @@ from polyreme.ops.math import logaddexp
 from polyreme.ops.reduce import all as all_of
 
 
+class Type(enum.Enum):
+    """What a transform may be, as subclasses written for PaddlePaddle say in `_type`."""
+
+    BIJECTION = "bijection"
+    INJECTION = "injection"
+    SURJECTION = "surjection"
+    OTHER = "other"
+
+    @classmethod
+    def is_injective(cls, kind: Type) -> bool:
+        """Whether no two inputs have one image."""
+        return kind in (cls.BIJECTION, cls.INJECTION)
+
+
 class Transform:
     """A differentiable function y = f(x) that carries the density of x over to y.
 
     A subclass writes `_forward`, `_inverse` and `_forward_log_det_jacobian` (or `_inverse_log_det_jacobian`), and
     `_forward_shape` and `_inverse_shape` where it changes shapes. domain_rank, codomain_rank: dims of an event going in
-    and coming out, 0 for what acts on each element; log determinants have no such dims.
+    and coming out, 0 for what acts on each element; log determinants have no such dims. `_type`, and `_domain` and
+    `_codomain` with an event_rank, say the same as PaddlePaddle's do.
 
     >>> from polyreme.distribution import AffineTransform
     >>> AffineTransform(1.0, 2.0).forward([3.0]).tolist()
@@ -31,6 +47,20 @@ class Transform:
     domain_rank: int = 0
     codomain_rank: int = 0
     is_injective: bool = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        attributes = vars(cls)
+        if "_type" in attributes:
+            cls.is_injective = Type.is_injective(attributes["_type"])
+        if "_domain" in attributes:
+            cls.domain_rank = property(lambda self: self._domain.event_rank)  # type: ignore[assignment]
+        if "_codomain" in attributes:
+            cls.codomain_rank = property(lambda self: self._codomain.event_rank)  # type: ignore[assignment]
+
+    @classmethod
+    def _is_injective(cls) -> bool:
+        return cls.is_injective
 
     def __call__(self, input: Any) -> Any:
         """forward(a Tensor); the transformed distribution of a Distribution; ChainTransform([self, input])."""
@@ -90,7 +120,7 @@ class Transform:
     def _inverse_shape(self, shape: tuple[int, ...]) -> Sequence[int]:
         return shape
 
-    def _codomain(self, y: Tensor) -> tuple[Tensor, float] | None:
+    def _image(self, y: Tensor) -> tuple[Tensor, float] | None:
         """(which elements of y can be f(x), a number that can), or None for all: densities are 0 elsewhere."""
         return None
 
@@ -188,8 +218,8 @@ class IndependentTransform(Transform):
     def _inverse_shape(self, shape: tuple[int, ...]) -> Sequence[int]:
         return self._base.inverse_shape(shape)
 
-    def _codomain(self, y: Tensor) -> tuple[Tensor, float] | None:
-        return self._base._codomain(y)
+    def _image(self, y: Tensor) -> tuple[Tensor, float] | None:
+        return self._base._image(y)
 
 
 class TransformedDistribution(Distribution):
@@ -248,7 +278,7 @@ class TransformedDistribution(Distribution):
         if not transforms:
             return sum_rightmost(self._base.log_prob(y), rank - len(self._base.event_shape))
         *rest, last = transforms
-        codomain = last._codomain(y)
+        codomain = last._image(y)
         if codomain is not None:
             y = supported(codomain[0], y, codomain[1])
         found = self._before(y, rest, last, rank)

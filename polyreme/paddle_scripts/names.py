@@ -38,6 +38,10 @@ device
   internals.devices: get_default_device get_device_module set_default_device
 device.xpu
   device: current_stream
+distribution.transform
+  distribution.transform: Type
+distribution.variable
+  internals.distributions: Variable=RandomVariable Real Positive Independent=IndependentValues real positive
 cuda
   device: is_current_stream_capturing max_memory_reserved reset_max_memory_allocated reset_max_memory_reserved
 signal

@@ -8,8 +8,10 @@ from hypothesis import strategies as hs
 
 import polyreme as paddle
 import polyreme.distribution as D
+from polyreme.distribution.transform import Transform, Type
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit import to_static
+from polyreme.paddle_scripts.internals.distributions import Real
 
 # an event of each, its shape after the transform, and whether x is positive
 TRANSFORMS = {
@@ -221,3 +223,25 @@ def test_what_is_wrong_is_said(call, error, match):
 def test_a_captured_total_count_has_no_entropy():
     with pytest.raises(Exception, match="total_count has no value in a capture"):
         to_static(lambda n: D.Binomial(n, 0.5).entropy())(paddle.to_tensor([3.0]))
+
+
+def test_a_transform_written_for_paddlepaddle_says_its_type_and_ranks():
+    class Cube(Transform):
+        _type = Type.BIJECTION
+        _domain = _codomain = Real(event_rank=1)
+
+        def _forward(self, x):
+            return x**3
+
+        def _forward_log_det_jacobian(self, x):
+            return (3 * x**2).log().sum(-1)
+
+    class Square(Cube):
+        _type = Type.SURJECTION
+
+    assert (Cube().domain_rank, Cube().codomain_rank, Cube._is_injective()) == (1, 1, True)
+    np.testing.assert_allclose(Cube().forward_log_det_jacobian([[1.0, 2.0]]), [np.log(36)], rtol=1e-6)
+    with pytest.raises(ShapeError, match=r"Cube.forward: an event has 1 dims, got a Tensor of shape \[\]"):
+        Cube().forward(2.0)
+    with pytest.raises(NotImplementedError, match="it is not one-to-one"):
+        Square().forward_log_det_jacobian([1.0])
