@@ -16,8 +16,8 @@ from polyreme.program.padded_rows import PaddedRun
 
 F32 = float(np.finfo("float32").eps)
 WIDTH, WORDS = 4, 11
-# both are padded to 32 rows and 12 steps; they have as many, so that runs that are not padded compile one Program too
-LENGTHS = ([5, 0, 9, 3], [1, 10, 2, 4])
+# both are padded to 32 rows and 12 steps; as many and as long, so that runs that are not padded compile one Program too
+LENGTHS = ([5, 0, 9, 3], [1, 9, 3, 4])
 
 # rows -> rows, of as many rows
 BY_ROW = {
