@@ -300,11 +300,6 @@ from polyreme.ops.repetition import (
     repeat_interleave,
     tile,
 )
-from polyreme.ops.ring_linear import (
-    gathered_linears,
-    ring_gradient_linear,
-    scattered_linear,
-)
 from polyreme.ops.scan import (
     cummax,
     cummin,
@@ -671,7 +666,6 @@ __all__ = [
     "gammaln_",
     "gather",
     "gather_nd",
-    "gathered_linears",
     "gaussian",
     "gcd",
     "gcd_",
@@ -858,7 +852,6 @@ __all__ = [
     "reshape",
     "reshape_",
     "reverse",
-    "ring_gradient_linear",
     "roll",
     "rot90",
     "round",
@@ -875,7 +868,6 @@ __all__ = [
     "scatter_nd",
     "scatter_nd_add",
     "scatter_reduce",
-    "scattered_linear",
     "searchsorted",
     "select_scatter",
     "sgn",

@@ -41,6 +41,8 @@ class NamesKeywords:
         def __new__(cls, *args: Any, **kwargs: Any) -> Self:
             if kwargs:
                 check_keywords(cls.__name__, cls.__init__, kwargs)
+            if args or kwargs:  # copies are made without any
+                _check_required(cls.__name__, cls.__init__, len(args), kwargs)
             following = super().__new__
             return following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
 
@@ -61,6 +63,28 @@ def check_keywords(what: str, function: Callable[..., Any], keywords: Collection
             raise TypeError(
                 f"{what}() has no parameter {keyword!r}{_instead(keyword, names)}. It has {', '.join(names) or 'none'}"
             )
+
+
+def _check_required(what: str, function: Callable[..., Any], given: int, keywords: Collection[str]) -> None:
+    """Raise TypeError where a parameter without a default is given neither by position nor by keyword.
+
+    Python would name the class that wrote the constructor, which may be a base that nobody sees.
+    """
+    missing = [name for name in _required(function)[given:] if name not in keywords]
+    if missing:
+        names = ", ".join(_keywords(function) or missing)
+        raise TypeError(f"{what}() needs {' and '.join(map(repr, missing))}. It has {names}")
+
+
+@lru_cache(4096)
+def _required(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters of a constructor that have no default."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+    positional = (p for p in parameters[1:] if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return tuple(p.name for p in positional if p.default is p.empty)
 
 
 def _instead(keyword: str, names: tuple[str, ...]) -> str:

@@ -46,6 +46,8 @@ class Anything(nn.Layer):
             "beta1 is a number in [0, 1), got a list of Tensors; write parameters=",
         ),
         (lambda: optimizer.lr.StepDecay(optimizer=1, step_size=3), "give the rate itself, and the schedule to the"),
+        (lambda: nn.Conv2D(3, 4), "Conv2D() needs 'kernel_size'. It has in_channels, out_channels"),
+        (lambda: Net(depth=2), "Net() needs 'width'. It has width, depth"),
         (lambda: nn.Linear(2, 2).parameters(recursive=False), "Layer.parameters() has no parameter 'recursive'"),
     ],
 )

@@ -43,6 +43,7 @@ NOT_ROOT_TABLES = set(
         "quantization",
         "recurrent",
         "resample",
+        "ring_linear",
         "sampling",
         "sequences.labels",
         "sequences.layout",
