@@ -395,7 +395,7 @@ class PlanConfig(Section):
     elsewhere. branch_axis: mp, whose devices then run the branches of a block and split nothing. offload: [state, act],
     or {state: disk, expert: disk} with offload_path, a folder that is as relative as output. compile: blocks: each
     block of the model is a program, compiled once for all that are alike, in place of one for the step; auto: so on the
-    one CPU device of a short fine-tuning run of many blocks. elastic: where there are
+    one CPU device of a fine-tuning run of many blocks. elastic: where there are
     more or fewer devices than that, follow the planner's best plan for those there (pretrain).
     """
 

@@ -257,18 +257,20 @@ class Trainer:
 
 _OPTIMIZER = "optimizer/"
 _MANY_BLOCKS, _FEW_STEPS = 8, 200
-"""A run of so many blocks or more ends sooner when a block is compiled in place of the step, if it has at most so many
-steps, each of which takes longer."""
+"""A run of so many blocks or more ends sooner when a block is compiled in place of the step: if few parameters train,
+where a step takes no longer; else if it has at most so many steps."""
 
 
 def _compiles_blocks(config: RunConfig, plan: Plan, model: Any, loss: Any) -> bool:
-    """Whether `plan.compile: auto` compiles each block once: on the one CPU device of a short fine-tuning run."""
-    is_auto = config.plan.compile == "auto" and isinstance(config, FinetuneConfig)
-    if not is_auto or plan.mesh.size > 1 or plan.streams or plan.recompute_share != 1:
+    """Whether `plan.compile: auto` compiles each block once: on the one CPU device of a fine-tuning run."""
+    if config.plan.compile != "auto" or not isinstance(config, FinetuneConfig):
+        return False
+    if plan.mesh.size > 1 or plan.streams or plan.recompute_share != 1:
         return False
     takes_parts = hasattr(model, "pipeline_items") and (loss is None or isinstance(loss, Objective))
-    is_short = config.dimensions.num_layers >= _MANY_BLOCKS and config.train.steps <= _FEW_STEPS
-    return takes_parts and is_short and jax.default_backend() == "cpu"
+    is_worthwhile = config.fine_tuning != "full" or config.train.steps <= _FEW_STEPS
+    has_many = config.dimensions.num_layers >= _MANY_BLOCKS
+    return takes_parts and has_many and is_worthwhile and jax.default_backend() == "cpu"
 
 
 def told(result: StepResult) -> dict[str, float]:
