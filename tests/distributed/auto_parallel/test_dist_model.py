@@ -196,7 +196,7 @@ def test_arguments_of_other_kinds():
         to_static(layer, input_spec=[[3], []])
     with pytest.raises(ConfigError, match=r"checkpoints names 'layers.0', which is no sublayer of Sequential"):
         made({"recompute": {"enable": True, "checkpoints": ["layers.0"]}})
-    with pytest.raises(ConfigError, match="Sequential does not say what of it is run again"):
+    with pytest.raises(ConfigError, match="Sequential does not say which of its parts to recompute"):
         made({"recompute": {"enable": True}})
     spec = paddle.static.InputSpec([None, 5], "float32")
     with pytest.raises(ValueError, match=r"specified as \[None, 5\], the batch has \[16, 4\]"):

@@ -321,7 +321,7 @@ def test_a_pipeline_needs_a_pipeline_layer():
 
 def test_recompute_of_a_model_that_does_not_follow_the_plan_wants_names():
     fleet.init(is_collective=True, strategy=strategy_of(configs={"recompute": True}))
-    with pytest.raises(ConfigError, match="Sequential does not say what of it is run again"):
+    with pytest.raises(ConfigError, match="Sequential does not say which of its parts to recompute"):
         fleet.distributed_model(Sequential(Linear(4, 4)))
     fleet.reset()
     configs = {"recompute": True, "recompute_configs": {"checkpoints": ["0"]}}
