@@ -19,7 +19,7 @@ from polyreme.errors import ConfigError
 from polyreme.module_alias import ModuleLoader
 from polyreme.paddle_scripts import hints, lookup
 from polyreme.paddle_scripts.lookup import own_name
-from polyreme.paddle_scripts.names import CLASSES, NAMES, RELEASE
+from polyreme.paddle_scripts.names import CALLED, CLASSES, NAMES, RELEASE
 from polyreme.stand_ins import Absent
 
 FOLDER = Path(__file__).resolve().parent / "path"
@@ -123,9 +123,10 @@ class AsPaddle(AbstractContextManager):
         self._extended.add(inner)
         if not hasattr(module, "__path__"):  # a package in PaddlePaddle
             self._set(module, "__path__", [])
-        for path, source in RELEASE.items():
-            if path.rpartition(".")[0] == inner:
-                self._set(module, path.rpartition(".")[2], lookup.fetch(source))
+        for table, value in ((RELEASE, lookup.fetch), (CALLED, self._fetch_later)):
+            for path, source in table.items():
+                if path.rpartition(".")[0] == inner:
+                    self._set(module, path.rpartition(".")[2], value(source))
         self._add_names(inner, module)
         self._keep_attributes(inner, module)
 

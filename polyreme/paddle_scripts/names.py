@@ -438,9 +438,12 @@ RELEASE: dict[str, str] = {
     for path in ("__version__", "version.full_version", "version.major", "version.minor", "version.patch")
 }
 """What scripts are told in the place of polyreme's own value."""
-RELEASE["load"] = f"{_INTERNALS}.saving.load"
-RELEASE["distributed.save_state_dict"] = f"{_INTERNALS}.checkpoints.save_state_dict"
 RELEASE["dtype"] = f"{_INTERNALS}.dtypes.DType"
+CALLED: dict[str, str] = {
+    "load": f"{_INTERNALS}.saving.load",
+    "distributed.save_state_dict": f"{_INTERNALS}.checkpoints.save_state_dict",
+}
+"""Functions that scripts call in the place of polyreme's own."""
 CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",

@@ -68,7 +68,9 @@ def test_every_path_of_the_table_can_be_imported(path):
     module = importlib.import_module(f"paddle.{path}")
     target = importlib.import_module(f"polyreme.{PATHS[path]}" if PATHS[path] else "polyreme")
     for name in ("to_tensor",) if target is polyreme else getattr(target, "__all__", ()):
-        assert getattr(module, name) is getattr(target, name)
+        # kinds of random variables have distributions' names there
+        if f"{path}.{name}" != "distribution.variable.Independent":
+            assert getattr(module, name) is getattr(target, name)
 
 
 def test_paths_of_the_table_take_no_names_away():
