@@ -57,14 +57,20 @@ def scattering(x: Sequence[int], dims: Sequence[str | None]) -> RingSplit | None
     return _ring_split(x) if len(dims) == 2 and dims[0] in _INNER and dims[1] == "embed" else None
 
 
+def gathers_sequence(x: Sequence[int]) -> bool:
+    """Whether x of this shape, [batch, seq, features], comes in parts of its sequence over mp, which blocks gather."""
+    placed = layout.active.layout
+    if placed is None or len(x) != 3:
+        return False
+    axes = _live_axes(placed)
+    return axes["seq"] == (*axes["block_seq"], _MP) and placed.ways("seq", x[1]) > 1
+
+
 def _ring_split(x: Sequence[int]) -> RingSplit | None:
     placed = layout.active.layout
-    if placed is None or placed.plan.overlap.mp != "ring" or len(x) != 3:
+    if placed is None or placed.plan.overlap.mp != "ring" or not gathers_sequence(x):
         return None
     axes = _live_axes(placed)
-    is_nested = axes["seq"] == (*axes["block_seq"], _MP)
-    if not is_nested or placed.ways("seq", x[1]) == 1:
-        return None
     batch = axes["batch"] if placed.ways("batch", x[0]) > 1 else ()
     return RingSplit(placed.mesh, batch, axes["block_seq"], _MP)
 

@@ -97,7 +97,6 @@ def kept_by_block(
 ) -> dict[str, Held]:
     """What one microbatch leaves of a block for its backward, by name. parts: of operations computed again."""
     saved: dict[str, Held] = {}
-    gathered: set[str] = set()
     makers = {op.output.name: op.kind for op in block.operations}
     for op in block.operations:
         if op.part and op.part in parts:
@@ -120,14 +119,7 @@ def kept_by_block(
                 nbytes = cuts.local(value, samples) * WIDE if op.kind == "product" else came_back
             else:
                 width = value.itemsize or (WIDE if op.kind in ("product", "norm", "convolution") else itemsize)
-                read = _read(value, op)
-                nbytes = cuts.local(read, samples) * width
-                if name in gathered and op.kind == "product" and itemsize < WIDE:
-                    # each product casts what it reads, so that the compiler sees values of their own, gathers each and
-                    # turns each round
-                    name = f"{name} of {op.name}"
-                elif read is not value and cuts.local(value, samples) * width < nbytes:
-                    gathered.add(name)
+                nbytes = cuts.local(_read(value, op), samples) * width
             if name not in saved or saved[name].nbytes < nbytes:
                 saved[name] = Held(nbytes)
         if op.kind == "norm":

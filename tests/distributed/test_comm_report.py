@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from polyreme.amp import auto_cast
 from polyreme.core import rng
 from polyreme.distributed.comm_report import Report, examine, find_collectives, workload_of
 from polyreme.distributed.comm_report.collectives import origin_of, wire_share
@@ -420,6 +421,26 @@ def test_layers_are_named_in_both_directions_and_cost_no_retrace():
     names = {(o.phase, o.layer) for o in map(origin_of, {i.op_name for c in _all(text) for i in c})}
     for layer in ("GPT.tokens", "GPT.blocks.0.attention.qkv", "GPT.blocks.1.ffn.down", "GPT.norm"):
         assert {("forward", layer), ("backward", layer)} <= names
+
+
+def test_autocast_gathers_a_sequence_once_for_all_maps_of_it():
+    clear_plan()
+    model = Llama(LlamaConfig.nano(num_layers=1, num_kv_heads=4))
+    layout = apply_plan(Plan.from_degrees(dp=2, mp=4, sequence_parallel=True), model)
+
+    @to_static
+    def step(tokens, labels):
+        with auto_cast(dtype="bfloat16"):
+            loss = model(tokens, labels)
+        loss.backward()
+        return loss, [p.grad for p in model.parameters()]
+
+    rows = shard_batch(layout, np.zeros((4, model.config.seq_len), np.int64), "batch", None)
+    text = step.compiled(rows, rows).as_text()
+    gathers = [i.op_name for c in _all(text) for i in c if i.opcode.startswith("all-gather")]
+    layers = {(o.phase, o.layer.removeprefix("Llama.blocks.0.")) for o in map(origin_of, gathers)}
+    assert {("forward", "attention.q"), ("forward", "ffn.gate")} <= layers
+    assert not {layer for _, layer in layers} & {"attention.k", "attention.v", "ffn.up"}
 
 
 def _all(text):

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyreme.core import layout
+from polyreme.core import amp_policy, layout, state
 from polyreme.core.alias import Alias
 from polyreme.errors import ArgumentTypeError, ConfigError
 from polyreme.nn import functional as F
@@ -85,13 +85,25 @@ def map_each(x: Any, *maps: Layer) -> tuple[Any, ...]:
     """What each of the maps gives of x: tuple(each(x) for each in maps).
 
     Under a plan with overlap.mp, x [batch, seq, embed] goes round once for all Linears of which mp splits the columns.
+    Where else the sequence is gathered over mp, autocast casts x once: what each map casts for itself is gathered for
+    itself.
     """
     if layout.active.layout is not None and all(type(each) is Linear and not _has_hooks(each) for each in maps):
         splits = {ring_linear.gathering(x.shape, getattr(each.weight, "dims", ())) for each in maps}
         if len(splits) == 1 and (split := splits.pop()) is not None:
             products = ring_linear.gathered_linears(x, [each.weight for each in maps], split)
             return tuple(_biased(y, each.bias) for y, each in zip(products, maps, strict=True))
+        x = _cast_as_products(x)
     return tuple(each(x) for each in maps)
+
+
+def _cast_as_products(x: Any) -> Any:
+    """x in the dtype in which autocast multiplies, if its sequence is gathered before; else x."""
+    policy = amp_policy.active.policy
+    if policy is None or not ring_linear.gathers_sequence(x.shape):
+        return x
+    dtype = policy.target("linear", "low", (state.read(x),))
+    return x if dtype is None or x.dtype == dtype else x.astype(dtype)
 
 
 class Embedding(Layer):
