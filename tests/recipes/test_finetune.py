@@ -140,6 +140,7 @@ def test_only_what_trains_is_saved_and_is_read_back(run, base):
     assert json.loads((run / "generation_config.json").read_text())["eos_token_id"] == list(tokenizer.end)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path, run, base):
     settings = ("loraplus_lr_ratio=2", "neftune_noise_alpha=1")
     folder = tmp_path / "again"
@@ -324,17 +325,23 @@ def test_rows_that_teach_nothing_are_refused_with_their_line(tmp_path, base):
     "settings",
     [
         pytest.param(["lora_rank=4"], id="lora"),
-        pytest.param(["weight_quantize_algo=nf4", "packing=false"], id="qlora", marks=pytest.mark.slow),
-        pytest.param(["fine_tuning=full", "lora_rank=8", "train.accumulation=2"], id="full", marks=pytest.mark.slow),
+        pytest.param(["weight_quantize_algo=nf4", "packing=false"], id="qlora"),
+        pytest.param(["fine_tuning=full", "lora_rank=8", "train.accumulation=2"], id="full"),
     ],
 )
-def test_alike_blocks_are_compiled_once_on_one_device(tmp_path, base, settings, monkeypatch):
+@pytest.mark.slow
+def test_blocks_that_are_compiled_once_train_as_one_program(tmp_path, base, settings, monkeypatch):
     whole, expected = three_steps(tmp_path, base, *settings, *ONE_DEVICE, devices=1)
     monkeypatch.setattr("polyreme.recipes.training.trainer._MANY_BLOCKS", 2)
     blocks, trained = three_steps(tmp_path, base, *settings, *ONE_DEVICE, devices=1)
     np.testing.assert_allclose(blocks, whole, rtol=CLOSE)
     for name, values in expected.items():
         np.testing.assert_allclose(trained[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("settings", [["lora_rank=4"], ["weight_quantize_algo=nf4"]], ids=["lora", "qlora"])
+def test_alike_blocks_are_compiled_once_on_one_device(tmp_path, base, settings, monkeypatch):
+    monkeypatch.setattr("polyreme.recipes.training.trainer._MANY_BLOCKS", 2)
     trainer = Trainer(load(tmp_path / "run", base, *settings, *ONE_DEVICE).config, jax.devices()[:1])
     chunks = trainer.planned.step.pipeline._first
     assert [chunk._like is not None for chunk in chunks] == [False, False, True]

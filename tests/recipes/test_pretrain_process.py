@@ -100,6 +100,7 @@ def _one_device_after():
     clear_plan()
 
 
+@pytest.mark.slow
 def test_a_failed_update_of_state_on_disk_resumes_from_the_last_checkpoint(tmp_path, monkeypatch, capsys):
     on_disk = ["plan.offload={state: disk}", f"plan.offload_path={tmp_path / 'ssd'}"]
     on_disk += ["train.steps=6", "checkpoint.interval=2"]

@@ -255,6 +255,7 @@ def test_learned_routers_and_experts_alone_on_disk(family, tmp_path):
     np.testing.assert_allclose(results[2], results[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_left_out_is_missed_by_nobody(tmp_path):
     # blocks with routers that learn are alike, and share their programs
     config = replace(CONFIG, routing="token_choice")
