@@ -62,8 +62,8 @@ class Plan:
     (`recomputes`); the others keep what their backward reads. sep_attention: one of SEP_ATTENTION. sep_order: one of
     SEP_ORDER. ulysses_degree: of "usp", the neighbours along sep that heads are dealt out to; the most that the heads
     allow unless given.
-    compile: one of COMPILE; stages of a pipeline, and parameters that are brought from elsewhere, are programs of their
-    own in any case.
+    compile: one of COMPILE, for steps that `PlannedStep` builds (pretraining, fine-tuning, prove); with parameters that
+    are brought from elsewhere blocks are programs in any case.
     expert_dispatch: one of EXPERT_DISPATCH. expert_all_to_all: one of EXPERT_ALL_TO_ALL. overlap: an Overlap, or a
     mapping of its fields.
     offload: what goes to the host's memory, or a mapping of that to "host" or "disk" (Offload). offload_path: the
@@ -110,6 +110,11 @@ class Plan:
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_share(self.recompute_share, self.recompute)
         _check_choice("compile", self.compile, COMPILE)
+        if self.compile == "blocks" and self.mesh.pp > 1:
+            raise ConfigError(
+                f"compile='blocks' in plan on mesh {self.mesh}: each stage of a pipeline is compiled as a whole, with "
+                "all of its blocks; set pp to 1, or leave compile out"
+            )
         _check_choice("sep_attention", self.sep_attention, SEP_ATTENTION)
         _check_choice("sep_order", self.sep_order, SEP_ORDER)
         _check_choice("expert_dispatch", self.expert_dispatch, EXPERT_DISPATCH)
@@ -157,7 +162,7 @@ class Plan:
     @property
     def in_blocks(self) -> bool:
         """Whether parts of the model that has no stages are programs of their own, with all parameters in memory."""
-        return self.compile == "blocks" and self.mesh.pp == 1 and not self.streams
+        return self.compile == "blocks" and not self.streams
 
     def __str__(self) -> str:
         rules = str(self.strategy).replace("\n", "\n             ")

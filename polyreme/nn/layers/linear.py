@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyreme.core import amp_policy, layout, state
+from polyreme.core import amp_policy, layout
 from polyreme.core.alias import Alias
 from polyreme.errors import ArgumentTypeError, ConfigError
 from polyreme.nn import functional as F
@@ -102,7 +102,7 @@ def _cast_as_products(x: Any) -> Any:
     policy = amp_policy.active.policy
     if policy is None or not ring_linear.gathers_sequence(x.shape):
         return x
-    dtype = policy.target("linear", "low", (state.read(x),))
+    dtype = policy.target("linear", "low", (jax.ShapeDtypeStruct((), x.dtype),))
     return x if dtype is None or x.dtype == dtype else x.astype(dtype)
 
 

@@ -97,7 +97,8 @@ class Trainer:
     def logits(self) -> Callable[[Any], np.ndarray] | None:
         """tokens -> logits on the host, for a model over pipeline stages or processes, each of which must call it; None
         where the model can be called itself."""
-        is_elsewhere = self.planned.is_staged or replicas.spans_processes(self.layout.mesh)
+        is_in_parts = self.planned.is_staged and not self.planned.plan.in_blocks
+        is_elsewhere = is_in_parts or replicas.spans_processes(self.layout.mesh)
         return self.planned.outputs if is_elsewhere else None
 
     def expert_loads(self) -> dict[str, float]:

@@ -100,5 +100,7 @@ def test_what_has_no_blocks_is_refused():
         )
     with pytest.raises(ConfigError, match="recompute_share in plan with compile 'blocks'"):
         Plan.from_degrees(compile="blocks", recompute="full", recompute_share=0.5)
+    with pytest.raises(ConfigError, match=r"each stage of a pipeline is compiled as a whole.*set pp to 1"):
+        Plan.from_degrees(pp=2, num_microbatches=2, compile="blocks")
     with pytest.raises(ConfigError, match=r"unknown compile 'block' in plan.*did you mean 'blocks'"):
         Plan.from_degrees(compile="block")
