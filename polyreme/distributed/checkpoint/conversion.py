@@ -49,8 +49,9 @@ class _Rule:
 class ConversionRules:
     """The rules of an aoa_config, for checkpoints with these keys.
 
-    config: {"aoa_statements": [rule, ...]}, and "aoa_config_reverse": True to go the other way. A rule has names left
-    and right of "->", one of the sides a single one: several names are joined, or split into equal parts, along axis.
+    config: {"aoa_statements": [rule, ...]}, and "aoa_config_reverse": True to go the other way; "enable_traceback" adds
+    nothing, as an error names its rule in any case. A rule has names left and
+    right of "->", one of the sides a single one: several names are joined, or split into equal parts, along axis.
     "name^T" is the transpose; "name -> _" leaves a key out, "_ -> name" leaves a target as it is; permute="[0, 2, 1]"
     reorders dims, dtype="float32" casts. fused_ffn joins two along axis 1 (or axis); fused_qkv joins queries, keys and
     values by groups, of num_heads and num_key_value_groups heads, fused_qkv_old one behind the other. $LAYER_ID,
