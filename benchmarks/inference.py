@@ -161,7 +161,7 @@ def build(side: str) -> dict[str, Callable[[], Any]]:
     prefixes = {case: f"{folder}/{case}" for case in CASES}
     if side.startswith("jit"):
         if side == "jit-inline":
-            from polyreme.core import backend
+            from polyreme.core.engine import backend
 
             backend.run_in_calling_thread()
         return {case: _bare(prefixes[case], arrays[case]) for case in CASES}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from polyreme.core import backend
+from polyreme.core.engine import backend
 from polyreme.distributed.comm_report import examine
 from polyreme.kernels import gather_linears, scatter_linear, select
 from polyreme.kernels.ring_linear import RingSplit

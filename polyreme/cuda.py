@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from polyreme.core.place import default_place, is_compiled_with_cuda
+from polyreme.core.devices.place import default_place, is_compiled_with_cuda
 from polyreme.core.rng import get_rng_state, set_rng_state
 from polyreme.core.rng import seed as manual_seed
 from polyreme.device import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme import flags
-from polyreme.core.place import as_place
+from polyreme.core.devices.place import as_place
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError, DataError, did_you_mean
 from polyreme.io import serialization

@@ -11,6 +11,14 @@ import numpy as np
 
 from polyreme.amp import auto_cast, get_autocast_dtype, is_autocast_enabled
 from polyreme.autograd import grad
+from polyreme.core.devices.place import (
+    CPUPlace,
+    CUDAPinnedPlace,
+    CUDAPlace,
+    CustomPlace,
+    is_compiled_with_cuda,
+    set_device,
+)
 from polyreme.core.dtype import (
     as_dtype,
     bfloat16,
@@ -35,14 +43,6 @@ from polyreme.core.dtype import (
     uint64,
 )
 from polyreme.core.dtype import bool_ as bool  # the public name
-from polyreme.core.place import (
-    CPUPlace,
-    CUDAPinnedPlace,
-    CUDAPlace,
-    CustomPlace,
-    is_compiled_with_cuda,
-    set_device,
-)
 from polyreme.core.rng import Generator, get_rng_state, seed, set_rng_state
 from polyreme.device.chosen import get_device
 from polyreme.device.cuda import device_count as gpu_count

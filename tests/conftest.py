@@ -13,7 +13,7 @@ os.environ.setdefault("CPU_NUM", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # tests run small programs once, so their time is compilation: without optimization it halves. Fusion emitters are left
-# to polyreme.core.backend, as for users. XLA_FLAGS set outside win: make test-all optimizes
+# to polyreme.core.engine.backend, as for users. XLA_FLAGS set outside win: make test-all optimizes
 _FAST_COMPILE = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     # the other core has a worker of its own

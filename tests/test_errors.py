@@ -15,7 +15,7 @@ import pytest
 import polyreme as paddle
 from polyreme import errors, nn, static
 from polyreme.cli.main import main
-from polyreme.core import device_memory
+from polyreme.core.devices import device_memory
 from polyreme.errors import ConfigError, DeviceError, DeviceMemoryError, DTypeError, ShapeError, error_classes
 from polyreme.jit.called import Called
 from tools import write_errors

@@ -79,6 +79,6 @@ def test_in_place_by_second_names():
 
 
 def test_page_locked_memory_needs_a_gpu():
-    assert paddle.CUDAPinnedPlace() == paddle.core.place.as_place("gpu_pinned")
+    assert paddle.CUDAPinnedPlace() == paddle.core.devices.place.as_place("gpu_pinned")
     with pytest.raises(DeviceError, match="no gpu is available"):
         paddle.to_tensor([1], place=paddle.CUDAPinnedPlace())

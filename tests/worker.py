@@ -12,7 +12,8 @@ import jax
 import pytest
 from hypothesis import settings
 
-from polyreme.core import layout, program_bound
+from polyreme.core import layout
+from polyreme.core.engine import program_bound
 from polyreme.distributed.placement import clear_plan
 
 # an example may meet a compilation or a busy machine: time says nothing of what is tested

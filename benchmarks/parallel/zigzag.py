@@ -33,7 +33,7 @@ import sides  # noqa: E402
 from busiest import spent_since, thread_seconds  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 
-from polyreme.core import backend  # noqa: E402
+from polyreme.core.engine import backend  # noqa: E402
 from polyreme.kernels import into_zigzag, ring_attention  # noqa: E402
 from polyreme.kernels.ring_attention import Split  # noqa: E402
 

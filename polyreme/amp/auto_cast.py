@@ -15,8 +15,8 @@ import numpy as np
 
 from polyreme.core import amp_policy
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
 from polyreme.core.amp_policy import Policy
+from polyreme.core.devices import place as places
 from polyreme.core.operator_names import newer_names
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.ops import OPS

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from polyreme.autograd.derivation import derivation
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
+from polyreme.core.taylor.jet import JetSpec
 from polyreme.eager import tape, walk
 from polyreme.eager.forward import Jet, push
 from polyreme.eager.tensor import Tensor

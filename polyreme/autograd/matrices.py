@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.autograd.functional import as_list, zeros
-from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
+from polyreme.core.taylor.jet import JetSpec
 from polyreme.eager import tape, walk
 from polyreme.eager.forward import goes_forward, push
 from polyreme.eager.tensor import Tensor

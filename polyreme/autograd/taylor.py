@@ -1,7 +1,8 @@
 """Derivatives of order two and up along directions, in one pass forward: derivatives and laplacian.
 
 Nesting gradients computes everything several times over: the cost grows exponentially with the order. Taylor
-mode carries the coefficients of a series through the function once (core.jet), so the cost grows with its square.
+mode carries the coefficients of a series through the function once (core.taylor.jet), so the cost grows with its
+square.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from polyreme.autograd.functional import DetachedCall, Tensors, as_list, directions
-from polyreme.core.jet import JetSpec
+from polyreme.core.taylor.jet import JetSpec
 from polyreme.eager.forward import Jet
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.conformance.case import Case, flat, tensors
-from polyreme.core import plugins, rng
+from polyreme.core import rng
+from polyreme.core.engine import plugins
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "ragged_dot"})
 """Primitives whose float32 factors a device may round first."""

@@ -24,7 +24,7 @@ from polyreme.conformance import arithmetic
 from polyreme.conformance.case import tolerance
 from polyreme.core import dtype as dtypes
 from polyreme.core import rng
-from polyreme.core.place import CPUPlace, Place, set_device
+from polyreme.core.devices.place import CPUPlace, Place, set_device
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import DeviceError
 from polyreme.io.serialization import load, save

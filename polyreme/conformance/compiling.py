@@ -21,7 +21,7 @@ from jax.sharding import SingleDeviceSharding
 from polyreme.conformance.arithmetic import factor_bits
 from polyreme.conformance.case import Case, flat
 from polyreme.core import rng
-from polyreme.core.absent import AbsentDevice, slice_devices
+from polyreme.core.devices.absent import AbsentDevice, slice_devices
 from polyreme.eager.tensor import Tensor
 from polyreme.kernels import select
 

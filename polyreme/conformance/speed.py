@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme import nn
-from polyreme.core.place import set_device
+from polyreme.core.devices.place import set_device
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.jit import to_static
 from polyreme.nn.functional import cross_entropy

@@ -22,7 +22,7 @@ from polyreme.conformance.arithmetic import factor_bits, for_device
 from polyreme.conformance.case import Case, NothingRaised, check_bad, check_row
 from polyreme.conformance.checks import CHECKS, Skip
 from polyreme.conformance.rows import ROWS, is_first
-from polyreme.core.place import CPUPlace, Place, set_device
+from polyreme.core.devices.place import CPUPlace, Place, set_device
 from polyreme.errors import ConfigError, DeviceError
 
 

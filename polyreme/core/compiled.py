@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-from polyreme.core import backend, state, xla_flags
-from polyreme.core.program_bound import Programs, bound
+from polyreme.core import state
+from polyreme.core.engine import backend, xla_flags
+from polyreme.core.engine.program_bound import Programs, bound
 
 _log = logging.getLogger("polyreme.core")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from polyreme.core import backend as _backend  # noqa: F401  (configures jax before the first array)
+from polyreme.core.engine import backend as _backend  # noqa: F401  (configures jax before the first array)
 from polyreme.errors import ConfigError, DTypeError, nearest
 
 bool_: np.dtype[Any] = np.dtype("bool")

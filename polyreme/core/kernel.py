@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.compiled import DRAWS, Alone, ProgramAlone, compiled
-from polyreme.core.jet import Flat, JetSpec, propagate
+from polyreme.core.taylor.jet import Flat, JetSpec, propagate
 
 Mask = tuple[bool, ...]
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from polyreme.core.backend import Device  # backend configures jax before devices are listed
-from polyreme.core.plugins import kind_of
+from polyreme.core.engine.backend import Device  # backend configures jax before devices are listed
+from polyreme.core.engine.plugins import kind_of
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
 

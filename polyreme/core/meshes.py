@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from polyreme.core.abstract import Abstract
-from polyreme.core.plugins import kind_of
+from polyreme.core.devices.abstract import Abstract
+from polyreme.core.engine.plugins import kind_of
 from polyreme.core.state import Tracer
 
 Devices = tuple[tuple[str, int], ...]

@@ -23,10 +23,11 @@ from typing import Any, Literal, NewType, TypeVar, overload
 import jax
 import numpy as np
 
-from polyreme.core import amp_policy, dims, mode, spelling, state, xla_flags
+from polyreme.core import amp_policy, dims, mode, spelling, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.amp_policy import AmpClass
 from polyreme.core.compiled import DRAWS, Alone
+from polyreme.core.engine import xla_flags
 from polyreme.core.kernel import Kernel
 from polyreme.core.sharding_rule import DimsRule, RuleFor
 from polyreme.errors import (

@@ -18,7 +18,7 @@ import numpy as np
 from polyreme import host_random
 from polyreme.core import layout as layouts
 from polyreme.core import state
-from polyreme.core.abstract import Abstract
+from polyreme.core.devices.abstract import Abstract
 from polyreme.errors import ConfigError
 
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from polyreme.core import forks
-from polyreme.core.device_memory import raise_explained
+from polyreme.core.devices.device_memory import raise_explained
+from polyreme.core.engine import forks
 from polyreme.errors import CaptureError, PlacementError, ProgramError
 
 

@@ -1,7 +1,7 @@
 """polyreme.device: which devices there are, which one new Tensors go to, their memory and queues."""
 
-from polyreme.core.place import device_count, get_available_device, is_compiled_with_cuda
-from polyreme.core.plugins import Plugin, register
+from polyreme.core.devices.place import device_count, get_available_device, is_compiled_with_cuda
+from polyreme.core.engine.plugins import Plugin, register
 from polyreme.core.rng import get_rng_state, set_rng_state
 from polyreme.core.rng import seed as manual_seed
 from polyreme.device import cuda, xpu

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from polyreme.core import backend
-from polyreme.core import place as places
-from polyreme.core.place import Place, as_place, default_place
+from polyreme.core.devices import place as places
+from polyreme.core.devices.place import Place, as_place, default_place
+from polyreme.core.engine import backend
 from polyreme.core.state import TensorState
 from polyreme.errors import DeviceError
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from polyreme.core.place import is_compiled_with_cuda
+from polyreme.core.devices.place import is_compiled_with_cuda
 from polyreme.device.facts import get_device_capability, get_device_name, get_device_properties
 from polyreme.device.memory import (
     empty_cache,

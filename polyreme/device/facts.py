@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from polyreme import version
-from polyreme.core import plugins
-from polyreme.core.place import Place, as_place, default_place, is_compiled_with_cuda
+from polyreme.core.devices.place import Place, as_place, default_place, is_compiled_with_cuda
+from polyreme.core.engine import plugins
 from polyreme.device.chosen import place_of
 from polyreme.device.memory import mem_get_info
 from polyreme.errors import DeviceError

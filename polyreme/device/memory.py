@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from polyreme.core.place import Place
+from polyreme.core.devices.place import Place
 from polyreme.device.chosen import place_of
 
 # names of jax.Device.memory_stats()

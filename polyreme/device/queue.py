@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import jax
 
-from polyreme.core.place import Place
+from polyreme.core.devices.place import Place
 from polyreme.device.chosen import device as chosen_device
 from polyreme.device.chosen import place_of
 from polyreme.errors import ConfigError, DeviceError

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from polyreme import flags
-from polyreme.core import backend, place
+from polyreme.core.devices import place
+from polyreme.core.engine import backend
 from polyreme.distributed.communication.collectives import barrier
 from polyreme.distributed.communication.group import (
     Group,

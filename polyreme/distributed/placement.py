@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
-from polyreme.core.abstract import mode
-from polyreme.core.backend import Device
+from polyreme.core.devices.abstract import mode
+from polyreme.core.engine.backend import Device
 from polyreme.core.host_array import HostArray
 from polyreme.core.layout import Layout
 from polyreme.core.meshes import HOST

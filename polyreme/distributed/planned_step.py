@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import state
-from polyreme.core.abstract import mode
-from polyreme.core.backend import Device
+from polyreme.core.devices.abstract import mode
+from polyreme.core.engine.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.distributed.communication import replicas
 from polyreme.distributed.pipeline.blocks import BlockPipeline

@@ -21,7 +21,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
-from polyreme.core.backend import Device
+from polyreme.core.engine.backend import Device
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep

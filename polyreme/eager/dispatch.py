@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from polyreme.core import amp_policy, backend, layout, mode, rng, state
+from polyreme.core import amp_policy, layout, mode, rng, state
 from polyreme.core import dtype as dtypes
-from polyreme.core.device_memory import raise_explained
+from polyreme.core.devices.device_memory import raise_explained
+from polyreme.core.engine import backend
+from polyreme.core.engine.turns import turns
 from polyreme.core.kernel import Kernel
 from polyreme.core.op import ATTR, KEY, TENSOR, Op
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import DYNAMIC
-from polyreme.core.turns import turns
 from polyreme.eager import tape
 from polyreme.eager.memory import Size
 from polyreme.errors import ArgumentTypeError, CaptureError, ConfigError, DeviceError, DTypeError, GradError, ShapeError

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from polyreme.core import place as places
 from polyreme.core import state
+from polyreme.core.devices import place as places
 from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError

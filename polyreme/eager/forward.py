@@ -1,8 +1,8 @@
 """Forward over the tape: Taylor coefficients pushed from some Tensors, through the nodes that used them, to others.
 
 What was taped for backward also says how to go forward: a node's kernel and its input arrays. The kernel's
-jet (core.jet) is a kernel itself and is taped like one, so that the results can be differentiated in turn, backward or
-forward; nothing is traced or compiled anew for a function whose ops were met before.
+jet (core.taylor.jet) is a kernel itself and is taped like one, so that the results can be differentiated in turn,
+backward or forward; nothing is traced or compiled anew for a function whose ops were met before.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from polyreme.core import state
-from polyreme.core.jet import JetSpec
 from polyreme.core.state import TensorState
+from polyreme.core.taylor.jet import JetSpec
 from polyreme.eager import tape, walk
 from polyreme.errors import GradError
 
 Jet = tuple[TensorState | None, ...]
-"""A Tensor's coefficients in the order of core.jet.Flat, None for zeros."""
+"""A Tensor's coefficients in the order of core.taylor.jet.Flat, None for zeros."""
 
 
 def push(

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
 from polyreme.core import state
-from polyreme.core.abstract import Abstract, mode
-from polyreme.core.device_memory import raise_explained
+from polyreme.core.devices import place as places
+from polyreme.core.devices.abstract import Abstract, mode
+from polyreme.core.devices.device_memory import raise_explained
+from polyreme.core.devices.transfer import from_host
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import refuse_sizes
-from polyreme.core.transfer import from_host
 from polyreme.errors import DTypeError, ShapeError
 
 

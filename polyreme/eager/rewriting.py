@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
 from polyreme.core import state
+from polyreme.core.devices import place as places
 from polyreme.eager import tape
 from polyreme.eager.dispatch import rebind
 from polyreme.eager.memory import contiguous_strides

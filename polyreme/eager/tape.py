@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.device_memory import part, raise_explained
+from polyreme.core.devices.device_memory import part, raise_explained
+from polyreme.core.engine.turns import turns
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.state import TensorState
-from polyreme.core.turns import turns
 from polyreme.errors import GradError
 
 next_number: Callable[[], int] = itertools.count().__next__

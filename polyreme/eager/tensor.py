@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
 from polyreme.core import state
-from polyreme.core.abstract import Abstract
+from polyreme.core.devices import place as places
+from polyreme.core.devices.abstract import Abstract
 from polyreme.core.op import recorded
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol

@@ -1,7 +1,7 @@
 """polyreme.fluid: the names and behaviours of PaddlePaddle 1.7's `fluid`, over programs and ops. See docs/fluid.md."""
 
 from polyreme.core import unique_name
-from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, is_compiled_with_cuda
+from polyreme.core.devices.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, is_compiled_with_cuda
 from polyreme.eager.tensor import Tensor as VarBase
 from polyreme.flags import get_flags, set_flags
 from polyreme.fluid import (

@@ -1,6 +1,6 @@
 """fluid.core: the names of it that scripts use."""
 
-from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, device_count, is_compiled_with_cuda
+from polyreme.core.devices.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, device_count, is_compiled_with_cuda
 from polyreme.eager.tensor import Tensor as VarBase
 from polyreme.fluid.predictor import (
     AnalysisConfig,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.place import as_place
+from polyreme.core.devices.place import as_place
 from polyreme.core.state import TensorState
 from polyreme.errors import DataError, DTypeError, ShapeError
 from polyreme.fluid.framework import cpu_places, cuda_places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from polyreme.core.place import CUDAPinnedPlace, is_compiled_with_cuda
+from polyreme.core.devices.place import CUDAPinnedPlace, is_compiled_with_cuda
 from polyreme.errors import ConfigError
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.mode import in_dygraph_mode

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from polyreme.core import place as places
 from polyreme.core import state
+from polyreme.core.devices import place as places
 from polyreme.program.mode import disable_static, enable_static, in_dynamic_mode
 
 

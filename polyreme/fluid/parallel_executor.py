@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.core.place import CPUPlace, CUDAPlace
+from polyreme.core.devices.place import CPUPlace, CUDAPlace
 from polyreme.errors import ConfigError
 from polyreme.fluid.executor import Executor
 from polyreme.program.current import default_main_program

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polyreme.core.place import CPUPlace, CUDAPlace
+from polyreme.core.devices.place import CPUPlace, CUDAPlace
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.fluid import io
 from polyreme.fluid.executor import Executor

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyreme import reader as readers
-from polyreme.core.place import as_place
+from polyreme.core.devices.place import as_place
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DataError, ProgramError
 from polyreme.fluid.data_feeder import DataFeeder

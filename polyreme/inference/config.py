@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyreme.core import place as places
+from polyreme.core.devices import place as places
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.export.reading import is_paddle
 from polyreme.inference.kinds import PrecisionType

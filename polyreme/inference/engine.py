@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from polyreme.core import backend, forks
+from polyreme.core.engine import backend, forks
 from polyreme.errors import ConfigError, DeviceError, ShapeError
 from polyreme.export import Artifact, read
 from polyreme.export.manifest import MAIN

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from polyreme.core import state
+from polyreme.core.devices.transfer import aligned_copy
 from polyreme.core.state import TensorState
-from polyreme.core.transfer import aligned_copy
 from polyreme.eager.tensor import Tensor as EagerTensor
 from polyreme.errors import ConfigError, DataError, DTypeError, ShapeError, did_you_mean
 from polyreme.export.spec import ArraySpec

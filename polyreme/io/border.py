@@ -9,8 +9,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from polyreme.core import place as places
-from polyreme.core.transfer import aligned_copy
+from polyreme.core.devices import place as places
+from polyreme.core.devices.transfer import aligned_copy
 from polyreme.eager.tensor import Tensor
 from polyreme.io.structure import map_leaves
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from polyreme.core.abstract import Abstract, described, mode
-from polyreme.core.backend import config
-from polyreme.core.device_memory import raise_explained
-from polyreme.core.turns import turns
+from polyreme.core.devices.abstract import Abstract, described, mode
+from polyreme.core.devices.device_memory import raise_explained
+from polyreme.core.engine.backend import config
+from polyreme.core.engine.turns import turns
 
 
 class Called:

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout, state
-from polyreme.core.abstract import original
+from polyreme.core.devices.abstract import original
 from polyreme.core.kernel import Kernel
 from polyreme.core.layout import Layout
 from polyreme.eager import tape

@@ -21,13 +21,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.call_site import where_defined
-from polyreme.core import amp_policy, backend, host_memory, state
+from polyreme.core import amp_policy, state
 from polyreme.core import dtype as dtypes
-from polyreme.core.abstract import described
-from polyreme.core.device_memory import raise_explained, running
+from polyreme.core.devices.abstract import described
+from polyreme.core.devices.device_memory import raise_explained, running
+from polyreme.core.engine import backend, host_memory
+from polyreme.core.engine.turns import turns
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState, Tracer
-from polyreme.core.turns import turns
 from polyreme.eager import tape
 from polyreme.eager.dist_members import forms_of, say_form
 from polyreme.eager.host import put

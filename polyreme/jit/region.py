@@ -18,7 +18,7 @@ from jax.extend import core as jex
 from polyreme.call_site import user_line
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.abstract import original
+from polyreme.core.devices.abstract import original
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.errors import CaptureError

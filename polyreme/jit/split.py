@@ -26,9 +26,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from polyreme.call_site import where_defined
-from polyreme.core import amp_policy, backend, layout, rng, state
+from polyreme.core import amp_policy, layout, rng, state
 from polyreme.core import dtype as dtypes
-from polyreme.core.abstract import Abstract, mode
+from polyreme.core.devices.abstract import Abstract, mode
+from polyreme.core.engine import backend
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor

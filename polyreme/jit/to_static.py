@@ -17,7 +17,7 @@ from polyreme.call_site import where_defined
 from polyreme.core import amp_policy, layout, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.checked import checked
-from polyreme.core.device_memory import raise_explained
+from polyreme.core.devices.device_memory import raise_explained
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.dist_members import lookup

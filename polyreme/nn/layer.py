@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, overload
 import numpy as np
 
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
 from polyreme.core import state, unique_name
-from polyreme.core.abstract import Abstract
 from polyreme.core.annotations import DTypeLike
+from polyreme.core.devices import place as places
+from polyreme.core.devices.abstract import Abstract
 from polyreme.core.spelling import takes_second_names
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol

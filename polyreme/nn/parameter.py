@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state, unique_name
-from polyreme.core.device_memory import part
+from polyreme.core.devices.device_memory import part
 from polyreme.core.symbol import Symbol
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ArgumentTypeError, ConfigError, ShapeError

@@ -14,11 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
-from polyreme.core.abstract import Abstract
-from polyreme.core.device_memory import part
+from polyreme.core.devices.abstract import Abstract
+from polyreme.core.devices.device_memory import part
+from polyreme.core.engine.turns import turns
 from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState
-from polyreme.core.turns import turns
 from polyreme.eager import tape
 from polyreme.eager.memory import ElementCount, Size
 from polyreme.eager.tensor import Tensor

@@ -21,9 +21,9 @@ from jax import Array
 from jax import export as jax_export
 
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
 from polyreme.core import spelling, state
 from polyreme.core.annotations import AnyTensor, DTypeLike, ShapeLike
+from polyreme.core.devices import place as places
 from polyreme.core.dtype import promote, promote_floating
 from polyreme.core.op import OPS, op
 from polyreme.core.sharding_rule import RuleFor

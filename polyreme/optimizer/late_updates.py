@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from polyreme.core.transfer import from_host
+from polyreme.core.devices.transfer import from_host
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.optimizer.on_disk import StateFiles, StoredEntries
 from polyreme.optimizer.update_by_kind import Common, KindUpdates

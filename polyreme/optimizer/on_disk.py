@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from polyreme.core.devices.transfer import aligned_zeros
 from polyreme.core.state import Elsewhere, TensorState, Tracer
-from polyreme.core.transfer import aligned_zeros
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, CheckpointError, ConfigError

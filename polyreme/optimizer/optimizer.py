@@ -19,9 +19,9 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.arguments import keywords_of
 from polyreme.core.checked import step_done
-from polyreme.core.device_memory import part
+from polyreme.core.devices.device_memory import part
+from polyreme.core.devices.transfer import from_host
 from polyreme.core.state import TensorState
-from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ArgumentTypeError, CaptureError, ConfigError, DTypeError, GradError

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from polyreme.core import abstract, state
 from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.devices import abstract
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError

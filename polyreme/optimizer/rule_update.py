@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import state
-from polyreme.core.device_memory import raise_explained
+from polyreme.core.devices.device_memory import raise_explained
 from polyreme.core.meshes import HOST, Devices, everywhere, on_one_device
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor

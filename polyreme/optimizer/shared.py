@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from polyreme.core import state
+from polyreme.core.devices.transfer import from_host
 from polyreme.core.meshes import Devices, beside, devices_of, everywhere
 from polyreme.core.state import Tracer
-from polyreme.core.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor
 

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core import abstract, state
 from polyreme.core import dtype as dtypes
+from polyreme.core import state
+from polyreme.core.devices import abstract
 from polyreme.core.state import TensorState, Tracer
 from polyreme.eager.host import put
 from polyreme.eager.tensor import Tensor, to_tensor

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from polyreme.core.devices.transfer import from_host
 from polyreme.core.meshes import devices_of, on_one_device
-from polyreme.core.transfer import from_host
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer.update import (
     Leaf,

@@ -33,7 +33,7 @@ amp.auto_cast
 version
   internals.release: rc commit cinn
 device
-  core.place: _convert_to_place=as_place
+  core.devices.place: _convert_to_place=as_place
   core.rng: manual_seed_all=seed
   internals.devices: get_default_device get_device_module set_default_device
 device.xpu
@@ -448,7 +448,7 @@ CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",
     "io.batch_sampler.BatchSampler": f"{_INTERNALS}.loading.BatchSamplerNames",
-    "core.place.Place": f"{_INTERNALS}.devices.PlaceNames",
+    "core.devices.place.Place": f"{_INTERNALS}.devices.PlaceNames",
     "nn.initializer.base.Initializer": f"{_INTERNALS}.initializers.InitializerNames",
     "regularizer.WeightDecayRegularizer": f"{_INTERNALS}.initializers.WeightDecayNames",
     "hapi.model.Model": f"{_INTERNALS}.models.ModelNames",

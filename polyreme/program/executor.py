@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core import amp_policy, backend, forks, state
-from polyreme.core import place as places
+from polyreme.core import amp_policy, state
 from polyreme.core.checked import checked
+from polyreme.core.devices import place as places
+from polyreme.core.engine import backend, forks
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, HostValueError, ProgramError, ShapeError
 from polyreme.jit.fusing import fusing

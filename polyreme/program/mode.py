@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from polyreme.core import backend, state
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
+from polyreme.core import state
+from polyreme.core.devices import place as places
+from polyreme.core.engine import backend
 from polyreme.core.symbol import PROBES
 from polyreme.errors import ConfigError, ProgramError
 from polyreme.program.block import Block, Variable

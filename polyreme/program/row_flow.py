@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from polyreme.core.primitives import ELEMENTWISE, REDUCTIONS
+from polyreme.core.taylor.primitives import ELEMENTWISE, REDUCTIONS
 from polyreme.errors import ProgramError
 
 

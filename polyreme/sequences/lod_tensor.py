@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.place import Place, as_place
+from polyreme.core.devices.place import Place, as_place
 from polyreme.errors import DTypeError, ShapeError
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polyreme.core.place import CPUPlace, CUDAPlace
+from polyreme.core.devices.place import CPUPlace, CUDAPlace
 from polyreme.eager.tensor import Tensor as Variable  # of either world: isinstance(x, Variable)
 from polyreme.errors import did_you_mean
 from polyreme.hapi.input_spec import InputSpec

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from polyreme import flags
-from polyreme.core import place as places
+from polyreme.core.devices import place as places
 from polyreme.errors import ConfigError, DeviceError, ProgramError
 from polyreme.program.executor import Executor
 from polyreme.program.feed import current_name, fetched

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import jax
 
 from polyreme import flags
-from polyreme.core.place import CPUPlace, CUDAPlace, CustomPlace, Place, as_place, is_compiled_with_cuda
+from polyreme.core.devices.place import CPUPlace, CUDAPlace, CustomPlace, Place, as_place, is_compiled_with_cuda
 from polyreme.errors import ConfigError, DeviceError
 
 _NAMES = ("cpu", "gpu", "xpu", "npu", "tpu")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyreme.core import rng, state
-from polyreme.core.transfer import from_host
+from polyreme.core.devices.transfer import from_host
 from polyreme.eager.host import put
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import Tensor

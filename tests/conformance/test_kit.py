@@ -9,8 +9,8 @@ import pytest
 from polyreme.conformance import arithmetic, checks, compiling, kit, worker
 from polyreme.conformance.case import Case, NothingRaised, assert_close, check_bad, tolerance
 from polyreme.conformance.rows import ROWS
-from polyreme.core import plugins
-from polyreme.core.place import CPUPlace
+from polyreme.core.devices.place import CPUPlace
+from polyreme.core.engine import plugins
 from polyreme.errors import ConfigError, DeviceError
 
 FACTS = {"device": "x:0", "kind": "X1", "platform": "x", "platform_version": "1", "devices": 1, "factor_bits": 24,

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from polyreme import flags
-from polyreme.core.compile_cache import ProgramFolder
+from polyreme.core.engine.compile_cache import ProgramFolder
 from polyreme.errors import ConfigError
 
 
@@ -92,7 +92,7 @@ import sys
 from pathlib import Path
 
 import polyreme as paddle
-from polyreme.core import program_bound
+from polyreme.core.engine import program_bound
 
 def compute():
     print(paddle.nn.functional.softmax(paddle.to_tensor([1.0, 2.0])).tolist())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import polyreme as pr
-from polyreme.core import backend
 from polyreme.core.compiled import DRAWS, Alone, ProgramAlone, compiled
+from polyreme.core.engine import backend
 from polyreme.core.kernel import Kernel
 from polyreme.eager import tape
 from polyreme.nn import functional as F

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from polyreme.core import draws, transfer
+from polyreme.core import draws
+from polyreme.core.devices import transfer
 from tests.compilations import counted_compilations
 
 KEY = np.array([7, 11], np.uint32)

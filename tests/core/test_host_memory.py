@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.core import host_memory
+from polyreme.core.engine import host_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc's malloc")
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax.interpreters import mlir
 
-from polyreme.core import ir_context
+from polyreme.core.engine import ir_context
 
 
 @pytest.fixture

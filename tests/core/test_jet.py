@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from polyreme.core.jet import JetSpec, propagate
+from polyreme.core.taylor.jet import JetSpec, propagate
 
 ORDER = 4
 RADIUS, POINTS = 0.1, 32  # no singularity within 0.35: what 32 points leave out is below (0.1 / 0.35)^32 = 2^-57

@@ -1,7 +1,7 @@
 """Places: names of devices, and which are the same."""
 
 import polyreme as paddle
-from polyreme.core.place import as_place
+from polyreme.core.devices.place import as_place
 
 
 def test_places_of_one_device_are_equal_whatever_names_them():

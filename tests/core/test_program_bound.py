@@ -7,10 +7,10 @@ import pytest
 
 from polyreme import flags
 from polyreme.core import compiled as module
-from polyreme.core import program_bound
 from polyreme.core.compiled import DRAWS
+from polyreme.core.engine import program_bound
+from polyreme.core.engine.program_bound import PROGRAM_BYTES, ProgramBound
 from polyreme.core.kernel import Kernel
-from polyreme.core.program_bound import PROGRAM_BYTES, ProgramBound
 
 
 @pytest.fixture

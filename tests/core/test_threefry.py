@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from polyreme.core import threefry
+from polyreme.core.engine import threefry
 
 MANY = threefry._FEW + 1
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyreme.core.transfer import full_from_host
+from polyreme.core.devices.transfer import full_from_host
 from tests.compilations import counted_compilations
 
 

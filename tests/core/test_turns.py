@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import polyreme as paddle
-from polyreme.core.turns import turns
+from polyreme.core.engine.turns import turns
 from polyreme.eager.tensor import Tensor
 from polyreme.jit.called import Called
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jaxlib.version
 import pytest
 
-from polyreme.core import backend, xla_flags
+from polyreme.core.engine import backend, xla_flags
 
 TABLES = (xla_flags.OPTIONS, xla_flags.ONE_DEVICE, xla_flags.DRAWING, xla_flags.UNFUSED)
 HERE = jaxlib.version.__version_info__[:2]

@@ -8,7 +8,7 @@ import pytest
 
 import polyreme
 from polyreme import cuda, device, version
-from polyreme.core.place import CPUPlace, Place
+from polyreme.core.devices.place import CPUPlace, Place
 from polyreme.device import chosen, facts, memory, queue, xpu
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DeviceError

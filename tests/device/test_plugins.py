@@ -9,7 +9,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme import flags
-from polyreme.core import plugins
+from polyreme.core.engine import plugins
 from polyreme.device import register
 from polyreme.errors import ConfigError, DeviceError
 
@@ -93,7 +93,7 @@ def test_packages_that_fail_are_left_out(library, monkeypatch, caplog):
 REAL = """
 import sys, numpy as np, fastatomstruct_xla_cpu as wheel
 import polyreme as paddle
-from polyreme.core import backend
+from polyreme.core.engine import backend
 before = paddle.ones([2]) if sys.argv[1] == "late" else None
 plugin = paddle.device.register(
     "other", wheel.library_path(), step_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

@@ -4,7 +4,7 @@ import importlib.util
 import tomllib
 from pathlib import Path
 
-from polyreme.core import plugins
+from polyreme.core.engine import plugins
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "examples/vendor_device"

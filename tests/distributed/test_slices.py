@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from polyreme.core import absent, backend
+from polyreme.core.devices import absent
+from polyreme.core.engine import backend
 from polyreme.distributed.comm_report import examine
 from polyreme.errors import ConfigError
 from polyreme.kernels import gather_linears, scatter_linear, select

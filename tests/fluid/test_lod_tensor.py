@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyreme.core.place import CPUPlace
+from polyreme.core.devices.place import CPUPlace
 from polyreme.errors import DeviceError, DTypeError, ShapeError
 from polyreme.fluid import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
 from polyreme.sequences.lod_tensor import lengths_to_offsets, offsets_to_lengths

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from polyreme import inference, jit, nn
-from polyreme.core import backend
+from polyreme.core.engine import backend
 from polyreme.errors import ConfigError, DTypeError
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.inference.options import ACCEPTED, ANSWERS, REFUSED

@@ -584,7 +584,7 @@ def test_a_capture_sees_only_its_own_thread():
 def test_what_a_long_compilation_leaves_is_handed_back_once(monkeypatch):
     handed_back = []
     monkeypatch.setattr("polyreme.jit.program._LONG_COMPILATION", 0.0)
-    monkeypatch.setattr("polyreme.core.host_memory.hand_back_freed", lambda: handed_back.append(True))
+    monkeypatch.setattr("polyreme.core.engine.host_memory.hand_back_freed", lambda: handed_back.append(True))
     counter = to_tensor(np.zeros(3, np.float32))
 
     @to_static

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from polyreme.core import backend  # configures jax: eight CPU devices, x64
+from polyreme.core.engine import backend  # configures jax: eight CPU devices, x64
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import (
     Columns,

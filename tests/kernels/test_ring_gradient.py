@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from polyreme.core import backend  # noqa: F401  # configures jax: eight CPU devices, x64
+from polyreme.core.engine import backend  # noqa: F401  # configures jax: eight CPU devices, x64
 from polyreme.errors import ShapeError
 from polyreme.kernels import linear_plain, ring_gradient_linear
 from polyreme.kernels.ring_gradient import GradientRing

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from polyreme.core import backend  # noqa: F401  # configures jax: eight CPU devices, x64
+from polyreme.core.engine import backend  # noqa: F401  # configures jax: eight CPU devices, x64
 from polyreme.errors import ShapeError
 from polyreme.kernels import gather_linears, linear_plain, scatter_linear
 from polyreme.kernels.ring_linear import RingSplit

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.core import layout, rng
-from polyreme.core.abstract import Abstract, abstractly, copied, full
+from polyreme.core.devices.abstract import Abstract, abstractly, copied, full
 from polyreme.core.meshes import beside
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan

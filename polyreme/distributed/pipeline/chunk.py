@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from polyreme.core.abstract import Abstract, mode
+from polyreme.core.devices.abstract import Abstract, mode
 from polyreme.core.layout import Layout
 from polyreme.core.meshes import HOST
 from polyreme.core.state import Elsewhere, TensorState

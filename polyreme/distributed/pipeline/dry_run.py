@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core.abstract import Abstract, abstractly
+from polyreme.core.devices.abstract import Abstract, abstractly
 from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.pipeline.transfer import recorded

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core.abstract import mode
+from polyreme.core.devices.abstract import mode
 from polyreme.core.layout import Layout
 from polyreme.distributed.communication import replicas
 from polyreme.distributed.job import watchdog

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from polyreme.core.abstract import Abstract, mode
+from polyreme.core.devices.abstract import Abstract, mode
 from polyreme.core.layout import Layout
 from polyreme.eager.host import put
 from polyreme.jit.split import Flow

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.core import unique_name
-from polyreme.core.place import is_compiled_with_cuda
+from polyreme.core.devices.place import is_compiled_with_cuda
 from polyreme.errors import ConfigError
 from polyreme.fluid.layer import layer
 from polyreme.fluid.mode import begin

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from polyreme.core import rng, state
+from polyreme.core.devices.transfer import from_host
 from polyreme.core.symbol import Symbol
-from polyreme.core.transfer import from_host
 from polyreme.eager.tensor import Tensor
 
 

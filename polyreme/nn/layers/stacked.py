@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyreme.core import state
-from polyreme.core.transfer import from_host
+from polyreme.core.devices.transfer import from_host
 from polyreme.errors import ConfigError, ProgramError
 from polyreme.jit import to_static
 from polyreme.jit.scanned import scan_layer

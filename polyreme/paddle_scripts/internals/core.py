@@ -7,7 +7,7 @@ from typing import Any
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import rng
-from polyreme.core.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, is_compiled_with_cuda
+from polyreme.core.devices.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, is_compiled_with_cuda
 from polyreme.device import (
     IPUPlace,
     XPUPlace,

@@ -12,7 +12,7 @@ import numpy as np
 from polyreme import flags
 from polyreme.core import amp_policy, state
 from polyreme.core import dtype as dtypes
-from polyreme.core import place as places
+from polyreme.core.devices import place as places
 from polyreme.eager.tape import grad_mode
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import AbsentError

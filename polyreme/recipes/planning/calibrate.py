@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from polyreme.core import rng
-from polyreme.core.backend import Device
+from polyreme.core.engine.backend import Device
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.kernels import attention

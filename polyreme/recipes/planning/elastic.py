@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from polyreme.core import place
-from polyreme.core.backend import Device
+from polyreme.core.devices import place
+from polyreme.core.engine.backend import Device
 from polyreme.distributed.auto_parallel.engine.choose import cluster_of
 from polyreme.distributed.communication.objects import broadcast_object_list
 from polyreme.errors import ConfigError

@@ -12,8 +12,8 @@ import jax
 
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
-from polyreme.core.absent import slice_devices
-from polyreme.core.abstract import Abstract, abstractly
+from polyreme.core.devices.absent import slice_devices
+from polyreme.core.devices.abstract import Abstract, abstractly
 from polyreme.core.layout import Layout
 from polyreme.distributed.pipeline.dry_run import DryRun
 from polyreme.distributed.planned_step import PlannedStep, loss_of

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from polyreme import faults
-from polyreme.core.backend import Device
+from polyreme.core.engine.backend import Device
 from polyreme.distributed.auto_parallel.engine.choose import cluster_of
 from polyreme.distributed.comm_report.report import table
 from polyreme.distributed.communication.objects import all_gather_object

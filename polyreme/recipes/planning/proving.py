@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from polyreme.core import place
+from polyreme.core.devices import place
 from polyreme.distributed.prove import Proof, prove
 from polyreme.recipes.config import RunConfig
 from polyreme.recipes.samples import labels_of

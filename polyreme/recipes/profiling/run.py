@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from polyreme import flags
-from polyreme.core import place
-from polyreme.core.backend import Device
+from polyreme.core.devices import place
+from polyreme.core.engine.backend import Device
 from polyreme.distributed.checkpoint.parts import everyone_says
 from polyreme.distributed.pipeline.dry_run import local_bytes, working_bytes
 from polyreme.distributed.pipeline.step import PipelineStep

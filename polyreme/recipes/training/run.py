@@ -14,7 +14,7 @@ import numpy as np
 
 from polyreme import faults, flags
 from polyreme.core import layout as layouts
-from polyreme.core import place
+from polyreme.core.devices import place
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.checkpoint.parts import everyone_says
 from polyreme.distributed.job import watchdog

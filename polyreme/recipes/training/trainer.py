@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from polyreme.core import rng, state
-from polyreme.core.backend import Device
+from polyreme.core.engine.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.data.packing import NO_LABEL
 from polyreme.distributed.communication import replicas

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from polyreme.core.primitives import REDUCTIONS
+from polyreme.core.taylor.primitives import REDUCTIONS
 from polyreme.distributed.auto_parallel.dims.rules import CALLS
 from polyreme.distributed.auto_parallel.dims.trace import TracedOp
 

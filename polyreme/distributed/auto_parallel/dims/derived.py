@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.core.primitives import primitives
 from polyreme.core.sharding_rule import DimNames, ShardingRule
+from polyreme.core.taylor.primitives import primitives
 from polyreme.distributed.auto_parallel.dims.factors import Dims, Factor, fresh, leaves
 from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray, settle_runs
 from polyreme.distributed.auto_parallel.dims.rules import RULES, run

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core as jex
 
-from polyreme.core.primitives import ELEMENTWISE, REDUCTIONS
+from polyreme.core.taylor.primitives import ELEMENTWISE, REDUCTIONS
 from polyreme.distributed.auto_parallel.dims.factors import Factor, all_same, fresh, same
 from polyreme.distributed.auto_parallel.dims.facts import Facts, KnownArray, Product, Rule, unknown
 from polyreme.distributed.auto_parallel.dims.moves import MOVES

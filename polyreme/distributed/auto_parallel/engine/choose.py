@@ -15,7 +15,7 @@ import jax
 
 from polyreme.autograd.recompute import Keep, recompute_forward
 from polyreme.core import amp_policy, layout
-from polyreme.core.backend import Device
+from polyreme.core.engine.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.dims.blocks import repeated_blocks
 from polyreme.distributed.auto_parallel.dims.constrain import constrain_layers, constraints

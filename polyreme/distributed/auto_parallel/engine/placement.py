@@ -11,7 +11,7 @@ import jax
 
 from polyreme.core import layout as layouts
 from polyreme.core import rng, state
-from polyreme.core.backend import Device
+from polyreme.core.engine.backend import Device
 from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.engine.choose import choose_plan
 from polyreme.distributed.auto_parallel.engine.stages import (

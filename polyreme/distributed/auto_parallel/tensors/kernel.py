@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core.kernel import Kernel, Mask
-from polyreme.core.primitives import primitives
 from polyreme.core.sharding_rule import DimNames, OpCall, Padding, ShardingRule
+from polyreme.core.taylor.primitives import primitives
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.placements import Partial, ReduceType, Replicate
 from polyreme.distributed.auto_parallel.tensors.process_mesh import ProcessMesh

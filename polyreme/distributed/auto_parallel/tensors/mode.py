@@ -17,12 +17,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from polyreme.core import amp_policy, mode, rng, state
 from polyreme.core import dtype as dtypes
 from polyreme.core.checked import checked, floats_in, layer_here, raise_late
+from polyreme.core.engine.turns import turns
 from polyreme.core.kernel import Kernel, Mask
 from polyreme.core.meshes import devices_of
 from polyreme.core.op import ATTR, KEY, TENSORS, Op
 from polyreme.core.sharding_rule import OpCall, ShardingRule, as_laid_out
 from polyreme.core.state import TensorState, Tracer
-from polyreme.core.turns import turns
 from polyreme.distributed.auto_parallel.dims.derived import derived_rule, unknown_primitives
 from polyreme.distributed.auto_parallel.tensors.form import Form
 from polyreme.distributed.auto_parallel.tensors.kept import encoded, form_of, in_form, note, stored_of

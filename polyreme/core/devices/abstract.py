@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyreme.core.transfer import full_from_host
+from polyreme.core.devices.transfer import full_from_host
 
 
 class Abstract(np.ndarray):

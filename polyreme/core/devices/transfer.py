@@ -45,7 +45,7 @@ def aligned_zeros(shape: Sequence[int], dtype: Any) -> np.ndarray:
 def _zeros(nbytes: int, dtype: type) -> np.ndarray:
     """numpy.zeros, large ones of pages that the system clears when they are read first.
 
-    numpy asks glibc, which keeps what was freed (core/host_memory.py) and clears it at once.
+    numpy asks glibc, which keeps what was freed (core/engine/host_memory.py) and clears it at once.
     """
     if nbytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(nbytes, dtype)

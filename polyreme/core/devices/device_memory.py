@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from polyreme.call_site import where_defined
-from polyreme.core.abstract import Abstract
+from polyreme.core.devices.abstract import Abstract
 from polyreme.errors import DeviceMemoryError, is_out_of_memory
 from polyreme.units import bytes_text
 

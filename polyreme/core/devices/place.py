@@ -1,7 +1,7 @@
 """Devices by Paddle's names: places, and the one that new Tensors go to.
 
 "cpu", "gpu:1" and the Place classes all name jax devices; any other platform is a CustomPlace, a registered plugin's
-(core.plugins) too.
+(core.engine.plugins) too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from polyreme.core import (
+from polyreme.core.engine import (
     backend,  # configures jax before devices are listed
     plugins,
 )

@@ -37,10 +37,16 @@ _ask_for_quick_compilation()
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
-from polyreme.core import host_memory, ir_context, plugins, threefry, xla_flags  # noqa: E402
-from polyreme.core.compile_cache import ProgramFolder  # noqa: E402
-from polyreme.core.plugins import is_started  # noqa: E402, F401  (asked here before jax is started)
-from polyreme.core.turns import turns  # noqa: E402
+from polyreme.core.engine import (  # noqa: E402
+    host_memory,
+    ir_context,
+    plugins,
+    threefry,
+    xla_flags,
+)
+from polyreme.core.engine.compile_cache import ProgramFolder  # noqa: E402
+from polyreme.core.engine.plugins import is_started  # noqa: E402, F401  (asked here before jax is started)
+from polyreme.core.engine.turns import turns  # noqa: E402
 from polyreme.kernels import select  # noqa: E402
 
 if TYPE_CHECKING:

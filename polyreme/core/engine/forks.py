@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
-from polyreme.core import backend
+from polyreme.core.engine import backend
 from polyreme.errors import DeviceError
 
 

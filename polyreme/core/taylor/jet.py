@@ -3,7 +3,7 @@
 Each value carries the coefficients of its Taylor series along R directions. A sum over directions of the
 highest derivative (a Laplacian) carries one sum instead of R highest coefficients: collapsed Taylor mode
 (arXiv:2505.13644; for order 2, the forward Laplacian of arXiv:2307.08214). Order 1 is ordinary forward mode. What goes
-in and out is arrays; the function is walked as a jaxpr, primitive by primitive (core.jet_rules).
+in and out is arrays; the function is walked as a jaxpr, primitive by primitive (core.taylor.jet_rules).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.jet_rules import Series, coefficients
-from polyreme.core.primitives import primitives
+from polyreme.core.taylor.jet_rules import Series, coefficients
+from polyreme.core.taylor.primitives import primitives
 from polyreme.kernels import select
 
 # Up to so many directions each has arrays of its own, which XLA fuses better (2-64x4-1 network, 1024 points, Laplacian
