@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from polyreme.generation import LLM, SamplingParams, TextEngine
-from polyreme.models.adapters import Adapter, LowRank, linear_modules, place_adapters
+from polyreme.models.files.adapters import Adapter, LowRank, linear_modules, place_adapters
 from polyreme.nn import LoRA
 
 ROWS = 8

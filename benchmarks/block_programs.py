@@ -26,7 +26,7 @@ def build(side):
     from polyreme.core import rng
     from polyreme.distributed.planned_step import PlannedStep
     from polyreme.mesh import Plan
-    from polyreme.models.gpt import GPT, GPTConfig
+    from polyreme.models.decoders.gpt import GPT, GPTConfig
     from polyreme.optimizer import AdamW
     from polyreme.training import StepPolicy
 

@@ -117,8 +117,8 @@ def measure_train(folder: Path, rounds: int) -> None:
     import jax
 
     import polyreme as paddle
-    from polyreme.models.decoder import Documents
-    from polyreme.models.gpt import GPT, GPTConfig
+    from polyreme.models.decoders.gpt import GPT, GPTConfig
+    from polyreme.models.parts.decoder import Documents
 
     rng, rows = np.random.default_rng(0), 8
     for name, lengths in (("varied", rng.integers(8, SEQ + 1, 3000)), ("equal", np.full(400, SEQ + 1))):

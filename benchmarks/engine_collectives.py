@@ -20,7 +20,7 @@ from polyreme.distributed import ProcessMesh, Replicate, Shard, fleet, shard_ten
 from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.fleet import auto
 from polyreme.mesh import MeshShape
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 
 COLUMNS = ("attention.q", "attention.k", "attention.v", "ffn.gate", "ffn.up", "head")
 ROWS = ("attention.out", "ffn.down", "tokens")

@@ -32,7 +32,7 @@ def _run_side(name: str, args: argparse.Namespace) -> dict:
     import polyreme as paddle
     from polyreme.distributed.planned_step import PlannedStep
     from polyreme.mesh import Plan
-    from polyreme.models.mixtral import Mixtral, MixtralConfig
+    from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
     from polyreme.training import StepPolicy
 
     plan = Plan.from_degrees(

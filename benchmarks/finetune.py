@@ -94,7 +94,7 @@ def main() -> None:
         s.work(build, options.worker)
         return
     with tempfile.TemporaryDirectory() as folder:
-        from polyreme.models.llama import Llama, LlamaConfig
+        from polyreme.models.decoders.llama import Llama, LlamaConfig
 
         Llama(LlamaConfig(num_layers=options.layers, **DIMENSIONS)).save_pretrained(Path(folder))
         sizes = {"BASE": folder, "BATCH": options.batch, "SEQ": options.seq}

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import polyreme as pr
-from polyreme.models.evoformer import EvoformerBlock, EvoformerConfig
+from polyreme.models.encoders.evoformer import EvoformerBlock, EvoformerConfig
 from polyreme.nn import ClipGradByGlobalNorm, Stacked
 from polyreme.optimizer import AdamW, update_by_kind
 from polyreme.optimizer import optimizer as optimizer_module

@@ -4,7 +4,7 @@ import gpt_workload as g
 import numpy as np
 
 import polyreme as paddle
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 
 
 def weights_of(model: GPT) -> dict:

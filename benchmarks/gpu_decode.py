@@ -37,7 +37,7 @@ def build_polyreme(o: argparse.Namespace, side: str) -> dict:
     import polyreme as paddle
     from polyreme.generation import SamplingParams, TextEngine
     from polyreme.generation.generator import TextGenerator
-    from polyreme.models.llama import Llama, LlamaConfig
+    from polyreme.models.decoders.llama import Llama, LlamaConfig
 
     paddle.set_default_dtype("bfloat16")
     model = Llama(LlamaConfig(**SIZES, ffn_size=FFN, seq_len=SEQ))

@@ -44,7 +44,7 @@ def flops_per_token(o: argparse.Namespace) -> float:
 def build_polyreme(o: argparse.Namespace):
     """-> a function that does one step and returns its loss."""
     import polyreme as paddle
-    from polyreme.models.gpt import GPT, GPTConfig
+    from polyreme.models.decoders.gpt import GPT, GPTConfig
 
     sizes = {"vocab_size": o.vocab, "hidden_size": o.hidden, "num_layers": o.layers, "num_heads": o.heads}
     network = GPT(GPTConfig(**sizes, seq_len=o.seq))

@@ -15,7 +15,7 @@ import numpy as np
 
 from polyreme.compression import nats_per_token
 from polyreme.generation import LLM, SamplingParams, TextGenerator
-from polyreme.models.cache import KVCache
+from polyreme.models.parts.cache import KVCache
 
 TEXT = Path(__file__).parents[1] / "data/kjv.txt.gz"
 KINDS = ("float32", "bfloat16", "int8")

@@ -33,7 +33,7 @@ def prepare(folder: Path) -> int:
     from polyreme.data.masking import MaskedDataset
     from polyreme.data.packing import NO_LABEL, PackedDataset
     from polyreme.data.token_pair import PairWriter, TokenPair
-    from polyreme.models.bert import BertConfig, BertForMaskedLM
+    from polyreme.models.encoders.bert import BertConfig, BertForMaskedLM
     from polyreme.models.tokenizer import train_byte_level_bpe
 
     text = gzip.decompress((ROOT / "data" / "kjv.txt.gz").read_bytes()).decode()
@@ -80,7 +80,7 @@ def build_ours(rows: np.ndarray, asked: np.ndarray, folder: Path) -> Callable[[]
     """-> a function that does one captured step and returns its loss."""
     import polyreme as paddle
     from polyreme.models.auto import AutoModelForMaskedLM
-    from polyreme.models.bert import BertForPretraining
+    from polyreme.models.encoders.bert import BertForPretraining
 
     published = AutoModelForMaskedLM.from_pretrained(folder / "model")
     network = BertForPretraining(published.config)

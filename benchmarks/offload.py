@@ -31,7 +31,7 @@ def _run_side(name: str, args: argparse.Namespace) -> dict:
     import polyreme as paddle
     from polyreme.distributed.planned_step import PlannedStep
     from polyreme.mesh import Plan
-    from polyreme.models.gpt import GPT, GPTConfig
+    from polyreme.models.decoders.gpt import GPT, GPTConfig
     from polyreme.training import StepPolicy
 
     start = _rss()

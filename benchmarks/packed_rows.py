@@ -67,7 +67,7 @@ def main() -> None:
         s.work(build, options.worker)
         return
     with tempfile.TemporaryDirectory() as folder:
-        from polyreme.models.llama import Llama, LlamaConfig
+        from polyreme.models.decoders.llama import Llama, LlamaConfig
 
         Llama(LlamaConfig(num_layers=options.layers, **DIMENSIONS)).save_pretrained(Path(folder))
         os.environ["PACKED_ROWS_BASE"] = folder

@@ -27,8 +27,8 @@ from polyreme.distributed.auto_parallel.dims.graph import graph_of
 from polyreme.distributed.auto_parallel.dims.infer import infer_dims
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
-from polyreme.models.bert import BertConfig, BertForMaskedLM
-from polyreme.models.t5 import T5Config, T5ForConditionalGeneration
+from polyreme.models.encoder_decoders.t5 import T5Config, T5ForConditionalGeneration
+from polyreme.models.encoders.bert import BertConfig, BertForMaskedLM
 from polyreme.nn import functional as F
 from polyreme.nn.lazy import LazyGuard
 from polyreme.optimizer import AdamW

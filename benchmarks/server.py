@@ -131,7 +131,7 @@ class ServedProcess:
 def write_tiny(folder: Path) -> str:
     """A LLaMA with random weights, and a tokenizer of bytes and common pairs."""
     from polyreme.generation import TextTokenizer
-    from polyreme.models.llama import Llama, LlamaConfig
+    from polyreme.models.decoders.llama import Llama, LlamaConfig
     from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 
     bpe = train_byte_level_bpe(iter([PROMPT, "é 漢 ✓\n"]), 300)

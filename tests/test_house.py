@@ -85,6 +85,14 @@ FLOORS = {
         "training",
         "planning profiling",
     ],
+    "polyreme.models": [
+        "files tokenizer",
+        "families",
+        "pretrained",
+        "parts auto",
+        "decoders encoders encoder_decoders",
+        "experts vision",
+    ],
     "polyreme.vision": ["image models", "ops datasets transforms"],
 }
 """Packages whose parts have an order, lowest floor first. jit stands above eager because a captured function is a node

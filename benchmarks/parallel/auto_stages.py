@@ -19,7 +19,7 @@ from polyreme.core.layout import Layout
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
 from polyreme.distributed.pipeline.chunks import in_chunks
 from polyreme.distributed.pipeline.runtime import Pipeline
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.training.microbatches import cut
 
 ROWS, SEQ, MICROBATCHES = 8, 64, 4

@@ -25,7 +25,7 @@ from polyreme.core import layout as layouts
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.models.evoformer import EvoformerConfig, EvoformerStack
+from polyreme.models.encoders.evoformer import EvoformerConfig, EvoformerStack
 
 GOAL = 1.30
 DEVICES = {"bp1": 1, "bp2": 2}

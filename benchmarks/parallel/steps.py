@@ -24,8 +24,8 @@ from polyreme.core import rng  # noqa: E402
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch  # noqa: E402
 from polyreme.jit import to_static  # noqa: E402
 from polyreme.mesh import Plan  # noqa: E402
-from polyreme.models.gpt import GPT, GPTConfig  # noqa: E402
-from polyreme.models.llama import Llama, LlamaConfig  # noqa: E402
+from polyreme.models.decoders.gpt import GPT, GPTConfig  # noqa: E402
+from polyreme.models.decoders.llama import Llama, LlamaConfig  # noqa: E402
 from polyreme.nn.clip import ClipGradByGlobalNorm  # noqa: E402
 from polyreme.optimizer import AdamW  # noqa: E402
 

@@ -75,7 +75,7 @@ def latency(
 
     Example: polyreme bench latency smollm2-135m --batch-size 1 --output-len 32
     """
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.inference import writing_speed
 
     load = writing_speed.WritingLoad(input_len, output_len, seed)
@@ -98,7 +98,7 @@ def throughput(
 
     Example: polyreme bench throughput smollm2-135m --num-prompts 16
     """
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.inference import writing_speed
 
     load = writing_speed.WritingLoad(input_len, output_len, seed)

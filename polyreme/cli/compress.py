@@ -44,7 +44,7 @@ def quantize(
     Example: polyreme quantize smollm2 smollm2-w4 --method gptq --type wint4 --group-size 64 --data text.txt
     """
     from polyreme.compression import QUANTIZATION_METHODS, QuantizationOptions
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.inference import compress
 
     # what a method makes if not told otherwise: the first of its types
@@ -80,7 +80,7 @@ def prune(
     Example: polyreme prune smollm2 smollm2-sparse --method sparsegpt --sparsity 2:4 --data text.txt
     """
     from polyreme.compression import Sparsity
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.inference import compress
 
     result = compress.prune(

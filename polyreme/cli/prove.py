@@ -61,7 +61,7 @@ def prove(
 
 def _prove_served(weights: str) -> None:
     from polyreme.generation.company import check_company
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.weights.trained import load_writer
 
     model, tokenizer = load_writer(packages.resolve(weights))

@@ -81,7 +81,7 @@ def serve(
     # what a start makes it keeps: to look for cycles among that took a tenth of its processor time
     gc.disable()
     try:
-        from polyreme.models import packages
+        from polyreme.models.files import packages
         from polyreme.serving import loading
         from polyreme.serving.guard import Access
         from polyreme.serving.server import ServerOptions, names_of

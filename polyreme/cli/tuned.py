@@ -48,7 +48,7 @@ def chat(
     Example: polyreme chat runs/smollm2_lora
     """
     from polyreme.generation import SamplingParams
-    from polyreme.models import packages
+    from polyreme.models.files import packages
     from polyreme.recipes.inference import chat as recipe
 
     params = SamplingParams(

@@ -12,8 +12,8 @@ import numpy as np
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.kernels.experts import ACTIVATIONS
-from polyreme.models.cache import KVCache
-from polyreme.models.low_bit_folder import linear_maps
+from polyreme.models.files.low_bit_folder import linear_maps
+from polyreme.models.parts.cache import KVCache
 from polyreme.nn import Layer, Linear, MoE
 from polyreme.nn import functional as F
 

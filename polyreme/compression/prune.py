@@ -13,7 +13,7 @@ from polyreme.compression.quantize import LayerError
 from polyreme.compression.rounding import inverse_factor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.incubate.asp.masks import get_mask_1d
-from polyreme.models.low_bit_folder import linear_maps
+from polyreme.models.files.low_bit_folder import linear_maps
 from polyreme.nn.eval_mode import eval_mode
 
 _COLUMNS = 64

@@ -15,8 +15,8 @@ from polyreme.compression.scaling import Factors, apply_factors, awq_factors, sc
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.kernels import low_bit
-from polyreme.models.bitsandbytes_layout import BLOCK
-from polyreme.models.low_bit_folder import (
+from polyreme.models.files.bitsandbytes_layout import BLOCK
+from polyreme.models.files.low_bit_folder import (
     DEFAULT_METHODS,
     ExpertMaps,
     LowBitLayout,

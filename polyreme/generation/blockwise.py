@@ -15,7 +15,7 @@ from polyreme.core.state import TensorState
 from polyreme.eager.tensor import to_tensor
 from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
-from polyreme.models.cache import CacheRows
+from polyreme.models.parts.cache import CacheRows
 from polyreme.nn.alike import are_alike, tensors_of
 from polyreme.ops.indices.gather import take_along_axis
 

@@ -14,8 +14,8 @@ from polyreme.errors import ConfigError
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.jit import to_static
 from polyreme.models.auto import AutoModel
-from polyreme.models.bert import Bert
-from polyreme.models.folder import read_json, read_json_list
+from polyreme.models.encoders.bert import Bert
+from polyreme.models.files.folder import read_json, read_json_list
 from polyreme.nn import functional as F
 
 _ROWS = 4

@@ -21,7 +21,7 @@ from polyreme.generation.choosing import Completion, DraftRow, TokenChooser, Tok
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, DraftGate, Speculation
 from polyreme.jit import to_static
-from polyreme.models.cache import PagedCache, PagedRows
+from polyreme.models.parts.cache import PagedCache, PagedRows
 from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.ops import creation
 
@@ -159,9 +159,9 @@ class TextEngine:
     them one after another, so that the bits are the same with and without; where all rows are in use nothing is
     drafted. drafter: what proposes them, which may be taken away and given back between steps.
 
-    adapters: what models.adapters.place_adapters returned of the model, so that requests may name one; those of several
-    are written in the same steps. kv_cache_dtype: of keys and values, as of KVCache: int8 for codes with a scale for
-    each head and token.
+    adapters: what models.files.adapters.place_adapters returned of the model, so that requests may name one; those of
+    several are written in the same steps. kv_cache_dtype: of keys and values, as of KVCache: int8 for codes with a
+    scale for each head and token.
 
     max_model_len: tokens of a prompt and its text at most, the model's positions if None. num_blocks: if None, enough
     for 2,048 tokens of each row and for one text of max_model_len. end, num_known: as of TextGenerator. One thread at a

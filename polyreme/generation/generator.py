@@ -16,7 +16,7 @@ from polyreme.generation.blockwise import BlockwiseSteps
 from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser, TokenGrammar
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, Speculation
-from polyreme.models.cache import KVCache
+from polyreme.models.parts.cache import KVCache
 
 _LEAST_ROOM = 64
 """Tokens of the smallest cache and prompt that programs are compiled for."""

@@ -18,13 +18,13 @@ from polyreme.generation.speculation import Speculation
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.mesh import Plan
-from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter
 from polyreme.models.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from polyreme.models.encoder_decoder import EncoderDecoder
-from polyreme.models.folder import weights_digest
-from polyreme.models.gguf_file import is_gguf
-from polyreme.models.loader_words import LoaderWord, anything, one_of, without_met
-from polyreme.models.packages import resolve
+from polyreme.models.files.adapters import apply_adapter, check_base, merge_adapters, open_adapter
+from polyreme.models.files.folder import weights_digest
+from polyreme.models.files.gguf_file import is_gguf
+from polyreme.models.files.loader_words import LoaderWord, anything, one_of, without_met
+from polyreme.models.files.packages import resolve
+from polyreme.models.parts.encoder_decoder import EncoderDecoder
 from polyreme.models.pretrained import open_published
 
 
@@ -142,7 +142,9 @@ class LLM:
             return
         if adapter is not None:
             if not is_path:
-                raise ConfigError("LLM: adapter is for weights that are read; put it on the model by models.adapters")
+                raise ConfigError(
+                    "LLM: adapter is for weights that are read; put it on the model by models.files.adapters"
+                )
             opened = open_adapter(adapter)
             check_base(opened, weights_digest(model), model)
             apply_adapter(self.model, opened)

@@ -16,7 +16,7 @@ from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser,
 from polyreme.generation.generator import room_for, take_chosen
 from polyreme.generation.sampling import SamplingParams
 from polyreme.jit import to_static
-from polyreme.models.encoder_decoder import EncoderDecoder
+from polyreme.models.parts.encoder_decoder import EncoderDecoder
 
 _MOST = 1 << 20
 """Tokens of a room: distances have no end, so that memory alone says how many there may be."""
@@ -30,7 +30,7 @@ class Seq2SeqGenerator:
     Programs are compiled for a number of rows and rooms for both texts, which are powers of two. end, num_known: as of
     TextGenerator.
 
-    >>> from polyreme.models.t5 import T5Config, T5ForConditionalGeneration
+    >>> from polyreme.models.encoder_decoders.t5 import T5Config, T5ForConditionalGeneration
     >>> writer = Seq2SeqGenerator(T5ForConditionalGeneration(T5Config.nano()))
     >>> [text] = writer.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=4))
     >>> len(text.token_ids), text.finish_reason

@@ -21,7 +21,7 @@ from polyreme.errors import ConfigError
 from polyreme.generation.blockwise import BlockwiseSteps
 from polyreme.generation.choosing import TokenChooser
 from polyreme.generation.sampling import SamplingParams
-from polyreme.models.cache import KVCache
+from polyreme.models.parts.cache import KVCache
 
 _NGRAM_SIZES = (4, 3, 2)
 """Tokens at a text's end that are looked for earlier in it, the most first. One alone says little of what follows."""

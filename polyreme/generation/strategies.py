@@ -16,7 +16,7 @@ from polyreme.generation.choosing import Completion, SuppressedTokens
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.seq2seq import Seq2SeqGenerator
-from polyreme.models.encoder_decoder import EncoderDecoder
+from polyreme.models.parts.encoder_decoder import EncoderDecoder
 from polyreme.nn.eval_mode import eval_mode
 
 STRATEGIES = ("greedy_search", "beam_search", "sampling")

@@ -20,9 +20,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError
-from polyreme.models.folder import read_json, write_json
-from polyreme.models.gguf_file import gguf_fields, is_gguf
-from polyreme.models.packages import resolve
+from polyreme.models.files.folder import read_json, write_json
+from polyreme.models.files.gguf_file import gguf_fields, is_gguf
+from polyreme.models.files.packages import resolve
 
 _TEMPLATE_CHARS = 1 << 20
 _LONG_CHARS = 1 << 14

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
-from polyreme.models.loader_words import read_words
-from polyreme.models.packages import resolve
+from polyreme.models.files.loader_words import read_words
+from polyreme.models.files.packages import resolve
 from polyreme.models.pretrained import load_pretrained, open_published, published_families, read_family_config
 
 
@@ -51,7 +51,7 @@ class AutoModel:
         they like. new_head: whether a head that the files have not begins with new values; its weights are missing
         otherwise. config: in place of what config.json says. changes: fields of the family's config, as seq_len or
         num_labels, by these names or by those of config.json. Words of transformers and PaddleNLP, as torch_dtype or
-        device_map, are taken where they ask for what is done here (models.loader_words).
+        device_map, are taken where they ask for what is done here (models.files.loader_words).
 
         Raises CheckpointError for files that are damaged or not those of the model, listing what is missing and what is
         too much, ConfigError for what cannot be had here; then nothing is placed.

@@ -1,6 +1,6 @@
 """Model families as records: what configuration, planner and estimates ask of one without loading its code (or jax).
 
-A new family is a file beside this one and a record in FAMILIES. See docs/adding_a_model.md.
+A new family is a file in one of the packages beside this one and a record in FAMILIES. See docs/adding_a_model.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from polyreme.errors import ConfigError
-from polyreme.models.published import PublishedFamily
+from polyreme.models.files.published import PublishedFamily
 from polyreme.planner import ModelShape, PipelineCut
 from polyreme.registry import Reference, Registry
 
@@ -55,7 +55,7 @@ TokenizerTrainer = Callable[[Iterator[str], int], Any]
 """(pieces of text, most tokens) -> a tokenizers.Tokenizer trained on them, with models.tokenizer.END_OF_TEXT among its
 tokens. A piece ends where a letter is followed by white space, the next begins with that white space."""
 
-NEXT_TOKEN: Reference[Loss] = Reference("polyreme.models.decoder", "next_token_loss")
+NEXT_TOKEN: Reference[Loss] = Reference("polyreme.models.parts.decoder", "next_token_loss")
 BYTE_LEVEL: Reference[TokenizerTrainer] = Reference("polyreme.models.tokenizer", "train_byte_level_bpe")
 
 
@@ -179,9 +179,9 @@ def decoder_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
 
 GPT = Family(
     name="gpt",
-    model=Reference("polyreme.models.gpt", "GPT"),
-    config=Reference("polyreme.models.gpt", "GPTConfig"),
-    published=Reference("polyreme.models.gpt", "PUBLISHED"),
+    model=Reference("polyreme.models.decoders.gpt", "GPT"),
+    config=Reference("polyreme.models.decoders.gpt", "GPTConfig"),
+    published=Reference("polyreme.models.decoders.gpt", "PUBLISHED"),
     shape=decoder_shape,
     ffn_size=lambda hidden: 4 * hidden,
     dropout=True,
@@ -190,9 +190,9 @@ GPT = Family(
 
 LLAMA = Family(
     name="llama",
-    model=Reference("polyreme.models.llama", "Llama"),
-    config=Reference("polyreme.models.llama", "LlamaConfig"),
-    published=Reference("polyreme.models.llama", "PUBLISHED"),
+    model=Reference("polyreme.models.decoders.llama", "Llama"),
+    config=Reference("polyreme.models.decoders.llama", "LlamaConfig"),
+    published=Reference("polyreme.models.decoders.llama", "PUBLISHED"),
     shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False, rms_norm=True),
     # three matrices with the parameters of a 4x block's two: 8/3, rounded up to 64
     ffn_size=lambda hidden: -(-hidden * 8 // (3 * 64)) * 64,
@@ -232,12 +232,12 @@ def routed_shape(dims: Any, **blocks: Any) -> ModelShape:
 
 MIXTRAL = Family(
     name="mixtral",
-    model=Reference("polyreme.models.mixtral", "Mixtral"),
-    config=Reference("polyreme.models.mixtral", "MixtralConfig"),
-    published=Reference("polyreme.models.mixtral", "PUBLISHED"),
+    model=Reference("polyreme.models.experts.mixtral", "Mixtral"),
+    config=Reference("polyreme.models.experts.mixtral", "MixtralConfig"),
+    published=Reference("polyreme.models.experts.mixtral", "PUBLISHED"),
     shape=routed_shape,
     ffn_size=LLAMA.ffn_size,
-    loss=Reference("polyreme.models.mixtral", "balanced_loss"),
+    loss=Reference("polyreme.models.experts.mixtral", "balanced_loss"),
     grouped_heads=True,
     head_dim=True,
     experts=True,
@@ -249,9 +249,9 @@ MIXTRAL = Family(
 QWEN3_MOE = replace(
     MIXTRAL,
     name="qwen3_moe",
-    model=Reference("polyreme.models.qwen3_moe", "Qwen3Moe"),
-    config=Reference("polyreme.models.qwen3_moe", "Qwen3MoeConfig"),
-    published=Reference("polyreme.models.qwen3_moe", "PUBLISHED"),
+    model=Reference("polyreme.models.experts.qwen3_moe", "Qwen3Moe"),
+    config=Reference("polyreme.models.experts.qwen3_moe", "Qwen3MoeConfig"),
+    published=Reference("polyreme.models.experts.qwen3_moe", "PUBLISHED"),
     shape=partial(routed_shape, qk_norm=True),
     balance_loss=0.001,
 )
@@ -260,9 +260,9 @@ QWEN3_MOE = replace(
 QWEN2_MOE = replace(
     MIXTRAL,
     name="qwen2_moe",
-    model=Reference("polyreme.models.qwen2_moe", "Qwen2Moe"),
-    config=Reference("polyreme.models.qwen2_moe", "Qwen2MoeConfig"),
-    published=Reference("polyreme.models.qwen2_moe", "PUBLISHED"),
+    model=Reference("polyreme.models.experts.qwen2_moe", "Qwen2Moe"),
+    config=Reference("polyreme.models.experts.qwen2_moe", "Qwen2MoeConfig"),
+    published=Reference("polyreme.models.experts.qwen2_moe", "PUBLISHED"),
     shape=lambda dims: routed_shape(dims, qkv_bias=True, shared_experts=dims.n_shared_experts, shared_gate=True),
     settings=(*MIXTRAL.settings, "n_shared_experts"),
     balance_loss=0.001,
@@ -301,12 +301,12 @@ def latent_shape(dims: Any) -> ModelShape:
 
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
-    model=Reference("polyreme.models.deepseek_v3", "DeepseekV3"),
-    config=Reference("polyreme.models.deepseek_v3", "DeepseekV3Config"),
-    published=Reference("polyreme.models.deepseek_v3", "PUBLISHED"),
+    model=Reference("polyreme.models.experts.deepseek_v3", "DeepseekV3"),
+    config=Reference("polyreme.models.experts.deepseek_v3", "DeepseekV3Config"),
+    published=Reference("polyreme.models.experts.deepseek_v3", "PUBLISHED"),
     shape=latent_shape,
     ffn_size=LLAMA.ffn_size,
-    loss=Reference("polyreme.models.deepseek_v3", "loss_with_tokens_ahead"),
+    loss=Reference("polyreme.models.experts.deepseek_v3", "loss_with_tokens_ahead"),
     experts=True,
     settings=(
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_scaling"),
@@ -319,7 +319,7 @@ DEEPSEEK_V3 = Family(
 
 def _like_llama(name: str, title: str, **differences: Any) -> Family:
     """The record of a family that is LLaMA's but for its file, in which config and class have this title."""
-    file = f"polyreme.models.{name}"
+    file = f"polyreme.models.decoders.{name}"
     return replace(
         LLAMA,
         name=name,
@@ -450,8 +450,8 @@ def evoformer_cost(dims: Any) -> Cost:
 
 EVOFORMER = Family(
     name="evoformer",
-    model=Reference("polyreme.models.evoformer", "Evoformer"),
-    config=Reference("polyreme.models.evoformer", "EvoformerModelConfig"),
+    model=Reference("polyreme.models.encoders.evoformer", "Evoformer"),
+    config=Reference("polyreme.models.encoders.evoformer", "EvoformerModelConfig"),
     shape=None,
     cost=evoformer_cost,
     samples="alignments",
@@ -486,9 +486,9 @@ def bert_cost(dims: Any) -> Cost:
 
 BERT = Family(
     name="bert",
-    model=Reference("polyreme.models.bert", "BertForPretraining"),
-    config=Reference("polyreme.models.bert", "BertConfig"),
-    published=Reference("polyreme.models.bert", "PUBLISHED_MASKED_LM"),
+    model=Reference("polyreme.models.encoders.bert", "BertForPretraining"),
+    config=Reference("polyreme.models.encoders.bert", "BertConfig"),
+    published=Reference("polyreme.models.encoders.bert", "PUBLISHED_MASKED_LM"),
     shape=None,
     cost=bert_cost,
     samples="masked_words",
@@ -513,8 +513,9 @@ FAMILIES: Registry[Family] = Registry(
 """Families by the name that a configuration has, in the order that lists show them."""
 
 
-def _architectures(family: str, module: str, config: str, models: Mapping[str, str]) -> tuple[Architecture, ...]:
-    """A family's, of task -> class; the record of how it is published is PUBLISHED_ and the task."""
+def _architectures(package: str, family: str, config: str, models: Mapping[str, str]) -> tuple[Architecture, ...]:
+    """A family's, of task -> class, in its file of a package, where PUBLISHED_ and the task say how it is published."""
+    module = f"polyreme.models.{package}.{family}"
     return tuple(
         Architecture(
             name=family,
@@ -528,7 +529,7 @@ def _architectures(family: str, module: str, config: str, models: Mapping[str, s
 
 
 def _encoders(family: str, title: str) -> tuple[Architecture, ...]:
-    """Those of a BERT's kin, in the family's file, whose classes begin with this."""
+    """Those of a BERT's kin, whose classes begin with this."""
     models = {
         "base": title,
         "masked_lm": f"{title}ForMaskedLM",
@@ -536,7 +537,13 @@ def _encoders(family: str, title: str) -> tuple[Architecture, ...]:
         "token_classification": f"{title}ForTokenClassification",
         "question_answering": f"{title}ForQuestionAnswering",
     }
-    return _architectures(family, f"polyreme.models.{family}", f"{title}Config", models)
+    return _architectures("encoders", family, f"{title}Config", models)
+
+
+def _encoder_decoders(family: str, title: str, writer: str = "", **models: str) -> tuple[Architecture, ...]:
+    """Those of a family that writes texts about texts, whose names begin with this, by a class of this name."""
+    writer = writer or f"{title}ForConditionalGeneration"
+    return _architectures("encoder_decoders", family, f"{title}Config", {"seq2seq_lm": writer, **models})
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -549,31 +556,17 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *_encoders("electra", "Electra"),
     *_encoders("albert", "Albert"),
     *_encoders("deberta_v2", "DebertaV2"),
+    *_architectures("vision", "vit", "ViTConfig", {"base": "ViT", "image_classification": "ViTForImageClassification"}),
+    *_architectures("vision", "clip", "CLIPConfig", {"base": "CLIP"}),
+    *_architectures("vision", "siglip", "SiglipConfig", {"base": "Siglip"}),
+    *_encoder_decoders("t5", "T5"),
+    *_encoder_decoders("bart", "Bart", classification="BartForSequenceClassification"),
+    *_encoder_decoders("mbart", "MBart"),
+    *_encoder_decoders("marian", "Marian", "MarianMTModel"),
+    *_encoder_decoders("pegasus", "Pegasus"),
+    *_encoder_decoders("m2m_100", "M2M100"),
     *_architectures(
-        "vit",
-        "polyreme.models.vit",
-        "ViTConfig",
-        {"base": "ViT", "image_classification": "ViTForImageClassification"},
-    ),
-    *_architectures("clip", "polyreme.models.clip", "CLIPConfig", {"base": "CLIP"}),
-    *_architectures("siglip", "polyreme.models.siglip", "SiglipConfig", {"base": "Siglip"}),
-    *_architectures("t5", "polyreme.models.t5", "T5Config", {"seq2seq_lm": "T5ForConditionalGeneration"}),
-    *_architectures(
-        "bart",
-        "polyreme.models.bart",
-        "BartConfig",
-        {"seq2seq_lm": "BartForConditionalGeneration", "classification": "BartForSequenceClassification"},
-    ),
-    *_architectures("mbart", "polyreme.models.mbart", "MBartConfig", {"seq2seq_lm": "MBartForConditionalGeneration"}),
-    *_architectures("marian", "polyreme.models.marian", "MarianConfig", {"seq2seq_lm": "MarianMTModel"}),
-    *_architectures(
-        "pegasus", "polyreme.models.pegasus", "PegasusConfig", {"seq2seq_lm": "PegasusForConditionalGeneration"}
-    ),
-    *_architectures(
-        "m2m_100", "polyreme.models.m2m_100", "M2M100Config", {"seq2seq_lm": "M2M100ForConditionalGeneration"}
-    ),
-    *_architectures(
-        "whisper", "polyreme.models.whisper", "WhisperConfig", {"speech_seq2seq": "WhisperForConditionalGeneration"}
+        "encoder_decoders", "whisper", "WhisperConfig", {"speech_seq2seq": "WhisperForConditionalGeneration"}
     ),
 )
 """Published models that are no decoders, the body of a family first."""

@@ -23,7 +23,7 @@ from polyreme.eager.host import from_host
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.mesh import Plan
 from polyreme.models.families import ARCHITECTURES, FAMILIES, TASKS, Architecture, Family
-from polyreme.models.folder import (
+from polyreme.models.files.folder import (
     CONFIG,
     GENERATION_CONFIG,
     has_weights,
@@ -32,9 +32,9 @@ from polyreme.models.folder import (
     write_json,
     write_weights,
 )
-from polyreme.models.gguf_file import is_gguf, open_gguf
-from polyreme.models.loader_words import read_words
-from polyreme.models.low_bit_folder import (
+from polyreme.models.files.gguf_file import is_gguf, open_gguf
+from polyreme.models.files.loader_words import read_words
+from polyreme.models.files.low_bit_folder import (
     DEFAULT_METHODS,
     KEY,
     LowBitLayer,
@@ -52,7 +52,7 @@ from polyreme.models.low_bit_folder import (
     unpacked_shapes,
     with_scales,
 )
-from polyreme.models.published import (
+from polyreme.models.files.published import (
     PublishedFamily,
     WeightSource,
     check_fields,

@@ -110,7 +110,7 @@ DEFAULT_EXPERTS = 8
 
 
 class RopeScaling(Section):
-    """Rotary positions for texts longer than original_max_position_embeddings, as models.rotary.Yarn says."""
+    """Rotary positions for texts longer than original_max_position_embeddings, as models.parts.rotary.Yarn says."""
 
     type: Literal["yarn"] = "yarn"
     factor: Annotated[float, BeforeValidator(_as_float), Field(ge=1, allow_inf_nan=False)]
@@ -123,7 +123,7 @@ class RopeScaling(Section):
 
 class DeepseekSettings(Section):
     """Settings of deepseek_v3 that other families do not have, under the names of its public configuration; see
-    models.deepseek_v3.DeepseekV3Config."""
+    models.experts.deepseek_v3.DeepseekV3Config."""
 
     q_lora_rank: Whole = 0
     kv_lora_rank: Whole = 0
@@ -144,8 +144,8 @@ class DeepseekSettings(Section):
 
 
 class EvoformerSettings(Section):
-    """Settings of evoformer, in place of a decoder's dimensions; see models.evoformer.EvoformerModelConfig. The
-    defaults train in minutes on a CPU."""
+    """Settings of evoformer, in place of a decoder's dimensions; see models.encoders.evoformer.EvoformerModelConfig.
+    The defaults train in minutes on a CPU."""
 
     msa_width: Count = 32
     pair_width: Count = 16

@@ -13,8 +13,8 @@ from polyreme.generation.embedding import TextEmbedder
 from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.sampling import settings_of
 from polyreme.mesh import Plan
-from polyreme.models.bert import BertConfig
-from polyreme.models.cache import check_cache_dtype
+from polyreme.models.encoders.bert import BertConfig
+from polyreme.models.parts.cache import check_cache_dtype
 from polyreme.models.pretrained import open_published
 from polyreme.recipes.weights.base import is_run
 from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_adapters, load_writer

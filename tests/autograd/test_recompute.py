@@ -18,8 +18,8 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ConfigError, GradError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import LlamaConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import LlamaConfig
 from polyreme.nn import GELU, BatchNorm1D, Dropout, Linear, Sequential
 
 EPS = np.finfo(np.float32).eps

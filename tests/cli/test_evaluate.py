@@ -6,8 +6,8 @@ import pytest
 
 from polyreme.cli.main import main
 from polyreme.core import rng
-from polyreme.models import adapters
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.files import adapters
 from polyreme.nn import LoRA
 from polyreme.ops.random import standard_normal
 from tests.serving.scripted import tokenizer_of

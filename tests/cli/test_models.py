@@ -15,8 +15,9 @@ from polyreme.cli.main import main
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, DataError
 from polyreme.generation.tokenizer import AutoTokenizer
-from polyreme.models import AutoModel, AutoModelForCausalLM, packages
-from polyreme.models.packages import PACKAGES, WeightPackage
+from polyreme.models import AutoModel, AutoModelForCausalLM
+from polyreme.models.files import packages
+from polyreme.models.files.packages import PACKAGES, WeightPackage
 from polyreme.recipes.weights import published
 from tests.models.parity import FIXTURES
 from tests.models.test_published import change_weights

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from polyreme.cli.main import main
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from tests.serving.scripted import tokenizer_of
 
 

@@ -5,9 +5,9 @@ import pytest
 
 import polyreme as paddle
 from polyreme.generation.embedding import TextEmbedder
-from polyreme.models.bert import Bert, BertConfig
-from polyreme.models.low_bit_folder import linear_maps, replace_layer
-from polyreme.models.packages import MINILM, cached, is_cached
+from polyreme.models.encoders.bert import Bert, BertConfig
+from polyreme.models.files.low_bit_folder import linear_maps, replace_layer
+from polyreme.models.files.packages import MINILM, cached, is_cached
 from polyreme.nn.quant import QuantizedLinear
 
 SENTENCES = [

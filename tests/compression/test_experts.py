@@ -12,9 +12,10 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.mesh import Plan
-from polyreme.models import AutoModelForCausalLM, adapters
-from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
-from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.models import AutoModelForCausalLM
+from polyreme.models.experts.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
+from polyreme.models.files import adapters
 from polyreme.nn.layers.lora import LoRA
 from polyreme.nn.quant import QuantizedExperts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import polyreme as paddle
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 
 LENGTH = 64
 CONFIG = LlamaConfig(

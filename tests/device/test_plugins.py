@@ -143,7 +143,7 @@ import polyreme as paddle
 from polyreme.distributed.prove import prove
 from polyreme.errors import PlacementError
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW
 paddle.device.register("other", wheel.library_path())

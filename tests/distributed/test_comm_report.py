@@ -18,10 +18,10 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.jit import to_static
 from polyreme.mesh import MeshShape, Plan
-from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
-from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.experts.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
 from polyreme.nn import Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW

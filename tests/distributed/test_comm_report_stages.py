@@ -16,7 +16,7 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.errors import ConfigError
 from polyreme.jit.called import Called
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.planning import communication
 from polyreme.recipes.planning.job import AbstractJob, job_of

@@ -6,7 +6,7 @@ import pytest
 
 from polyreme.distributed.prove import prove
 from polyreme.mesh import Plan
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.optimizer import SGD
 from polyreme.recipes.training.trainer import num_counted
 

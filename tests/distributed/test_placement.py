@@ -11,8 +11,8 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import PlacementError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.nn import BatchNorm1D, Linear, Sequential
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW

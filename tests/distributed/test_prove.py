@@ -12,11 +12,11 @@ from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.mesh import SCHEDULES, Plan
-from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.experts.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
 from polyreme.models.families import ROUTINGS
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
-from polyreme.models.mixtral import Mixtral, MixtralConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import SGD, AdamW
 from polyreme.training import StepPolicy

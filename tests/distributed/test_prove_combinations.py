@@ -16,11 +16,11 @@ import pytest
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.prove import prove
 from polyreme.mesh import SCHEDULES, Plan
-from polyreme.models.adapters import add_adapters
-from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
-from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.experts.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
+from polyreme.models.files.adapters import add_adapters
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.layers.lora import LoRA
 from polyreme.optimizer import AdamW

@@ -19,8 +19,8 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
 from polyreme.mesh.segment import GATHERED_TOKENS
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
 from polyreme.ops.attention import over_devices
 

@@ -8,7 +8,7 @@ from polyreme.core import rng
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.optimizer import SGD
 from polyreme.recipes.training.trainer import num_counted
 from polyreme.training import StepPolicy

@@ -17,9 +17,9 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
-from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
 from polyreme.nn import functional as F
 from polyreme.ops.attention import over_devices
 

@@ -19,7 +19,7 @@ from polyreme.evaluation.tasks import encode_pair, read_choices, score_pairs, wi
 from polyreme.generation import TextEngine
 from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.tokenizer import TextTokenizer
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 from polyreme.nn import functional as F
 from polyreme.recipes.inference import evaluate

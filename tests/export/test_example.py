@@ -10,7 +10,7 @@ import pytest
 import polyreme as paddle
 from polyreme import jit
 from polyreme.hapi.input_spec import InputSpec
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "run_artifact_with_jax.py"
 # makes `import polyreme` an error

@@ -15,8 +15,8 @@ from polyreme.errors import CaptureError, CheckpointError, ConfigError, DTypeErr
 from polyreme.export.save import save
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
 from polyreme.vision.models import LeNet
 

@@ -11,7 +11,7 @@ import polyreme as paddle
 from polyreme import export, inference
 from polyreme.errors import CheckpointError, ConfigError, DataError, ProgramError, ShapeError
 from polyreme.io.protobuf_wire import WireField, parse
-from polyreme.models import packages
+from polyreme.models.files import packages
 from polyreme.paddle_models import control
 from polyreme.paddle_models.ops import TABLE
 

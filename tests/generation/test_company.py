@@ -6,7 +6,7 @@ from polyreme.core import rng
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.generation.company import check_company
 from polyreme.mesh import Plan
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 
 
 def nano(kind=Llama):

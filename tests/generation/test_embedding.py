@@ -11,10 +11,10 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.generation import TextTokenizer
 from polyreme.generation.embedding import TextEmbedder
-from polyreme.models.bert import Bert, BertConfig
-from polyreme.models.llama import Llama, LlamaConfig
-from polyreme.models.mpnet import MPNet, MPNetConfig
-from polyreme.models.packages import MINILM, cached, is_cached
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.encoders.bert import Bert, BertConfig
+from polyreme.models.encoders.mpnet import MPNet, MPNetConfig
+from polyreme.models.files.packages import MINILM, cached, is_cached
 
 TEXTS = [[1, 4, 2], [1, 5, 6, 7, 2], [1, *range(4, 10), 2], [1, 2], [1, 6, 2]]
 

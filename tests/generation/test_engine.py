@@ -17,8 +17,9 @@ from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, Speculation, TextEngine, TextGenerator
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.mesh import Plan
-from polyreme.models import AutoModelForCausalLM, adapters
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models import AutoModelForCausalLM
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.files import adapters
 from polyreme.nn.layers.lora import LoRA
 from polyreme.ops.attention.caches import attend_blocks
 from tests.models.parity import FIXTURES

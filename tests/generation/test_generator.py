@@ -11,8 +11,8 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation import SamplingParams, TextGenerator
 from polyreme.models import AutoModelForCausalLM
-from polyreme.models.cache import KVCache
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.parts.cache import KVCache
 from tests.compilations import counted_compilations
 from tests.models import parity
 

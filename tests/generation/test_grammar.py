@@ -12,7 +12,7 @@ from polyreme.core import rng
 from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, TextEngine, TextTokenizer
 from polyreme.generation.grammar import TextGrammars
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 
 SCHEMA = {

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from polyreme.core import rng
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation import LLM, AutoTokenizer, BeamSearchParams, SamplingParams, TextTokenizer
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import END_OF_TEXT, train_byte_level_bpe
 
 TEMPLATE = (

@@ -11,7 +11,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.generation import LLM, SamplingParams, Seq2SeqGenerator, TextTokenizer
 from polyreme.models import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
-from polyreme.models.whisper import log_mel
+from polyreme.models.encoder_decoders.whisper import log_mel
 from tests.models.parity import FIXTURES
 
 PROMPTS = [[5, 6, 7, 9], [3, 2, 8, 4, 11, 12]]

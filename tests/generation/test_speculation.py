@@ -9,7 +9,7 @@ from polyreme.core import rng
 from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, Speculation, TextGenerator
 from polyreme.generation.speculation import DraftGate
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 
 REQUESTS = [
     ([5, 6, 7, 8, 5, 6], SamplingParams(temperature=0, max_tokens=30, logprobs=2)),

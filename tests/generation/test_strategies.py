@@ -6,7 +6,7 @@ import pytest
 from polyreme.core import rng
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.generation import BeamSearch, BeamSearchParams, SamplingParams, TextGenerator
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 
 IDS, MASK = [[0, 5, 9, 3], [7, 2, 2, 1]], [[0, 1, 1, 1], [1, 1, 1, 1]]
 PROMPTS = [[5, 9, 3], [7, 2, 2, 1]]

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from polyreme.core import layout
 from polyreme.eager.tensor import to_tensor
 from polyreme.jit import to_static
-from polyreme.models.published import match
+from polyreme.models.files.published import match
 
 FIXTURES = Path(__file__).parent / "fixtures"
 EPS = float(np.finfo(np.float32).eps)

@@ -25,9 +25,9 @@ from polyreme.models import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
-from polyreme.models.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
+from polyreme.models.encoder_decoders.t5 import T5Config
+from polyreme.models.encoders.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
 from polyreme.models.pretrained import load_pretrained
-from polyreme.models.t5 import T5Config
 from polyreme.recipes.weights import published
 from tests.models import parity
 from tests.models.test_published import change_config, change_weights

@@ -19,9 +19,9 @@ from polyreme.cli.main import main
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
-from polyreme.models.decoder import Decoder, next_token_loss
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.families import FAMILIES, Family, decoder_shape
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.parts.decoder import Decoder, next_token_loss
 from polyreme.nn import Embedding
 from polyreme.ops.creation import arange
 from polyreme.planner import cluster_of_kind

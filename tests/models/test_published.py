@@ -14,12 +14,12 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.mesh import Plan
 from polyreme.models import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from polyreme.models.cache import KVCache, PagedCache
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.decoders.qwen2 import Qwen2
+from polyreme.models.files.published import read_config
+from polyreme.models.parts.cache import KVCache, PagedCache
+from polyreme.models.parts.rotary import LongRope, Yarn, read_scaling
 from polyreme.models.pretrained import open_published
-from polyreme.models.published import read_config
-from polyreme.models.qwen2 import Qwen2
-from polyreme.models.rotary import LongRope, Yarn, read_scaling
 from tests.models import parity
 
 FOLDERS = parity.FIXTURES / "folders"

@@ -113,7 +113,7 @@ def _linear_and_norm() -> list[Row]:
             "LoRALinear",
             (Make("Linear", (10, 9)),),
             inputs=((2, 10),),
-            paddle="PaddleNLP has it; tests/models/test_adapters.py",
+            paddle="PaddleNLP has it; tests/models/files/test_adapters.py",
         ),
         Row("Embedding", (5, 3), inputs=(ids([0, 4, 2], [1, 1, 3]),)),
         Row("Bilinear", (6, 4, 3), inputs=((2, 6), (2, 4))),

@@ -16,7 +16,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.errors import CheckpointError, ConfigError, ProgramError
 from polyreme.io.complex_pairs import to_pairs
 from polyreme.jit.control_flow import cond, while_loop
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn import ClipGradByGlobalNorm, ParamAttr
 from polyreme.nn.initializer import Assign, KaimingNormal
 from polyreme.optimizer import SGD, Adam, Momentum

@@ -15,9 +15,10 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DataError
 from polyreme.generation import SamplingParams
 from polyreme.generation.tokenizer import AutoTokenizer
-from polyreme.models import AutoModelForCausalLM, adapters
-from polyreme.models.llama import Llama, LlamaConfig
-from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.models import AutoModelForCausalLM
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
+from polyreme.models.files import adapters
 from polyreme.nn import LoRA
 from polyreme.recipes.data.batches import Numbered, gather
 from polyreme.recipes.inference import chat

@@ -12,7 +12,7 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, NumericsError
 from polyreme.generation import SamplingParams
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.recipes.inference import generate
 from polyreme.recipes.training.sampling import Chooser, generate_ids
 from tests.recipes.tiny_run import train

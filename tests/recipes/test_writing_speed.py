@@ -8,7 +8,7 @@ from polyreme.cli.main import main
 from polyreme.core import rng
 from polyreme.errors import ConfigError
 from polyreme.generation import TextTokenizer
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import train_byte_level_bpe
 from polyreme.recipes.inference import writing_speed
 from polyreme.recipes.inference.writing_speed import WritingLoad

@@ -3,7 +3,7 @@
 import json
 
 from polyreme.core import rng
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.recipes import config_file
 from polyreme.recipes.training import run
 from tests.data.chat_tokenizers import chat_tokenizer

@@ -8,7 +8,7 @@ httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
 from polyreme.core import rng  # noqa: E402
-from polyreme.models.bert import Bert, BertConfig  # noqa: E402
+from polyreme.models.encoders.bert import Bert, BertConfig  # noqa: E402
 from polyreme.serving import loading  # noqa: E402
 from tests.generation.test_embedding import words  # noqa: E402
 from tests.serving.scripted import ServedThread, scripted_model  # noqa: E402

@@ -15,8 +15,9 @@ from polyreme.core import rng  # noqa: E402
 from polyreme.distributed.placement import clear_plan  # noqa: E402
 from polyreme.errors import CheckpointError, ConfigError  # noqa: E402
 from polyreme.generation import LLM, SamplingParams  # noqa: E402
-from polyreme.models import AutoModelForCausalLM, adapters  # noqa: E402
-from polyreme.models.llama import Llama, LlamaConfig  # noqa: E402
+from polyreme.models import AutoModelForCausalLM  # noqa: E402
+from polyreme.models.decoders.llama import Llama, LlamaConfig  # noqa: E402
+from polyreme.models.files import adapters  # noqa: E402
 from polyreme.nn.layers.lora import LoRA  # noqa: E402
 from polyreme.ops.random import standard_normal as normal  # noqa: E402
 from polyreme.recipes.weights.base import base_digest  # noqa: E402

@@ -12,7 +12,7 @@ openai = pytest.importorskip("openai")
 from polyreme.core import rng  # noqa: E402
 from polyreme.generation import TextEngine  # noqa: E402
 from polyreme.generation.grammar import TextGrammars  # noqa: E402
-from polyreme.models.llama import Llama, LlamaConfig  # noqa: E402
+from polyreme.models.decoders.llama import Llama, LlamaConfig  # noqa: E402
 from polyreme.serving.service import ServedModel  # noqa: E402
 from polyreme.serving.tool_calls import FORMS, ToolCall, ToolCallReader, form_of  # noqa: E402
 from tests.serving.scripted import ServedThread, scripted_model, tokenizer_of  # noqa: E402

@@ -70,7 +70,7 @@ class Workload:
 
 
 def workload_of(model: Any, batch: int, seq: int, *, itemsize: int = 4, norms: int = 1) -> Workload:
-    """The Workload of a decoder (models/decoder.py) with its parameters as they are.
+    """The Workload of a decoder (models/parts/decoder.py) with its parameters as they are.
 
     norms: how often a step takes the global norm of the gradients.
     """

@@ -98,7 +98,7 @@ class VocabParallelEmbedding(Embedding):
 
     Each device looks up the ids whose rows it holds, and the results are summed; no device gathers the table.
     Raises PlacementError for an mp_group off the `mp` axis; when a plan places it, for a number of rows that mp does
-    not divide, with the nearest that it does (models.vocab.padded_vocab_size gives one for every mesh).
+    not divide, with the nearest that it does (models.parts.vocab.padded_vocab_size gives one for every mesh).
     """
 
     def __init__(

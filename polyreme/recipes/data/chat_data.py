@@ -15,7 +15,7 @@ from polyreme.data.packing import PackedDataset
 from polyreme.data.text_files import BadLines
 from polyreme.errors import ConfigError
 from polyreme.generation.tokenizer import TextTokenizer
-from polyreme.models import packages
+from polyreme.models.files import packages
 from polyreme.recipes.data.chat_samples import chat_encoder, chat_tokenizer
 from polyreme.recipes.data.paths import resolve
 from polyreme.recipes.finetune_config import FinetuneConfig

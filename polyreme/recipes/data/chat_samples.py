@@ -21,7 +21,7 @@ from polyreme.data.packing import PackedDataset
 from polyreme.data.text_files import BadLines
 from polyreme.errors import DataError
 from polyreme.generation.tokenizer import TextTokenizer
-from polyreme.models import packages
+from polyreme.models.files import packages
 from polyreme.recipes.data.paths import resolve
 from polyreme.recipes.finetune_config import ConversationSource, FinetuneConfig
 from polyreme.recipes.weights.base import load_tokenizer

@@ -14,7 +14,7 @@ from polyreme.data.token_pair import TokenPair, beside, digest_of
 from polyreme.data.windows import TokenDataset
 from polyreme.errors import ConfigError, DataError
 from polyreme.generation.tokenizer import AutoTokenizer
-from polyreme.models import packages
+from polyreme.models.files import packages
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.data.pair_data import load_pairs

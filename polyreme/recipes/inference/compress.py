@@ -29,9 +29,9 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, CompressionError, ConfigError, DataError
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.models.auto import AutoModelForCausalLM
-from polyreme.models.low_bit_folder import low_bit_layers
+from polyreme.models.files.low_bit_folder import low_bit_layers
+from polyreme.models.files.published import kept_keys
 from polyreme.models.pretrained import named_tensors, write_folder
-from polyreme.models.published import kept_keys
 from polyreme.recipes.weights.base import is_run
 from polyreme.recipes.weights.published import check_new_folder, copy_beside, new_folder
 from polyreme.recipes.weights.trained import load_writer

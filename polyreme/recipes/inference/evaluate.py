@@ -10,8 +10,8 @@ from polyreme.errors import ConfigError
 from polyreme.evaluation import TASKS, EngineScorer, EvalOptions, Scorer, ServerScorer, TaskResult
 from polyreme.evaluation.harness import run_harness
 from polyreme.generation.engine import TextEngine
-from polyreme.models import packages
-from polyreme.models.cache import check_cache_dtype
+from polyreme.models.files import packages
+from polyreme.models.parts.cache import check_cache_dtype
 from polyreme.recipes.weights.trained import ONE_DEVICE, dtype_of, load_writer
 
 HARNESS = "lm_eval:"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polyreme.generation import BeamSearch, BeamSearchParams, SamplingParams, TextGenerator, TextTokenizer
 from polyreme.generation.text_stream import TextStream
-from polyreme.models.cache import check_cache_dtype
+from polyreme.models.parts.cache import check_cache_dtype
 from polyreme.recipes.weights.trained import drafting, load_writer
 
 
@@ -28,7 +28,7 @@ def run(
     """Write n texts, of seeds seed, seed + 1, ..., after the prompt, each beginning with it; as answers to it if chat.
 
     path, dtype, adapter: as of load_writer. speculative, num_draft_tokens: as of drafting. kv_cache_dtype: one of
-    models.cache.CACHE_DTYPES. say: takes each piece of text as soon as it is sure. Raises as load_writer does,
+    models.parts.cache.CACHE_DTYPES. say: takes each piece of text as soon as it is sure. Raises as load_writer does,
     ConfigError for a model without a chat template.
     """
     check_cache_dtype(kv_cache_dtype)

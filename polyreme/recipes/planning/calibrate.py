@@ -24,7 +24,7 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.kernels import attention
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn.layer import Layer
 from polyreme.optimizer import SGD
 from polyreme.planner.calibration import Measured, cluster_of

@@ -21,7 +21,7 @@ from polyreme.distributed.job import watchdog
 from polyreme.distributed.parallel import init_parallel_env
 from polyreme.errors import ConfigError, DataError, NumericsError
 from polyreme.kernels import select
-from polyreme.models.adapters import write_adapter
+from polyreme.models.files.adapters import write_adapter
 from polyreme.recipes import estimate
 from polyreme.recipes.config import LogConfig, RunConfig, flatten
 from polyreme.recipes.data.batches import Batch, Numbered, gather, ids_text

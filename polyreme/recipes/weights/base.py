@@ -15,14 +15,14 @@ from tokenizers import Tokenizer
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
-from polyreme.models.adapters import merge_adapters
 from polyreme.models.auto import AutoModelForCausalLM
 from polyreme.models.families import FAMILIES
-from polyreme.models.folder import CONFIG, weights_digest, write_json
-from polyreme.models.low_bit_folder import expert_maps, linear_maps, place_decoded, replace_layer
-from polyreme.models.packages import resolve
+from polyreme.models.files.adapters import merge_adapters
+from polyreme.models.files.folder import CONFIG, weights_digest, write_json
+from polyreme.models.files.low_bit_folder import expert_maps, linear_maps, place_decoded, replace_layer
+from polyreme.models.files.packages import resolve
+from polyreme.models.files.published import write_config
 from polyreme.models.pretrained import build_without_values, open_published, read_family_config
-from polyreme.models.published import write_config
 from polyreme.models.tokenizer import END_OF_TEXT
 from polyreme.nn.quant import QuantizedExperts, QuantizedLinear
 from polyreme.recipes.config import ModelConfig, PretrainConfig, RunConfig
@@ -54,7 +54,7 @@ def make_model(config: RunConfig) -> Any:
     return build_model(config.dimensions)
 
 
-# weights that fine-tuning begins with, by name: a path, or one of models.packages
+# weights that fine-tuning begins with, by name: a path, or one of models.files.packages
 
 
 def load_base(name: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.errors import CheckpointError, ConfigError
-from polyreme.models.adapters import (
+from polyreme.models.files.adapters import (
     LowRank,
     check_base,
     is_adapter,
@@ -22,10 +22,10 @@ from polyreme.models.adapters import (
     products_by_name,
     rounded,
 )
-from polyreme.models.low_bit_folder import low_bit_layers
-from polyreme.models.packages import resolve
+from polyreme.models.files.low_bit_folder import low_bit_layers
+from polyreme.models.files.packages import resolve
+from polyreme.models.files.published import PublishedFamily, kept_keys
 from polyreme.models.pretrained import build_without_values, named_tensors, write_folder
-from polyreme.models.published import PublishedFamily, kept_keys
 from polyreme.nn.layers.lora import dense_weight
 from polyreme.nn.quant import QuantizedExperts
 from polyreme.recipes.corpus import TOKENIZER

@@ -17,10 +17,11 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, did_you_mean
 from polyreme.generation.tokenizer import AutoTokenizer
 from polyreme.models.families import Architecture, Family
-from polyreme.models.folder import check_digests
-from polyreme.models.gguf_file import is_gguf
-from polyreme.models.gguf_writer import decoded, write_gguf
-from polyreme.models.packages import PACKAGES, cached, is_cached, resolve
+from polyreme.models.files.folder import check_digests
+from polyreme.models.files.gguf_file import is_gguf
+from polyreme.models.files.gguf_writer import decoded, write_gguf
+from polyreme.models.files.packages import PACKAGES, cached, is_cached, resolve
+from polyreme.models.files.published import PublishedFamily, WeightSource, kept_keys, store_weights, write_config
 from polyreme.models.pretrained import (
     Opened,
     build_without_values,
@@ -33,7 +34,6 @@ from polyreme.models.pretrained import (
     read_family_config,
     write_folder,
 )
-from polyreme.models.published import PublishedFamily, WeightSource, kept_keys, store_weights, write_config
 
 # beside the weights of a folder: what reads text, and how text is generated
 _BESIDE = (

@@ -13,12 +13,12 @@ from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.mesh import Plan
-from polyreme.models.adapters import apply_adapter, check_base, merge_adapters, open_adapter, place_adapters
 from polyreme.models.auto import AutoModelForCausalLM
-from polyreme.models.decoder import Decoder
-from polyreme.models.gguf_file import is_gguf
-from polyreme.models.low_bit_folder import low_bit_layers, parts_of, shape_of
-from polyreme.models.packages import resolve
+from polyreme.models.files.adapters import apply_adapter, check_base, merge_adapters, open_adapter, place_adapters
+from polyreme.models.files.gguf_file import is_gguf
+from polyreme.models.files.low_bit_folder import low_bit_layers, parts_of, shape_of
+from polyreme.models.files.packages import resolve
+from polyreme.models.parts.decoder import Decoder
 from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.weights.base import base_digest, is_run, load_tokenizer, load_trained

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.models.adapters import add_adapters, quantize_maps
-from polyreme.models.low_bit_folder import linear_maps, low_bit_layers, replace_layer
+from polyreme.models.files.adapters import add_adapters, quantize_maps
+from polyreme.models.files.low_bit_folder import linear_maps, low_bit_layers, replace_layer
 from polyreme.nn.layers.linear import Linear
 from polyreme.nn.layers.lora import LoRA
 from polyreme.nn.quant import RoundedLinear

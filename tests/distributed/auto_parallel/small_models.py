@@ -4,7 +4,7 @@ import numpy as np
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
 
 STEPS, RATE = 3, 0.5

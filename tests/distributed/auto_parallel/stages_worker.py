@@ -15,7 +15,7 @@ from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.distributed.placement import apply_plan
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.optimizer import Momentum
 from polyreme.training.microbatches import cut
 

@@ -9,7 +9,7 @@ import polyreme as paddle
 from polyreme.distributed import ProcessMesh, Replicate, Shard, fleet, shard_tensor
 from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.fleet import auto
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
 
 DP, MP, STEPS = 2, 4, 3

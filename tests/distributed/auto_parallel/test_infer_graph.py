@@ -10,8 +10,8 @@ from polyreme.distributed.auto_parallel.dims.infer import infer_dims
 from polyreme.errors import ConfigError
 from polyreme.hapi import InputSpec
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.nn import functional as F
 from polyreme.nn.flops import flops
 from polyreme.planner import ModelShape, Training, cluster_of_kind

@@ -16,8 +16,9 @@ from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.placement import apply_plan, clear_plan, shard_batch
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.models import decoder, gpt
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders import gpt
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.parts import decoder
 from polyreme.nn import functional as F
 from polyreme.optimizer import SGD
 from polyreme.vision.models import VisionTransformer

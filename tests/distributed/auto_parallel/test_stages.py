@@ -10,8 +10,8 @@ from polyreme.distributed.auto_parallel.layers.split_points import SplitPoint
 from polyreme.distributed.auto_parallel.stages.chunks import cut_into_stages
 from polyreme.distributed.placement import clear_plan
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.training.microbatches import cut
 from tests.distributed.auto_parallel.one_device import ROWS, TOKENS, alone, assert_same, bound_of, in_stages, staged
 

@@ -22,7 +22,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, PlacementError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn import Linear, MSELoss, ReLU, Sequential
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import SGD, AdamW

@@ -26,7 +26,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, PlacementError, ShapeError
 from polyreme.jit import to_static
 from polyreme.mesh import Plan
-from polyreme.models.vocab import padded_vocab_size
+from polyreme.models.parts.vocab import padded_vocab_size
 from polyreme.nn import Layer, Linear, MSELoss
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant

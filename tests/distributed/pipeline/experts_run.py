@@ -12,7 +12,7 @@ from polyreme.distributed.checkpoint.store import CheckpointStore
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.mesh import Plan
-from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
 from polyreme.nn.lazy import LazyGuard
 from polyreme.training import StepPolicy
 

@@ -13,7 +13,7 @@ from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.layers.linear import Linear
 from polyreme.training import MixedPrecision, StepPolicy

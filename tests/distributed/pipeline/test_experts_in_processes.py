@@ -18,7 +18,7 @@ def train(folder, kinds, mesh):
     from polyreme.distributed.placement import clear_plan  # noqa: PLC0415
     from polyreme.distributed.planned_step import PlannedStep  # noqa: PLC0415
     from polyreme.mesh import Plan  # noqa: PLC0415
-    from polyreme.models.mixtral import Mixtral, MixtralConfig  # noqa: PLC0415
+    from polyreme.models.experts.mixtral import Mixtral, MixtralConfig  # noqa: PLC0415
     from polyreme.nn.clip import ClipGradByGlobalNorm  # noqa: PLC0415
     from polyreme.nn.lazy import LazyGuard  # noqa: PLC0415
     from polyreme.optimizer import AdamW  # noqa: PLC0415

@@ -23,9 +23,9 @@ from polyreme.distributed.planned_step import PlannedStep
 from polyreme.distributed.prove import prove
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
-from polyreme.models.deepseek_v3 import DeepseekV3, DeepseekV3Config
-from polyreme.models.gpt import GPT, GPTConfig
-from polyreme.models.mixtral import Mixtral, MixtralConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
+from polyreme.models.experts.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from polyreme.models.experts.mixtral import Mixtral, MixtralConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm
 from polyreme.nn.lazy import LazyGuard
 from polyreme.optimizer import late_updates, on_disk

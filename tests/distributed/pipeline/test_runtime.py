@@ -19,8 +19,8 @@ from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.errors import ConfigError, GradError, PlacementError, ShapeError
 from polyreme.mesh import Plan
-from polyreme.models.decoder import BlockPart, Part
-from polyreme.models.llama import Llama, LlamaConfig
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.parts.decoder import BlockPart, Part
 from polyreme.training.microbatches import cut
 
 DATA = np.random.default_rng(0).integers(0, 128, (8, 17))

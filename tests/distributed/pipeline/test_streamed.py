@@ -18,7 +18,7 @@ from polyreme.distributed.placement import apply_plan, clear_plan
 from polyreme.distributed.planned_step import PlannedStep
 from polyreme.errors import CheckpointError, ConfigError, PlacementError, ShapeError
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear

@@ -15,7 +15,7 @@ from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.pipeline.update import StagedUpdate
 from polyreme.distributed.placement import apply_plan
 from polyreme.mesh import Plan
-from polyreme.models.gpt import GPT, GPTConfig
+from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import AdamW
 from polyreme.training import StepPolicy, cut

@@ -1,0 +1,1 @@
+"""Families that write the next token, a file each."""

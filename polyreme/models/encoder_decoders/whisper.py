@@ -1,0 +1,270 @@
+"""Whisper: a sound's mel spectrum read by a BART-like encoder behind two convolutions, a text written of it.
+
+Source: arXiv:2212.04356. Same function as transformers' WhisperForConditionalGeneration; log_mel is that of its
+WhisperFeatureExtractor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polyreme.audio.functional import compute_fbank_matrix
+from polyreme.eager.tensor import to_tensor
+from polyreme.errors import ConfigError, ShapeError
+from polyreme.models.encoder_decoders.bart import (
+    KEYS,
+    READ_KEYS,
+    BartConfig,
+    BartForConditionalGeneration,
+    SequenceStack,
+    published_writer,
+    stack_rules,
+)
+from polyreme.models.families import architecture
+from polyreme.models.files.published import SAME, WeightRule
+from polyreme.models.parts.encoder import key_mask
+from polyreme.nn import Conv1D
+from polyreme.nn import functional as F
+from polyreme.ops.creation import arange
+from polyreme.ops.layout import constrain
+
+SAMPLE_RATE, HOP, WINDOW = 16_000, 160, 400
+"""Samples a second, from one column of a spectrum to the next, and of the sound that a column is of."""
+
+
+@dataclass(frozen=True)
+class WhisperConfig(BartConfig):
+    """Dimensions of a Whisper: a BART's, seq_len being the longest text. num_mels: rows of a spectrum. num_places: what
+    the encoder makes of one, half as many as it has columns."""
+
+    norm_first: ClassVar[bool] = True
+    embedding_norm: ClassVar[bool] = False
+    last_norm: ClassVar[bool] = True
+    spare_positions: ClassVar[int] = 0
+    key_bias: ClassVar[bool] = False
+    logit_bias: ClassVar[bool] = False
+
+    vocab_size: int = 51865
+    hidden_size: int = 384
+    num_layers: int = 4
+    num_heads: int = 6
+    ffn_size: int = 1536
+    seq_len: int = 448
+    num_mels: int = 80
+    num_places: int = 1500
+    start: int = field(default=50257, metadata={"least": 0})
+    pad: int = field(default=50256, metadata={"least": 0})
+    end: int = field(default=50256, metadata={"least": 0})
+
+    @classmethod
+    def nano(cls, **changes: Any) -> WhisperConfig:
+        """A Whisper that trains in seconds on a CPU."""
+        sizes = {"num_mels": 8, "num_places": 10, "start": 3, "pad": 2, "end": 2}
+        return super().nano(**{**sizes, **changes})  # type: ignore[return-value]  # of this class
+
+
+class WhisperEncoder(SequenceStack):
+    """Two convolutions, the second of which halves the columns, before the blocks."""
+
+    conv1: Conv1D
+    conv2: Conv1D
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__(config, is_decoder=False, seq_len=config.num_places)
+        self.conv1 = Conv1D(config.num_mels, config.hidden_size, 3, padding=1)
+        self.conv2 = Conv1D(config.hidden_size, config.hidden_size, 3, stride=2, padding=1)
+
+    def read(self, features: Any) -> Any:
+        """[batch, num_places, embed] of spectra [batch, num_mels, 2 * num_places]."""
+        x = F.gelu(self.conv2(F.gelu(self.conv1(features)))).transpose([0, 2, 1])
+        return self(constrain(x, "batch", "seq", "embed"), arange(x.shape[1], dtype="int32"))
+
+
+class WhisperForConditionalGeneration(BartForConditionalGeneration):
+    """Spectra [batch, num_mels, 2 * num_places] and token ids that are written [batch, s] -> logits [batch, s, vocab].
+
+    decoder_input_ids, labels: as of BartForConditionalGeneration.
+
+    >>> from polyreme.eager.tensor import to_tensor
+    >>> model = WhisperForConditionalGeneration(WhisperConfig.nano())
+    >>> model(to_tensor(np.zeros((1, 8, 20), "float32")), decoder_input_ids=to_tensor([[3, 8]])).shape
+    paddle.Size([1, 2, 128])
+    """
+
+    reads_ids = False
+    family: Any = architecture("whisper", "speech_seq2seq")
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__(config)
+        self.most_inputs = config.num_places
+
+    def make_encoder(self, config: Any) -> WhisperEncoder:
+        """A new encoder."""
+        return WhisperEncoder(config)
+
+    def forward(  # type: ignore[override]  # of sounds
+        self,
+        input_features: Any,
+        decoder_input_ids: Any = None,
+        decoder_attention_mask: Any = None,
+        labels: Any = None,
+    ) -> Any:
+        if decoder_input_ids is None and labels is None:
+            raise ConfigError("Whisper: neither decoder_input_ids nor labels; give what is written, or its beginning")
+        ids = self.shifted(labels) if decoder_input_ids is None else decoder_input_ids
+        mask = key_mask("Whisper", decoder_attention_mask, ids.shape)
+        hidden = self.decode(ids, mask, self.encode(input_features, None), None)
+        logits = self.project(hidden)
+        return logits if labels is None else F.cross_entropy(logits, labels, ignore_index=-100)
+
+    def encode(self, inputs: Any, mask: Any) -> Any:
+        """What is read of spectra; all of it is seen. Raises ShapeError for others than the model's."""
+        want = [self.config.num_mels, 2 * self.config.num_places]
+        if [*inputs.shape[1:]] != want:
+            raise ShapeError(
+                f"Whisper: input_features have shape {list(inputs.shape)}; give [batch, {want[0]}, {want[1]}], as "
+                "models.encoder_decoders.whisper.log_mel does of sounds padded to that length"
+            )
+        return self.encoder.read(inputs.astype(self.tokens.weight.dtype))
+
+    def num_places(self, one: Any) -> int:
+        """Places of one spectrum."""
+        return self.config.num_places
+
+    def check_input(self, one: Any, whose: str) -> None:
+        """Raises ConfigError for what is no spectrum."""
+        want = (self.config.num_mels, 2 * self.config.num_places)
+        if np.shape(one) != want:
+            raise ConfigError(f"{whose} has shape {[*np.shape(one)]}; give a spectrum {[*want]}, as of log_mel")
+
+    def packed(self, inputs: Sequence[Any], t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Spectra as one array."""
+        return np.stack([np.asarray(one, np.float32) for one in inputs]), np.ones((len(inputs), t), np.int64)
+
+    def generate(  # type: ignore[override]  # of sounds
+        self,
+        input_features: Any,
+        language: str | None = None,
+        task: str | None = None,
+        max_new_tokens: int | None = None,
+        **settings: Any,
+    ) -> tuple[Any, Any]:
+        """Write what is said in spectra [batch, num_mels, 2 * num_places] -> ids, int64 [batch, longest], without
+        language and task, and scores.
+
+        language, task: of a model of several languages, as "en" or "<|en|>", and "transcribe" or "translate" (into
+        English); the likeliest language and the first task if None. max_new_tokens: as many as there are places for if
+        None. settings: others of generation.strategies.generate. Raises ConfigError for a language or task that
+        generation_config.json does not name, and for either of a model of one language.
+        """
+        rows = np.asarray(input_features.numpy() if hasattr(input_features, "numpy") else input_features)
+        forced = self.beginnings(rows, language, task)
+        first = len(forced[0])
+        most = self.config.seq_len if max_new_tokens is None else max_new_tokens + first
+        ids, scores = super().generate([*rows], forced=forced, max_new_tokens=most, **settings)
+        return ids[:, first:], scores
+
+    def beginnings(self, features: np.ndarray, language: str | None, task: str | None) -> list[list[int]]:
+        """What each text begins with after config.start: language, task, and that there are no times."""
+        said = self.generation_config
+        languages, tasks = said.get("lang_to_id") or {}, said.get("task_to_id") or {}
+        for name, value, known in (("language", language, languages), ("task", task, tasks)):
+            if value is not None and not {value, f"<|{value}|>"} & known.keys():
+                raise ConfigError(
+                    f"generate: {name}={value!r} is not among those of generation_config.json: "
+                    f"{', '.join(known) or 'none, as of models of one language'}"
+                )
+        first: list[list[int]] = [[] for _ in features]
+        if languages:
+            named = next((languages[key] for key in (language, f"<|{language}|>") if key in languages), None)
+            first = [[named]] * len(first) if named is not None else self._languages(features, [*languages.values()])
+        more = [tasks[task or "transcribe"]] if tasks else []
+        untimed = said.get("no_timestamps_token_id")
+        return [[*one, *more, *([] if untimed is None else [untimed])] for one in first]
+
+    def _languages(self, features: np.ndarray, ids: list[int]) -> list[list[int]]:
+        """The likeliest of languages, by the ids of their tokens, of each spectrum."""
+        start = np.full((len(features), 1), self.config.start)
+        logits = self(to_tensor(features), decoder_input_ids=to_tensor(start)).numpy()[:, -1]
+        return [[ids[number]] for number in logits[:, ids].argmax(-1)]
+
+    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray | None, ...]:
+        """What a call takes, made up: a spectrum and what is written."""
+        sizes = (1, self.config.num_mels, 2 * self.config.num_places)
+        return rng.standard_normal(sizes, "float32"), rng.integers(0, self.config.vocab_size, (1, length))
+
+
+def log_mel(samples: np.ndarray, num_mels: int = 80, columns: int = 3000) -> np.ndarray:
+    """The spectrum that Whisper reads of a sound, float32 [num_mels, columns], a hundred columns a second.
+
+    samples: [n], 16,000 a second, from -1 to 1; what is too long is cut off, and what is too short filled up by
+    silence. Raises ShapeError for another number of dims.
+
+    >>> log_mel(np.zeros(16_000), columns=200).shape
+    (80, 200)
+    """
+    samples = np.asarray(samples, np.float64)
+    if samples.ndim != 1:
+        raise ShapeError(f"log_mel: samples have shape {list(samples.shape)}; give [n], of one channel")
+    length = columns * HOP
+    samples = np.pad(samples[:length], (0, max(0, length - len(samples))))
+    padded = np.pad(samples, WINDOW // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:columns]
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    power = np.abs(np.fft.rfft(frames * window)) ** 2
+    filters = compute_fbank_matrix(SAMPLE_RATE, WINDOW, num_mels, dtype="float64").numpy()
+    logs = np.log10(np.maximum(filters @ power.T, 1e-10))
+    return ((np.maximum(logs, logs.max() - 8) + 4) / 4).astype(np.float32)
+
+
+# as published
+
+
+def _rules(config: Any) -> list[WeightRule]:
+    convolutions = [f"conv{number}" for number in (1, 2)]
+    return [
+        WeightRule("model.decoder.embed_tokens.weight", "tokens.weight", SAME),
+        *(
+            WeightRule(f"model.encoder.{name}.{kind}", f"encoder.{name}.{kind}", SAME)
+            for name in convolutions
+            for kind in ("weight", "bias")
+        ),
+        *stack_rules("encoder"),
+        *stack_rules("decoder"),
+    ]
+
+
+_MASKING = tuple(f"mask_{axis}_{what}" for axis in ("time", "feature") for what in ("prob", "length", "min_masks"))
+_KEYS = {key: ours for key, ours in KEYS.items() if key != "max_position_embeddings"}
+
+PUBLISHED_SPEECH_SEQ2SEQ = published_writer(
+    {
+        **_KEYS,
+        "num_mel_bins": "num_mels",
+        "max_source_positions": "num_places",
+        "max_target_positions": "seq_len",
+    },
+    architecture="WhisperForConditionalGeneration",
+    model_type="whisper",
+    weights=_rules,
+    heads=("proj_out.",),
+    spare=lambda name, config: name == "proj_out.weight",
+    defaults={
+        "decoder_start_token_id": 50257,
+        "pad_token_id": 50256,
+        "eos_token_id": 50256,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+    },
+    read_keys=(
+        *READ_KEYS,
+        *_MASKING,
+        # of a classifier, of times of words, of how texts are chosen
+        *("classifier_proj_size", "use_weighted_layer_sum", "median_filter_width", "apply_spec_augment"),
+        *("begin_suppress_tokens", "suppress_tokens", "forced_decoder_ids", "max_length"),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Families that read a text, or an alignment of proteins, a file each."""

@@ -1,0 +1,1 @@
+"""Families of decoders whose feed-forward is a choice of experts, a file each."""

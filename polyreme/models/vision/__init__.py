@@ -1,0 +1,1 @@
+"""Families that see pictures, alone or beside texts, a file each."""
