@@ -7,16 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.devices import place as places
 from polyreme.core.devices.abstract import Abstract, mode
 from polyreme.core.devices.device_memory import raise_explained
-from polyreme.core.devices.transfer import from_host
+from polyreme.core.devices.transfer import aligned_copy, from_host
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import refuse_sizes
 from polyreme.errors import DTypeError, ShapeError
+
+_SMALL = 1 << 22  # bytes; one thread copies them sooner than a program of several threads compiles, in 50 ms
 
 
 def as_array(data: Any, dtype: Any, place: Any) -> Any:
@@ -26,6 +29,7 @@ def as_array(data: Any, dtype: Any, place: Any) -> Any:
         array = state.read(data)
         array = jnp.array(array if to is None else dtypes.convert(array, to), copy=True)
     else:
+        source = data
         if not isinstance(data, (np.ndarray, np.generic, jax.Array)):
             data = _from_python(data)
             if to is None:
@@ -34,9 +38,17 @@ def as_array(data: Any, dtype: Any, place: Any) -> Any:
                 for value in (data.min().item(), data.max().item()):
                     dtypes.check_holds("to_tensor", to, value)
         if data.dtype.kind in "OUSmM":
-            raise DTypeError(f"cannot make a Tensor of {type(data).__name__} with dtype {data.dtype}; give numbers")
+            raise DTypeError(f"cannot make a Tensor of {_shown(source, data)}; give numbers")
         array = jnp.array(data, dtype=to, copy=True) if isinstance(data, jax.Array) else from_host(data, to)
     return array if place is None else jax.device_put(array, places.as_place(place).device())
+
+
+def _shown(data: Any, array: Any) -> str:
+    """What was to become numbers, as an error names it."""
+    if isinstance(data, (list, tuple, np.ndarray)):
+        names = {type(entry).__name__ for entry in np.asarray(array).ravel()[:100].tolist()}
+        return f"{type(data).__name__} that holds {' and '.join(sorted(names))}"
+    return "None" if data is None else type(data).__name__
 
 
 def _from_python(data: Any) -> np.ndarray:
@@ -77,10 +89,18 @@ def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
     """
     if mode.on:
         return Abstract.of(array.shape, array.dtype, where)  # type: ignore[return-value]  # stands for one
+    if isinstance(array, jax.Array) and isinstance(where, NamedSharding) and _is_small_on_cpu(array):
+        array = aligned_copy(np.asarray(array))  # jax compiles a program for each shape of its own arrays that it cuts
     try:
         return jax.device_put(array, where, may_alias=False) if _is_local(where) else _over_processes(array, where)
     except jax.errors.JaxRuntimeError as error:
         raise_explained(error, f"placing an array {list(array.shape)} {array.dtype}")
+
+
+def _is_small_on_cpu(array: jax.Array) -> bool:
+    devices = array.sharding.device_set
+    is_plain = not jnp.issubdtype(array.dtype, jax.dtypes.extended)
+    return is_plain and array.nbytes <= _SMALL and len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 def _is_local(where: Any) -> bool:
