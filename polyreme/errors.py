@@ -301,6 +301,8 @@ def did_you_mean(name: object, choices: Iterable[str]) -> str:
     '; the choices are dp, mp'
     """
     names = list(choices)
+    if not names:
+        return "; there are none"
     return nearest(name, names) or f"; the choices are {', '.join(names)}"
 
 

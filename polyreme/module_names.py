@@ -20,6 +20,7 @@ _ELSEWHERE = {
     "jacfwd": "autograd.jacobian",
     "jacrev": "autograd.jacobian",
     "lr_scheduler": "optimizer.lr",
+    "onnx": "jit.save",
     "optim": "optimizer",
     "polyreme.tensor": "to_tensor",
     "polyreme.utils.data": "io",

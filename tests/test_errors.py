@@ -16,7 +16,16 @@ import polyreme as paddle
 from polyreme import errors, nn, static
 from polyreme.cli.main import main
 from polyreme.core.devices import device_memory
-from polyreme.errors import ConfigError, DeviceError, DeviceMemoryError, DTypeError, ShapeError, error_classes
+from polyreme.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    DeviceMemoryError,
+    DTypeError,
+    ShapeError,
+    error_classes,
+)
 from polyreme.jit.called import Called
 from tools import write_errors
 
@@ -351,6 +360,15 @@ class _NoBase(paddle.nn.Layer):
         return x * self.factor
 
 
+_LINEAR = paddle.nn.Linear(3, 2)
+
+
+def _fit_without_labels():
+    model = paddle.Model(paddle.nn.Linear(3, 2))
+    model.prepare(paddle.optimizer.SGD(parameters=model.parameters()), paddle.nn.CrossEntropyLoss())
+    model.fit(np.ones([4, 3], np.float32), batch_size=2, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -360,7 +378,11 @@ class _NoBase(paddle.nn.Layer):
             ShapeError,
             r"dim -1 is 3 and 1 and 4",
         ),
-        (lambda: paddle.ones([2, 3]).__setitem__(0, paddle.ones([4])), ShapeError, r"\[4\] and \[3\] do not broadcast"),
+        (
+            lambda: paddle.ones([2, 3]).__setitem__(0, paddle.ones([4])),
+            ShapeError,
+            r"selects \[3\] of .* value of shape \[4\]",
+        ),
         (
             lambda: paddle.ones([2, 3]) @ paddle.ones([2, 3]),
             ShapeError,
@@ -403,6 +425,66 @@ class _NoBase(paddle.nn.Layer):
             r"does not take Tensor; leave it out. compute\(pred, label\) gives what update takes",
         ),
         (lambda: paddle.load(__file__, map_location="cpu"), ConfigError, "map_location.*Leave it out"),
+        (
+            lambda: _LINEAR.set_state_dict({"weight": np.ones([2, 3]), "bias": np.ones(2)}),
+            ShapeError,
+            r"weight: expected \[3, 2\], got \[2, 3\]; PyTorch stores .* transpose those",
+        ),
+        (
+            lambda: paddle.nn.Sequential(_LINEAR, paddle.nn.functional.relu),
+            TypeError,
+            "Sequential: sublayer '1' needs a Layer, got the function relu; give the Layer",
+        ),
+        (lambda: paddle.nn.Sequential(paddle.nn.ReLU), TypeError, r"got the class ReLU; write ReLU\(\)"),
+        (lambda: setattr(_LINEAR, "weight", paddle.ones([3, 2])), TypeError, r"\.weight\.set_value\(\.\.\.\) gives it"),
+        (
+            lambda: paddle.nn.MultiHeadAttention(8, 2)(paddle.ones([5, 8])),
+            ShapeError,
+            r"got shape \[5, 8\]; needs \[batch, seq, embed_dim=8\]; unsqueeze\(0\)",
+        ),
+        (
+            lambda: paddle.optimizer.lr.StepDecay(paddle.optimizer.SGD(parameters=_LINEAR.parameters()), 30),
+            ArgumentTypeError,
+            r"got the optimizer SGD; make the schedule first, .*: SGD\(learning_rate=StepDecay\(0\.1",
+        ),
+        (
+            lambda: paddle.optimizer.SGD(parameters=_LINEAR.parameters),
+            ArgumentTypeError,
+            r"got one method; write parameters=model\.parameters\(\)",
+        ),
+        (
+            lambda: paddle.optimizer.SGD(parameters=_LINEAR.parameters()).minimize(0.5),
+            ArgumentTypeError,
+            "minimize: loss is a float; give the Tensor",
+        ),
+        (lambda: paddle.amp.auto_cast("O1").__enter__(), ArgumentTypeError, "enable='O1'.* the level is level='O1'"),
+        (lambda: paddle.ones([1], "bf16"), DTypeError, "'bf16' is not a dtype here; did you mean 'bfloat16'"),
+        (lambda: paddle.set_device("gpuu"), DeviceError, "no gpuu is available; did you mean 'gpu'"),
+        (lambda: paddle.seed("one"), ConfigError, "seed: 'one'; give an integer"),
+        (lambda: paddle.to_tensor([1, None]), DTypeError, "Tensor of list that holds NoneType and int; give numbers"),
+        (lambda: paddle.ones([2])["a"], DTypeError, "must be integer or bool, got 'a'"),
+        (
+            lambda: paddle.concat([paddle.ones([2, 2]), paddle.ones([2])]),
+            ShapeError,
+            "different numbers of dims.*unsqueeze",
+        ),
+        (lambda: paddle.io.DataLoader(5), ArgumentTypeError, "dataset is a int; give a Dataset"),
+        (lambda: paddle.vision.transforms.Compose(len), ConfigError, "give a list of them"),
+        (lambda: paddle.static.InputSpec(8), ConfigError, r"shape=8; give a list of sizes, such as \[None, 784\]"),
+        (lambda: paddle.jit.to_static(5), ArgumentTypeError, "got a int; give a function, a method or a Layer"),
+        (lambda: paddle.nn.functional.dropout(paddle.ones([2]), p="0.5"), ConfigError, "p='0.5'; a probability is"),
+        (lambda: _LINEAR.create_parameter([2, -1]), ShapeError, r"shape \[2, -1\]; sizes are at least 0"),
+        (
+            lambda: paddle.nn.functional.interpolate(paddle.ones([1, 1, 4, 4]), size=[2]),
+            ShapeError,
+            r"size=\[2\] for 2 spatial dims; give one number, or 2 of them",
+        ),
+        (lambda: paddle.onnx, AttributeError, r"no name 'onnx'; write paddle\.jit\.save"),
+        (
+            _fit_without_labels,
+            DataError,
+            "called with 1 outputs of the network and 0 labels, .* CrossEntropyLoss takes; a sample of the data is",
+        ),
     ],
 )
 def test_mistakes_of_the_first_day(call, error, says):

@@ -18,7 +18,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.amp_policy import Policy
 from polyreme.core.devices import place as places
 from polyreme.core.operator_names import newer_names
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import ArgumentTypeError, ConfigError, did_you_mean
 from polyreme.ops import OPS
 
 _log = logging.getLogger("polyreme.amp")
@@ -101,6 +101,8 @@ amp_guard = auto_cast
 
 def policy_of(enable: bool, white: Any, black: Any, level: str, dtype: Any, promote: bool) -> Policy | None:
     """The policy that auto_cast's arguments stand for, None if it is not enabled; raises ConfigError."""
+    if isinstance(enable, str):
+        raise ArgumentTypeError(f"auto_cast: enable={enable!r}; it is True or False, and the level is level={enable!r}")
     check_level("auto_cast", level, LEVELS)
     low = low_dtype("auto_cast", dtype)
     white, black = _names("custom_white_list", white), _names("custom_black_list", black)

@@ -38,6 +38,7 @@ NAMES: dict[str, np.dtype] = {
     )
 }  # fmt: skip
 _ALIASES = {"float": float32, "double": float64, "half": float16, "int": int32, "long": int64}
+_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}  # said, and no names here
 _ALLOWED = frozenset(NAMES.values())
 _COMPLEX = frozenset({complex64, complex128})
 _FLOATING = frozenset(d for d in _ALLOWED if jnp.issubdtype(d, jnp.floating))
@@ -69,7 +70,7 @@ def as_dtype(dtype: Any) -> np.dtype:
             found = None
         if found is not None and found in _ALLOWED:
             return found
-    close = nearest(dtype, [*NAMES, *_ALIASES]) if isinstance(dtype, str) else ""
+    close = nearest(_SHORT.get(dtype, dtype), [*NAMES, *_ALIASES]) if isinstance(dtype, str) else ""
     choices = f"; choose one of {', '.join(NAMES)}"
     raise DTypeError(f"{dtype!r} is not a dtype here{close or choices}")
 

@@ -158,7 +158,8 @@ def _branches(key: jax.Array, count: int) -> list[jax.Array]:
 
 
 def _check(seed: Any) -> int:
-    if (not hasattr(seed, "__index__") and not float(seed).is_integer()) or not 0 <= int(seed) < 2**64:
+    is_whole = hasattr(seed, "__index__") or (isinstance(seed, float) and seed.is_integer())
+    if not is_whole or not 0 <= int(seed) < 2**64:
         raise ConfigError(f"seed: {seed!r}; give an integer of at least 0 and below 2**64")
     return int(seed)
 

@@ -109,7 +109,8 @@ def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
             )
         return list(np.nonzero(mask))
     if not dtypes.is_integer(dtype):
-        raise DTypeError(f"an index must be integer or bool, got {dtype.name}")
+        shown = repr(item.item()) if isinstance(item, np.ndarray) and not item.ndim else f"a Tensor of {dtype.name}"
+        raise DTypeError(f"an index must be integer or bool, got {shown}")
     if isinstance(item, TensorState):
         check_index("x[index]", item, shape[dim], dim)
     if isinstance(item, np.ndarray) and item.size and not (-shape[dim] <= item.min() and item.max() < shape[dim]):

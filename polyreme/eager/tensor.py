@@ -347,7 +347,9 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
                 "the gradient with a PyLayer or static.nn.static_pylayer, or fetch it by its name"
             )
         if self.stop_gradient:
-            raise GradError("register_hook: this Tensor has stop_gradient=True, so no gradient reaches it")
+            raise GradError(
+                "register_hook: this Tensor has stop_gradient=True, so no gradient reaches it; set it to False first"
+            )
         if self._node is None:
             hooks = self.__dict__.setdefault("_hooks", {})
             key = object()

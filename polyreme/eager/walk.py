@@ -270,8 +270,8 @@ def _seed_cotangent(root: TensorState, cotangent: TensorState | None, what: str)
     if cotangent is not None and not isinstance(cotangent, StartsFromOnes):
         if tuple(cotangent._array.shape) != tuple(root._array.shape):
             raise GradError(
-                f"{what}: the gradient given has shape {list(cotangent._array.shape)}, "
-                f"the Tensor {list(root._array.shape)}"
+                f"{what}: the gradient given has shape {list(cotangent._array.shape)}, the Tensor "
+                f"{list(root._array.shape)}; give one of the Tensor's shape, or call it on a sum or mean"
             )
         return cotangent
     return factory.tensor(jnp.ones(root._array.shape, root._array.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +23,8 @@ class InputSpec:
     def __init__(
         self, shape: Sequence[int | None], dtype: Any = "float32", name: str | None = None, stop_gradient: bool = False
     ) -> None:
+        if isinstance(shape, (int, str)) or not isinstance(shape, Iterable):
+            raise ConfigError(f"InputSpec: shape={shape!r}; give a list of sizes, such as [None, 784]")
         self.shape: tuple[int | None, ...] = tuple(_size(d) for d in shape)
         self.dtype = dtypes.as_dtype(dtype)
         self.name = name

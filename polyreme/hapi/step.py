@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError, ConfigError, ShapeError, did_you_mean
+from polyreme.errors import CaptureError, ConfigError, DataError, ShapeError, did_you_mean
 from polyreme.jit.to_static import to_static
 from polyreme.training import Microbatch, MixedPrecision, StepPolicy, TrainingStep
 
@@ -136,13 +136,26 @@ class Steps:
     def _losses(self, outputs: list, labels: list) -> list[Tensor]:
         if self.loss is None:
             return []
-        losses = as_list(self.loss(*outputs, *labels))
+        try:
+            losses = as_list(self.loss(*outputs, *labels))
+        except TypeError as error:
+            if "positional argument" not in str(error):
+                raise
+            raise DataError(
+                f"Model: the loss is called with {len(outputs)} outputs of the network and {len(labels)} labels, which "
+                f"are not the arguments that {_name(self.loss)} takes; a sample of the data is (inputs..., labels...), "
+                "such as (image, label), and Model(network, inputs, labels) says which is which"
+            ) from error
         for loss in losses:
             if loss.size != 1:
                 raise ShapeError(
                     f"Model: the loss has shape {list(loss.shape)}; give one number a batch, such as its mean"
                 )
         return losses
+
+
+def _name(loss: Callable[..., Any]) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def as_list(value: Any) -> list[Any]:

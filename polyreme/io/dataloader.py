@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from polyreme.errors import ConfigError, DataError
+from polyreme.errors import ArgumentTypeError, ConfigError, DataError
 from polyreme.io.batch_sampler import BatchSampler, check_batch_size
 from polyreme.io.border import to_tensors
 from polyreme.io.collate import default_collate_fn, default_convert_fn
@@ -64,6 +64,10 @@ class DataLoader(NamesKeywords):
         persistent_workers: bool = False,
         skip_bad: int = 0,
     ) -> None:
+        if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+            raise ArgumentTypeError(
+                f"DataLoader: dataset is a {type(dataset).__name__}; give a Dataset, an IterableDataset or a list"
+            )
         self.dataset = dataset
         self.feed_list = feed_list
         self.return_list = return_list

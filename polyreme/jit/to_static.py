@@ -22,7 +22,7 @@ from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.dist_members import lookup
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import CaptureError, ConfigError
+from polyreme.errors import ArgumentTypeError, CaptureError, ConfigError
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.program import CapturedProgram, OtherShapes, is_tensor
@@ -438,6 +438,8 @@ def to_static(
         return lambda fn: to_static(fn, input_spec, property=property)
     if property:
         return not_to_static(function)
+    if not callable(function):
+        raise ArgumentTypeError(f"to_static: got a {type(function).__name__}; give a function, a method or a Layer")
     if hasattr(function, "forward") and not isinstance(function, type):
         if not isinstance(function.forward, StaticFunction):
             function.forward = StaticFunction(function.forward, input_spec)

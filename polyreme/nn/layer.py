@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self, overload
 
 import numpy as np
@@ -110,7 +110,7 @@ class Layer(NamesKeywords, LayerHooks, SecondNames):
             if value is not None:
                 raise TypeError(
                     f"{name!r} is a parameter of {type(self).__name__}; assign a Parameter or None, "
-                    f"not {type(value).__name__}"
+                    f"not {type(value).__name__}; .{name}.set_value(...) gives it other values"
                 )
             parameters[name] = None
         elif name in buffers:
@@ -218,7 +218,7 @@ class Layer(NamesKeywords, LayerHooks, SecondNames):
     def add_sublayer(self, name: str, sublayer: Any) -> Any:
         """Register a Layer under a name; returns it."""
         if sublayer is not None and not isinstance(sublayer, Layer):
-            raise TypeError(f"add_sublayer({name!r}) needs a Layer, got {type(sublayer).__name__}")
+            raise TypeError(f"{type(self).__name__}: sublayer {name!r} needs a Layer, got {_shown(sublayer)}")
         self._sub_layers[str(name)] = sublayer
         return sublayer
 
@@ -448,13 +448,15 @@ class Layer(NamesKeywords, LayerHooks, SecondNames):
                 f"set_state_dict: {type(self).__name__} has none of the names given "
                 f"({', '.join(list(state_dict)[:5])}, ...); it has {', '.join(list(mine)[:5])}, ..."
             )
-        wrong = [
-            f"{k}: expected {list(mine[k].shape)}, got {list(np.shape(v) if not isinstance(v, Tensor) else v.shape)}"
-            for k, v in state_dict.items()
-            if k in mine and tuple(v.shape if hasattr(v, "shape") else np.shape(v)) != tuple(mine[k].shape)
-        ]
+        shapes = {k: tuple(v.shape if hasattr(v, "shape") else np.shape(v)) for k, v in state_dict.items() if k in mine}
+        wrong = {k: (mine[k].shape, shape) for k, shape in shapes.items() if shape != tuple(mine[k].shape)}
         if wrong:
-            raise ShapeError(f"set_state_dict: shapes do not fit, nothing was loaded: {'; '.join(wrong[:10])}")
+            listed = [f"{k}: expected {list(have)}, got {list(got)}" for k, (have, got) in wrong.items()]
+            more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
+            raise ShapeError(
+                f"set_state_dict: shapes do not fit, nothing was loaded: {'; '.join(listed[:10])}{more}"
+                f"{_transposed(wrong.values())}"
+            )
         for name, value in state_dict.items():
             if name in mine:
                 mine[name].set_value(value)
@@ -535,6 +537,22 @@ def _tensors_of(layer: Layer) -> dict[str, Tensor]:
 def _forget(name: str, *tables: dict[Any, Any]) -> None:
     for table in tables:
         table.pop(name, None)
+
+
+def _shown(value: Any) -> str:
+    """What stands where a Layer is needed, and what to write instead."""
+    if isinstance(value, type) and issubclass(value, Layer):
+        return f"the class {value.__name__}; write {value.__name__}()"
+    if callable(value) and hasattr(value, "__name__"):
+        name = value.__name__
+        return f"the function {name}; give the Layer that does the same, as nn.ReLU() does relu, or call it in forward"
+    return type(value).__name__
+
+
+def _transposed(wrong: Iterable[tuple[Any, Any]]) -> str:
+    """The end of a message about shapes that do not fit, if they are those of matrices the other way round."""
+    is_so = all(len(have) == 2 and tuple(have) == tuple(got)[::-1] for have, got in wrong)
+    return "; PyTorch stores a Linear's weight as [out, in], here it is [in, out]: transpose those" if is_so else ""
 
 
 def _check_name(layer: Layer, name: str, table: Mapping) -> None:

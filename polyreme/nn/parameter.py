@@ -243,6 +243,8 @@ def make_parameter(
     if not isinstance(initializer, Initializer):
         initializer = Filling(initializer)
     sizes = [int(s) for s in shape]
+    if min(sizes, default=0) < 0:
+        raise ShapeError(f"create_parameter: shape {sizes}; sizes are at least 0")
     if (recorder := state.recorder()) is not None:
         symbol = Symbol(attr.name or unique_name.generate("param"), tuple(sizes), dtypes.as_dtype(dtype))
         made = _with_attributes(Parameter(symbol, trainable=attr.trainable, name=symbol.name, dims=dims), attr)

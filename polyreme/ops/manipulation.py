@@ -233,6 +233,9 @@ def concat(x: list[Array], axis: int = 0) -> Array:
         raise ShapeError(
             f"concat: needs Tensors of 1 dim or more, got {[list(a.shape) for a in x]}; stack joins 0-D ones"
         )
+    if len({a.ndim for a in x}) > 1:
+        shapes = [list(a.shape) for a in x]
+        raise ShapeError(f"concat: Tensors of different numbers of dims, {shapes}; unsqueeze or reshape some of them")
     return jnp.concatenate(promote(*x), dim_of(axis, x[0].ndim, "concat"))
 
 

@@ -179,8 +179,8 @@ def embedding(
 def _probability(p: Any, what: str) -> float:
     """p, a number or a Tensor of one element, as a number; ConfigError for one outside [0, 1]."""
     p = p.item() if isinstance(p, state.TensorState) else p
-    if not 0 <= p <= 1:
-        raise ConfigError(f"{what}: p={p}; a probability lies in [0, 1]")
+    if isinstance(p, str) or not 0 <= p <= 1:
+        raise ConfigError(f"{what}: p={p!r}; a probability is a number in [0, 1]")
     return p
 
 

@@ -108,6 +108,8 @@ def _new_sizes(x: Array, n: int, sizes: tuple, size: Any, scale_factor: Any, rec
     if (size is None) == (scale_factor is None):
         raise ConfigError(f"interpolate: size={size!r} and scale_factor={scale_factor!r}; give exactly one of them")
     if size is not None:
+        if isinstance(size, (list, tuple)) and len(size) != n:
+            raise ShapeError(f"interpolate: size={list(size)} for {n} spatial dims; give one number, or {n} of them")
         is_open = isinstance(size, (list, tuple)) and len(size) == n and any(map(is_symbolic_dim, size))
         out = tuple(size) if is_open else per_dim(size, n, "interpolate: size")
         return out, [_ratio(z, o) for z, o in zip(sizes, out, strict=True)]

@@ -28,7 +28,8 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     if parameters is None:
         raise NotReadyError(f"{owner} needs parameters=, a list such as model.parameters()")
     if isinstance(parameters, (TensorState, str, dict)) or not isinstance(parameters, Iterable):
-        instead = "; write parameters=model.parameters()" if hasattr(parameters, "parameters") else ""
+        is_uncalled = hasattr(parameters, "parameters") or callable(parameters)
+        instead = "; write parameters=model.parameters()" if is_uncalled else ""
         raise ArgumentTypeError(
             f"{owner}: parameters= is a list of Parameters or of dicts with 'params', got one "
             f"{type(parameters).__name__}{instead}"

@@ -768,6 +768,12 @@ def _number(
         or (high is not None and value > high)
         or (below is not None and value >= below)
     ):
+        if hasattr(value, "set_lr_scheduler"):
+            optimizer, name = type(value).__name__, type(owner).__name__
+            raise ArgumentTypeError(
+                f"{name}: got the optimizer {optimizer}; make the schedule first, of a rate, and give it to the "
+                f"optimizer: {optimizer}(learning_rate={name}(0.1, ...), parameters=...)"
+            )
         kind = ConfigError if _is_number(value) else ArgumentTypeError
         raise kind(f"{type(owner).__name__}: {name}={value!r}; give a number {wanted}".rstrip())
     return value

@@ -332,6 +332,8 @@ class Optimizer(NamesKeywords, RuleUpdate):
         """
         if (recorder := state.recorder()) is not None:
             return recorder.minimize(self, loss, startup_program, parameters, no_grad_set)
+        if not isinstance(loss, TensorState):
+            raise ArgumentTypeError(f"minimize: loss is a {type(loss).__name__}; give the Tensor to minimize")
         chosen = self._chosen("minimize", startup_program, parameters, no_grad_set)
         if all(p._grad is None for p in self._parameters):
             loss.backward()

@@ -15,8 +15,9 @@ from polyreme.core.engine import (
     backend,  # configures jax before devices are listed
     plugins,
 )
-from polyreme.errors import DeviceError
+from polyreme.errors import DeviceError, nearest
 
+_KNOWN = ("cpu", "gpu", "tpu", "xpu", "npu")
 _PLATFORMS = {"gpu": ("cuda", "rocm", "gpu"), "cpu": ("cpu",)}
 
 
@@ -81,7 +82,10 @@ class Place:
                 f"(0..{len(devices) - 1}){more}"
             )
         have = ", ".join(get_available_device())
-        raise DeviceError(f"asked for {self.platform}:{self.index}, but no {self.platform} is available; here: {have}")
+        near = "" if self.platform in _KNOWN else nearest(self.platform, _KNOWN)
+        raise DeviceError(
+            f"asked for {self.platform}:{self.index}, but no {self.platform} is available{near}; here: {have}"
+        )
 
     def __repr__(self) -> str:
         return f"Place({self.platform})" if self.platform == "cpu" else f"Place({self.platform}:{self.index})"

@@ -9,7 +9,7 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 from polyreme.core import dtype as dtypes
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.linear import Linear
@@ -124,6 +124,11 @@ class MultiHeadAttention(Layer):
         return k, v
 
     def _heads(self, x_bse: Any) -> Any:
+        if len(x_bse.shape) != 3:
+            raise ShapeError(
+                f"MultiHeadAttention: got shape {list(x_bse.shape)}; needs [batch, seq, embed_dim={self.embed_dim}]; "
+                "unsqueeze(0) makes one sequence a batch"
+            )
         return reshape(x_bse, [x_bse.shape[0], x_bse.shape[1], self.num_heads, self.head_dim])
 
     def _attend(self, q_bshd: Any, k_bshd: Any, v_bshd: Any, mask: Any) -> tuple[Any, Any]:

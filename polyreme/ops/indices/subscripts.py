@@ -14,7 +14,7 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
-from polyreme.errors import DTypeError
+from polyreme.errors import DTypeError, ShapeError
 from polyreme.ops.by_index import read, write
 from polyreme.ops.sharding import like_first
 
@@ -76,10 +76,15 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple[Any, ...]) 
     """A copy of x with x[index] = value, value broadcast and cast to x's dtype."""
     index = _index(arrays, spec)
     value = _keep(value, x)
-    room = x[index].ndim
+    room = x[index].shape
     # NumPy lets a value have extra leading dims of size 1
-    if value.ndim > room:
-        value = jnp.reshape(value, value.shape[value.ndim - room :])
+    if value.ndim > len(room):
+        value = jnp.reshape(value, value.shape[value.ndim - len(room) :])
+    if any(size not in (1, wanted) for size, wanted in zip(value.shape[::-1], room[::-1], strict=False)):
+        raise ShapeError(
+            f"x[index] = value: the index selects {list(room)} of x {list(x.shape)}, which a value of shape "
+            f"{list(value.shape)} does not fill; make its dims equal or 1"
+        )
     return write(x, index, value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from polyreme.errors import ConfigError
@@ -57,6 +57,8 @@ class Compose:
     transforms: list[Any]
 
     def __init__(self, transforms: Sequence[Any]) -> None:
+        if not isinstance(transforms, Iterable):
+            raise ConfigError(f"Compose: transforms is one {type(transforms).__name__}; give a list of them")
         self.transforms = list(transforms)
         for transform in self.transforms:
             if not callable(transform):
