@@ -38,6 +38,7 @@ def rows(name, make, loss, terms=24, bad=None, **kwargs):
 
 A23, A24 = np.ones((2, 3), "float32"), np.ones((2, 4), "float32")
 APART = ((A23, A24), ShapeError, r"\[2, 3\].*\[2, 4\]")
+BROADCAST = ((A23, A23[None]), ShapeError, r"\[2, 3\] and \[1, 2, 3\], and need one")
 
 
 def entropy(p, y):
@@ -98,7 +99,7 @@ CASES = [
     Case("square_error_cost", floats(), lambda x, y: (x - y) ** 2, bad=APART),
     *rows("l1_loss", floats(), lambda x, y: np.abs(x - y), bad=APART),
     Case("l1_loss", lambda rng: (np.complex64([3 + 4j, 1]), np.complex64([0, 1j])), lambda x, y: np.abs(x - y).mean(), tag="complex"),
-    *rows("smooth_l1_loss", floats(), huber, bad=APART),
+    *rows("smooth_l1_loss", floats(), huber, bad=BROADCAST),
     Case("smooth_l1_loss", floats("sum", 0.5, False), lambda x, y, *_: huber(x, y, 0.5).sum() / 0.5, terms=24, tag="delta", bad=((A23, A23, "sum", 0), ConfigError, "delta=0")),
     *rows("binary_cross_entropy", chances(), entropy, bad=APART),
     Case("binary_cross_entropy", chances(V12), lambda p, y, w: (entropy(p, y) * w).mean(), terms=24, tag="weight"),
@@ -111,15 +112,15 @@ CASES = [
     Case("sigmoid_focal_loss", lambda rng: (*floats(n=1)(rng), rng.integers(0, 2, (3, 4)), np.float32([4]), 0.6, 1.5), lambda x, y, n, a, g: (focal(x, y, a, g) / n).sum(), terms=24, tag="normalizer"),
     Case("log_loss", chances(0.01), lambda p, y, e: -y * np.log(p + e) - (1 - y) * np.log(1 - p + e), bad=APART),
     Case("label_smooth", chances(n=1), lambda y: 0.9 * y + 0.1 / 4, bad=((A23, A24[:1]), ShapeError, r"prior_dist \[1, 4\]")),
-    Case("label_smooth", lambda rng: (*chances(n=1, shape=(2, 3))(rng), ONE_HOT, 0.3), lambda y, d, e: 0.7 * y + 0.3 * d, tag="prior"),
+    Case("label_smooth", lambda rng: (*chances(n=1, shape=(2, 3))(rng), ONE_HOT, 0.3), lambda y, d, e: 0.7 * y + 0.3 * d, tag="prior", bad=((A23, None, 1.5), ConfigError, "epsilon=1.5")),
     Case("label_smooth", lambda rng: (np.ones((3, 0), "float32"),), lambda y: y, no_grad="no elements", tag="no-classes"),
     Case("label_smooth", lambda rng: (np.eye(3, dtype="int64"),), lambda y: (0.9 * y + 0.1 / 3).astype("float32"), no_grad="integers", tag="int"),
     Case("dice_loss", lambda rng: (*chances(n=1, shape=(2, 5, 3))(rng), rng.integers(0, 3, (2, 5, 1))), lambda p, y: np.mean([1 - 2 * (q * o).sum() / (q.sum() + o.sum() + 1e-5) for q, o in zip(p, np.eye(3)[y[..., 0]], strict=True)]), terms=40, bad=((A23, A23.astype(int)), ShapeError, r"label \[2, 3\]")),
-    *rows("kl_div", mixed(), kl, bad=APART),
+    *rows("kl_div", mixed(), kl, bad=BROADCAST),
     *rows("kl_div", floats(), lambda x, y: np.exp(y) * (y - x), log_target=True),
     Case("kl_div", mixed("batchmean"), lambda x, y, _: kl(x, y).sum() / 3, terms=24, tag="batchmean", bad=((A23, A23, "batch"), ConfigError, "reduction='batch'")),
     Case("kl_div", lambda rng: (np.float32([[-1, -2, -3]]), np.float32([[0, 1, 0]]), "none"), lambda x, y, _: np.float32([[0, 2, 0]]), no_grad="at the edge of the labels' range", tag="zero"),
-    *rows("poisson_nll_loss", mixed(), lambda x, y: np.exp(x) - y * x, bad=APART),
+    *rows("poisson_nll_loss", mixed(), lambda x, y: np.exp(x) - y * x, bad=BROADCAST),
     Case("poisson_nll_loss", lambda rng: (*chances(n=1)(rng), rng.uniform(1.5, 9, (3, 4)).astype("float32"), False, True, 1e-3), lambda x, y, *_: (x - y * np.log(x + 1e-3) + stirling(y)).mean(), terms=24, tag="full", bad=((A23, A23, True, False, 0), ConfigError, "epsilon=0")),
     *rows("gaussian_nll", lambda rng: (*floats()(rng), *chances(n=1)(rng)), gauss, bad=((A23, A23, A24), ShapeError, r"variance \[2, 4\]")),
     *rows("gaussian_nll_loss", lambda rng: (*floats()(rng), *chances(n=1, shape=(3, 1))(rng)), gauss, bad=((A23, A23, -A23), ConfigError, "negative entry -1.0")),
@@ -133,9 +134,9 @@ CASES = [
     Case("multi_label_soft_margin_loss", lambda rng: (*floats(n=1)(rng), rng.integers(0, 2, (3, 4)), V12), lambda x, y, w: (logit_entropy(x, y) * w).mean(), terms=24, tag="weight"),
     *rows("cosine_embedding_loss", lambda rng: (*floats()(rng), np.array([1, -1, 1])), lambda x, y, t: np.where(t == 1, 1 - cos(x, y), np.maximum(cos(x, y), 0)), bad=((A23, A23, A23), ShapeError, "label")),
     Case("cosine_embedding_loss", lambda rng: (*floats(shape=(4,))(rng), np.array(-1), -0.9), lambda x, y, t, m: np.maximum(cos(x, y) - m, 0), tag="one", bad=((A23, A23, np.array([1, 1]), 2.0), ConfigError, "margin=2.0")),
-    *rows("triplet_margin_loss", floats(n=3), triplet, bad=((A23, A23, A24), ShapeError, r"\[2, 3\].*\[2, 4\]")),
+    *rows("triplet_margin_loss", floats(n=3), triplet, bad=((A23, A23, A23[:1]), ShapeError, r"input and negative .*\[2, 3\] and \[1, 3\]")),
     Case("triplet_margin_loss", floats(n=3), lambda x, y, z, **_: triplet(x, y, z, 3, True).mean(), kwargs={"p": 3, "swap": True}, terms=24, tag="swap"),
     Case("triplet_margin_loss", floats(1.0, n=3), lambda x, y, z, m: triplet(x, y, z).mean(), terms=24, tag="margin", bad=((A23, A23, A23, 0), ConfigError, "margin=0")),
-    *rows("triplet_margin_with_distance_loss", floats(n=3), triplet, bad=((A23, A23, A24), ShapeError, r"\[2, 3\].*\[2, 4\]")),
+    *rows("triplet_margin_with_distance_loss", floats(n=3), triplet, bad=((A23, A23[:1], A23), ShapeError, r"input and positive .*\[2, 3\] and \[1, 3\]")),
     Case("triplet_margin_with_distance_loss", floats(n=3), lambda x, y, z, **_: np.maximum(np.abs(x - y).sum(-1) - np.minimum(np.abs(x - z).sum(-1), np.abs(y - z).sum(-1)) + 3, 0).mean(), kwargs={"distance_function": manhattan, "swap": True, "margin": 3.0}, terms=24, tag="distance"),
 ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.errors import ConfigError
 from polyreme.fluid.layer import layer, one
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic as ar
@@ -136,8 +135,6 @@ def label_smooth(
     label: Any, prior_dist: Any = None, epsilon: float = 0.1, dtype: Any = "float32", name: str | None = None
 ) -> Any:
     """(1 - epsilon) * label + epsilon * prior_dist, which is 1 / classes unless given."""
-    if not 0 <= epsilon <= 1:
-        raise ConfigError(f"fluid.layers.label_smooth: epsilon={epsilon}; give a number from 0 to 1")
     return ar.cast(F.label_smooth(label, prior_dist, epsilon), dtype)
 
 

@@ -58,10 +58,10 @@ def _compared(what: str, input: Array, label: Array) -> tuple[Any, list[Array]]:
     return _together(input, label)
 
 
-def _same_shape(x: Array, y: Array, what: str) -> None:
-    if x.shape != y.shape:
+def _same_shape(x: Any, y: Any, what: str, names: str = "input and label") -> None:
+    if tuple(x.shape) != tuple(y.shape):
         raise ShapeError(
-            f"{what}: input {list(x.shape)} and label {list(y.shape)} need the same shape; reshape or unsqueeze one"
+            f"{what}: {names} have shapes {list(x.shape)} and {list(y.shape)}, and need one; reshape or unsqueeze one"
         )
 
 
@@ -155,8 +155,13 @@ def log_loss(input: Array, label: Array, epsilon: float = 0.0001) -> Array:
 
 @op(amp="fp32", method=False)
 def label_smooth(label: Array, prior_dist: Array | None = None, epsilon: float = 0.1) -> Array:
-    """(1 - epsilon) * label + epsilon * prior_dist, the prior being uniform over the last dim unless given."""
+    """(1 - epsilon) * label + epsilon * prior_dist, the prior being uniform over the last dim unless given.
+
+    Raises ConfigError for an epsilon outside of [0, 1].
+    """
     y = floating(label)
+    if not 0 <= epsilon <= 1:
+        raise ConfigError(f"label_smooth: epsilon={epsilon}; it must lie in [0, 1]")
     if prior_dist is None:
         return (1 - epsilon) * y + epsilon / max(y.shape[-1], 1)
     if prior_dist.size != y.shape[-1]:
@@ -196,8 +201,8 @@ def mse_loss(input: Array, label: Array, reduction: str = "mean") -> Array:
 
 @op(amp="fp32", method=False, rule=elementwise)
 def square_error_cost(input: Array, label: Array) -> Array:
-    """(input - label)^2, elementwise."""
-    own, (x, y) = _together(input, label)
+    """(input - label)^2, elementwise; the two broadcast as in mse_loss."""
+    own, (x, y) = _compared("square_error_cost", input, label)
     return jnp.square(x - y).astype(own)
 
 
@@ -214,11 +219,12 @@ def smooth_l1_loss(
 ) -> Array:
     """e^2 / 2 where |e| < delta, else delta * (|e| - delta / 2), e = input - label; divided by delta unless is_huber.
 
-    Raises ConfigError unless delta > 0.
+    Raises ConfigError unless delta > 0, ShapeError unless the two have one shape.
     """
     if delta <= 0:
         raise ConfigError(f"smooth_l1_loss: delta={delta}; it must be positive")
-    own, (x, y) = _compared("smooth_l1_loss", input, label)
+    _same_shape(input, label, "smooth_l1_loss")
+    own, (x, y) = _together(input, label)
     error = x - y
     size = jnp.abs(error)
     loss = jnp.where(size < delta, 0.5 * jnp.square(error), delta * (size - 0.5 * delta))
@@ -229,8 +235,10 @@ def smooth_l1_loss(
 def kl_div(input: Array, label: Array, reduction: str = "mean", log_target: bool = False) -> Array:
     """label * (log(label) - input), input being log-probabilities; log_target: label holds logarithms too.
 
-    reduction "batchmean" divides the sum by the first size. A label of 0 adds 0.
+    reduction "batchmean" divides the sum by the first size. A label of 0 adds 0. Raises ShapeError unless the two have
+    one shape.
     """
+    _same_shape(input, label, "kl_div")
     own, (x, y) = _together(input, label)
     loss = jnp.exp(y) * (y - x) if log_target else jnp.where(y > 0, _xlogy(jnp.maximum(y, 0), y) - y * x, 0)
     if reduction == "batchmean":
@@ -250,10 +258,11 @@ def poisson_nll_loss(
     """e^input - label * input, or input - label * log(input + epsilon) with log_input=False.
 
     full adds Stirling's label * log(label) - label + log(2 pi label) / 2 where label > 1. Raises ConfigError unless
-    epsilon > 0.
+    epsilon > 0, ShapeError unless the two have one shape.
     """
     if epsilon <= 0:
         raise ConfigError(f"poisson_nll_loss: epsilon={epsilon}; it must be positive")
+    _same_shape(input, label, "poisson_nll_loss")
     dtype, (x, y) = _together(input, label)
     loss = jnp.exp(x) - y * x if log_input else x - y * jnp.log(x + epsilon)
     if full:
@@ -314,8 +323,8 @@ def margin_ranking_loss(
 
 @op(amp="fp32", method=False, rule=_loss_rule, real=True)
 def hinge_embedding_loss(input: Array, label: Array, margin: float = 1.0, reduction: str = "mean") -> Array:
-    """input where label is 1, max(0, margin - input) where it is -1, 0 elsewhere."""
-    own, (x, t) = _together(input, label)
+    """input where label is 1, max(0, margin - input) where it is -1, 0 elsewhere; the two broadcast as in mse_loss."""
+    own, (x, t) = _compared("hinge_embedding_loss", input, label)
     loss = jnp.where(t == 1, x, jnp.where(t == -1, jax.nn.relu(margin - x), 0))
     return reduced(loss, reduction, "hinge_embedding_loss").astype(own)
 
@@ -382,8 +391,10 @@ def triplet_margin_loss(
     """max(0, d(input, positive) - d(input, negative) + margin), d(a, b) = ||a - b + epsilon||_p.
 
     [*b, M] -> [*b] unreduced. swap takes the smaller of d(input, negative) and d(positive, negative). Raises
-    ConfigError unless margin > 0.
+    ConfigError unless margin > 0, ShapeError unless the three have one shape.
     """
+    _same_shape(input, positive, "triplet_margin_loss", "input and positive")
+    _same_shape(input, negative, "triplet_margin_loss", "input and negative")
     if margin <= 0:
         raise ConfigError(f"triplet_margin_loss: margin={margin}; it must be positive")
     dtype, (x, near, far) = _together(input, positive, negative)
@@ -405,7 +416,12 @@ def triplet_margin_with_distance_loss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> AnyTensor:
-    """triplet_margin_loss with a distance of one's own, a function of two Tensors; the Euclidean one unless given."""
+    """triplet_margin_loss with a distance of one's own, a function of two Tensors; the Euclidean one unless given.
+
+    Raises ShapeError unless the three have one shape.
+    """
+    _same_shape(input, positive, "triplet_margin_with_distance_loss", "input and positive")
+    _same_shape(input, negative, "triplet_margin_with_distance_loss", "input and negative")
     if distance_function is None:
         return triplet_margin_loss(input, positive, negative, margin=margin, swap=swap, reduction=reduction)
     near, far = distance_function(input, positive), distance_function(input, negative)
