@@ -436,7 +436,7 @@ def composite(fn: Any = None, *, method: bool = True) -> Any:
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
         _register(fn.__name__, fn)
-        public = recorded(fn)
+        public = recorded(fn, checks=True)
         public.composite = True  # type: ignore[attr-defined]
         public.method = method  # type: ignore[attr-defined]
         OPS[fn.__name__] = public
@@ -448,12 +448,13 @@ def composite(fn: Any = None, *, method: bool = True) -> Any:
 @overload
 def recorded(fn: F) -> F: ...
 @overload
-def recorded(*, acts: bool = False, draws: bool | None = None) -> Callable[[F], F]: ...
-def recorded(fn: Any = None, *, acts: bool = False, draws: bool | None = None) -> Any:
+def recorded(*, acts: bool = False, draws: bool | None = None, checks: bool = False) -> Callable[[F], F]: ...
+def recorded(fn: Any = None, *, acts: bool = False, draws: bool | None = None, checks: bool = False) -> Any:
     """fn, which a static Program records as one call, by its qualified name, rather than as the ops inside it.
 
     acts: it does more than compute, such as print, so it runs with every run of the Program and never ahead of it.
-    draws: whether it takes random numbers; None where a call has to be tried to know.
+    draws: whether it takes random numbers; None where a call has to be tried to know. checks: raise ArgumentTypeError
+    for texts, lists and other numbers in the place of parameters that are one number, as ops do.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -467,6 +468,8 @@ def recorded(fn: Any = None, *, acts: bool = False, draws: bool | None = None) -
         def public(*args: Any, **kwargs: Any) -> Any:
             if kwargs:
                 kwargs = spelling.renamed(kwargs, names)
+            if checks:
+                _check_numbers(fn, args, kwargs)
             active = watch.active
             if active is None:
                 return fn(*args, **kwargs)
@@ -479,6 +482,31 @@ def recorded(fn: Any = None, *, acts: bool = False, draws: bool | None = None) -
         return public
 
     return declare if fn is None else declare(fn)
+
+
+@functools.cache
+def _number_parameters(fn: Callable[..., Any]) -> tuple[dict[str, Any], tuple[tuple[str, tuple[type, ...]], ...]]:
+    """Annotations of the parameters of fn that are one number, and each parameter with the types that need no look."""
+    hints, names = typing.get_type_hints(fn), tuple(inspect.signature(fn).parameters)
+    numbers = {name: hints[name] for name in names if _takes_one(hints.get(name))}
+    return numbers, tuple((name, _choices(numbers[name]) if name in numbers else ()) for name in names)
+
+
+def _check_numbers(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    numbers, parameters = _number_parameters(fn)
+    for (name, types_), value in zip(parameters, args, strict=False):
+        if types_ and value.__class__ not in types_:
+            _check_number(fn, name, numbers[name], value)
+    for name, value in kwargs.items():
+        if name in numbers:
+            _check_number(fn, name, numbers[name], value)
+
+
+def _check_number(fn: Callable[..., Any], name: str, annotation: Any, value: Any) -> None:
+    if value.__class__ is not annotation and not _is_one(
+        annotation, tuple(value) if value.__class__ is list else value
+    ):
+        raise ArgumentTypeError(f"{fn.__name__}: {name}={value!r}; give {_numbers(annotation)}")
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -19,6 +19,10 @@ REFUSED = [
     ),
     (lambda x: paddle.shard_index(paddle.to_tensor([[1]]), 20.5, 2, 0), "index_num=20.5; give an integer"),
     (lambda x: paddle.pow(x, None), "pow: y is None; it needs a Tensor"),
+    (lambda x: F.dropout(x, "0.1"), "dropout: p='0.1'; give a number"),
+    (lambda x: F.dropout(x, training=2), "dropout: training=2; give True or False"),
+    (lambda x: paddle.nonzero(x, as_tuple="yes"), "nonzero: as_tuple='yes'; give True or False"),
+    (lambda x: paddle.repeat_interleave(x, 2, axis=[0]), r"repeat_interleave: axis=\[0\]; give an integer or None"),
     (lambda x: paddle.exp("x"), "cannot make a Tensor of str"),
     (lambda x: paddle.roll(x, "x"), "roll"),
 ]
