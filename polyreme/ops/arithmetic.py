@@ -131,14 +131,14 @@ def divide(x: Array, y: Array, *, rounding_mode: str | None = None) -> Array:
 
 
 @preceded(_divides("floor_divide"))
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, real=True)
 def floor_divide(x: Array, y: Array) -> Array:
     """floor(x / y), elementwise. Raises ZeroDivisionError for integers by 0."""
     return _divide(jnp.floor_divide, x, y)
 
 
 @preceded(_divides("remainder"))
-@op(inplace=True, rule=elementwise)
+@op(inplace=True, rule=elementwise, real=True)
 def remainder(x: Array, y: Array) -> Array:
     """x - y * floor(x / y), elementwise; has the sign of y. Raises ZeroDivisionError for integers by 0."""
     return _divide(jnp.remainder, x, y)
@@ -150,6 +150,11 @@ def pow(x: Array, y: Array) -> Array:  # the public name
     """x to the power y, elementwise. Raises ConfigError for integers to powers below 0, which are fractions."""
     x, y = promote(x, y)
     if not dtypes.is_integer(x.dtype):
+        if dtypes.is_complex(x.dtype):
+            # |0^y| = 0^real(y), where the exponential of y * log(0) is no number; no derivative unless real(y) > 1
+            size = jnp.real(y)
+            size = jnp.where(size > 1, size, size / 2).astype(y.dtype)
+            y = jnp.where((x == 0) & (jnp.imag(y) != 0) & (jnp.real(y) > 0), size, y)
         # 0 * 0^-1 is no number, but the derivative of x^0 is 0 at 0 too
         both_zero = (x == 0) & (y == 0)
         elsewhere = jnp.power(jnp.where(both_zero, 1, x), jnp.where(both_zero, 1, y))

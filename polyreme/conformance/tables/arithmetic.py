@@ -37,6 +37,7 @@ CASES = [
     Case("floor_divide", integers, lambda x, y: x // y, no_grad="integers", bad=MISMATCH),
     Case("remainder", integers, lambda x, y: x % y, no_grad="integers", bad=MISMATCH),
     Case("pow", positive, lambda x, y: x**y, bad=MISMATCH),
+    Case("pow", lambda rng: (np.complex64([0, 0, 0, 1 + 1j]), np.complex64([2 + 1j, 0.5 + 2j, 2, 1 + 2j])), lambda x, y: x**y, no_grad="none at 0", tag="complex zero"),
     Case("neg", lambda rng: pair(rng)[:1], lambda x: -x),
     Case("matmul", lambda rng: (np.ones((2, 3, 0), "float32"), np.ones((0, 5), "float32")), np.matmul, no_grad="no elements", tag="nothing-summed"),
     Case(
