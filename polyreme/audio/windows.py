@@ -134,13 +134,12 @@ def window_of(window: Any, n: int, periodic: bool) -> np.ndarray:
         raise ConfigError(
             f"get_window: window={window!r}; choose one of {', '.join(WINDOWS)}, or a tuple with parameters"
         )
-    if not isinstance(n, int) or n < 1:
-        raise ShapeError(f"get_window: win_length={n!r}; give the number of samples, above 0")
+    if not isinstance(n, int) or n < 0:
+        raise ShapeError(f"get_window: win_length={n!r}; give the number of samples")
     if name == "exponential" and not periodic and arguments and arguments[0] is not None:
         raise ConfigError(f"get_window: window={window!r} with fftbins=False, which is symmetric; give None for center")
-    if n == 1:
-        return np.ones(1)
     try:
-        return WINDOWS[name](n + periodic, *arguments)[:n]
+        samples = WINDOWS[name](max(n, 2) + periodic, *arguments)[:n]
     except TypeError as error:
         raise ConfigError(f"get_window: window={window!r}: {error}; give (name, parameters...)") from error
+    return np.ones(n) if n < 2 else samples

@@ -50,8 +50,8 @@ def test_windows_that_are_none():
         F.get_window("kaiser", 4)
     with pytest.raises(ConfigError, match="fftbins=False"):
         F.get_window(("exponential", 2.0), 4, False)
-    with pytest.raises(ShapeError, match="win_length=0"):
-        F.get_window("hann", 0)
+    with pytest.raises(ShapeError, match="win_length=-1"):
+        F.get_window("hann", -1)
 
 
 # made with PaddlePaddle 3.3.1: hz_to_mel and mel_to_hz of 0, 440, 3000 and 8000
