@@ -230,10 +230,8 @@ def affine_grid(theta: Array, out_shape: ShapeLike, align_corners: bool = True) 
     """
     n = len(out_shape) - 2
     if n not in (2, 3) or theta.shape != (out_shape[0], n, n + 1):
-        raise ShapeError(
-            f"affine_grid: theta {list(theta.shape)} for out_shape {list(out_shape)}; needs [N, 2, 3] with 4 sizes or "
-            "[N, 3, 4] with 5"
-        )
+        fitting = f"needs {[out_shape[0], n, n + 1]}" if n in (2, 3) else "needs 4 or 5 sizes"
+        raise ShapeError(f"affine_grid: theta {list(theta.shape)} for out_shape {list(out_shape)}; {fitting}")
     theta = floating(theta)
     lines = []
     for size in out_shape[2:]:

@@ -7,6 +7,7 @@ depends on values, and is not known either.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -62,8 +63,8 @@ def call_results(recorded: Call, by_name: dict[str, TensorState]) -> tuple[list[
     with tape.GradEnabled(recorded.taped):
         try:
             return probed(by_name, run, starts), changed
-        except ShapeError:
-            results = _fitted(recorded, by_name, run, starts)
+        except ShapeError as error:
+            results = _fitted(recorded, by_name, run, starts, error)
             if results is None:
                 raise
             return results, changed
@@ -96,9 +97,23 @@ def probed(
         ) from error
 
 
-def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any]) -> list[Any] | None:
+def _named_sizes(error: Exception) -> set[int]:
+    """The sizes that an error's text names, which are those that an op needs: "needs [N, 2, 3]"."""
+    return {int(n) for n in re.findall(r"(?<![\w.-])\d{1,9}\b", str(error))} - {*PROBES}
+
+
+def _named_shapes(error: Exception) -> list[tuple[int, ...]]:
+    """The shapes without open sizes that an error's text names."""
+    shapes = re.findall(r"\[(\d{1,9}(?:, \d{1,9})*)\]", str(error))
+    return [tuple(map(int, shape.split(", "))) for shape in shapes]
+
+
+def _fitted(
+    recorded: Call, by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any], refused: ShapeError
+) -> list[Any] | None:
     """run's results where a dynamic dim, two, or all of an input have sizes that the call meets elsewhere, open ones
-    included, or small ones that an op asks for, as grid_sample does 2 coordinates; None if that fails too.
+    included, or that the refusal names, or small ones that an op asks for, as grid_sample does 2 coordinates; None if
+    that fails too.
 
     What an op refuses for any other size, such as x * w of x [-1] and w [5], leaves no other size open.
     """
@@ -118,6 +133,12 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
         for (n, s), other in itertools.product(symbols.items(), shapes)
         if (way := _as_other(n, s.shape, other, left_out))
     ]
+    needed = [
+        way
+        for (n, s), shape in itertools.product(symbols.items(), _named_shapes(refused))
+        if len(shape) == len(s.shape) and (way := _as_other(n, s.shape, shape, (DYNAMIC,)))
+    ]
+    needed += [[way] for way in itertools.product(dims, sorted(_named_sizes(refused)))]
     # open sizes that the code computed in different ways, such as those of a map and of the targets fed for it
     met_open = [
         way for (n, s), (m, t) in itertools.permutations(symbols.items(), 2) if n != m and (way := _as_open(n, s, t))
@@ -148,7 +169,7 @@ def _fitted(recorded: Call, by_name: dict[str, TensorState], run: Callable, star
     return (
         first((p,) for p in pairs)
         or agreed((p,) for p in small)
-        or first(itertools.chain(alike, met_open, _of_two_dims(both)))
+        or first(itertools.chain(needed, alike, met_open, _of_two_dims(both)))
         or agreed(in_each)
         or agreed(_of_two_dims(itertools.combinations(small, 2)))
     )
@@ -230,31 +251,73 @@ _SAMPLES: tuple[tuple[int, Callable[[np.ndarray], Any]], ...] = (
 )
 """Which of the PROBES stands for a dynamic dim, and the values of elements by their number in row-major order."""
 _MOST_SAMPLED = 2**24  # elements of one input
+_MOST_SAMPLES = 8  # ways of giving a dynamic dim a size, each a run on all samples
 
 
 def _on_samples(by_name: dict[str, TensorState], run: Callable, starts: dict[str, Any]) -> list[Any] | None:
-    """run's results for the two PROBES, of what it gives on samples of values; None if it fails on all of them."""
+    """run's results for the two PROBES, of what it gives on samples of values, with a size that it needs for a dynamic
+    dim, as nms does 4 coordinates; None if it fails on all of them."""
+    sizes: tuple[int, ...] = _SMALL
+    try:
+        results = _sampled(by_name, run, starts)
+    except ShapeError as error:
+        results, sizes = None, (*sorted(_named_sizes(error)), *_SMALL)
+    if results is not None:
+        return results
+    symbols = {n: t._array for n, t in by_name.items() if isinstance(t._array, Symbol)}
+    dims = [(n, dim) for n, symbol in symbols.items() for dim, d in enumerate(symbol.shape) if dim and d == DYNAMIC]
+    for way in itertools.islice(itertools.product(dims, sizes), _MOST_SAMPLES):
+        with contextlib.suppress(ShapeError):
+            results = _sampled(by_name, run, starts, dict([way]))
+        if results is not None:
+            return results
+    return None
+
+
+def _sampled(
+    by_name: dict[str, TensorState],
+    run: Callable,
+    starts: dict[str, Any],
+    fixed: dict[tuple[str, int], int] | None = None,
+) -> list[Any] | None:
+    """run's results on samples; None if it takes none of the values, or they are too large.
+
+    Raises ShapeError if it takes no such shapes.
+    """
     seen: list[tuple[int, Any]] = []
+    unfit: ShapeError | None = None
     outer, state.watch.active = state.watch.active, None
     try:
         for probe, elements in _SAMPLES:
-            arrays = {n: _sample(t._array, PROBES[probe], elements) for n, t in by_name.items()}
+            avals = {n: _sized(t._array, n, PROBES[probe], fixed or {}) for n, t in by_name.items()}
+            arrays = {n: _sample(aval, elements) for n, aval in avals.items()}
             if any(a is None for a in arrays.values()):
                 return None
             starts.update(arrays)
             try:
                 with rng.default_generator.drawing_from(rng.Generator().manual_seed(0)):
                     seen.append((probe, run({n: _like(by_name[n], a) for n, a in arrays.items()})))
+            except ShapeError as error:
+                unfit = error
             except (*_OURS, RuntimeError):  # these values are none that it takes
                 continue
     finally:
         state.watch.active = outer
+    if not seen and unfit is not None:
+        raise unfit
     return _merged(seen) if seen else None
 
 
-def _sample(array: Any, probe: int, elements: Callable[[np.ndarray], Any]) -> Any:
-    """A value for an input; the known one if there is one, None for one that would be too large."""
+def _sized(array: Any, name: str, probe: int, fixed: dict[tuple[str, int], int]) -> Any:
+    """An input's array, or the abstract one under a probe, with the sizes that are fixed."""
     like = array.at(probe) if isinstance(array, Symbol) else array
+    if not isinstance(like, jax.ShapeDtypeStruct):
+        return like
+    return like.update(shape=tuple(fixed.get((name, dim), size) for dim, size in enumerate(like.shape)))
+
+
+def _sample(like: Any, elements: Callable[[np.ndarray], Any]) -> Any:
+    """A value for an input; the known one if there is one, None for one that would be too large."""
     if not isinstance(like, jax.ShapeDtypeStruct):
         return like
     count = math.prod(like.shape)

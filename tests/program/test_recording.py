@@ -102,6 +102,17 @@ def test_a_size_not_known_takes_a_small_one_that_an_op_asks_for(static_mode):
     np.testing.assert_array_equal(got, [np.cross(arrays["x"], arrays["y"])] * 2)
 
 
+def test_sizes_not_known_are_those_that_a_refusal_names(static_mode):
+    columns, theta, boxes = (static.data(name, [-1] * ndim) for name, ndim in (("x", 3), ("theta", 3), ("boxes", 2)))
+    outs = [F.fold(columns, [4, 4], 2), F.affine_grid(theta, [2, 1, 4, 5]), paddle.vision.ops.nms(boxes, 0.3)]
+    assert [list(out.shape) for out in outs] == [[-1, -1, 4, 4], [2, 4, 5, 2], [-1]]
+    fed = {"x": (2, 12, 9), "theta": (2, 2, 3), "boxes": (3, 4)}
+    folded, grid, kept = run(outs, **{name: np.ones(shape, "float32") for name, shape in fed.items()})
+    assert (folded.shape, grid.shape, kept.tolist()) == ((2, 3, 4, 4), (2, 4, 5, 2), [0, 1, 2])
+    with pytest.raises(CaptureError, match=r"size 1 of .* give static.data that size"):
+        paddle.gather_nd(columns, static.data("index", [-1, -1], "int64"))
+
+
 def test_lists_of_variables_are_put_together_and_tensors_with_values_are_fetched(static_mode):
     x, known = static.data("x", [2]), paddle.to_tensor([7, 8])
     joined = paddle.to_tensor([[x[1], 3], [x.sum(), 4.5]], dtype="float64", stop_gradient=False)
