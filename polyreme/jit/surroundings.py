@@ -373,6 +373,11 @@ class Surroundings:
                     self._add_root(always, name, fn.__globals__, attributes)
             for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
                 self._add_cell(always, name, cell, attributes)
+            for name, read in _defaults_of(fn):
+                if not _is_fixed(value := read()):
+                    if _is_value(value):
+                        always.add((id(fn), name), name, read)
+                    self._add_object(always, name, value, attributes, _DEEPEST)
         for name, value in self._objects.values():
             self._add_object(always, name, value, attributes, _DEEPEST)
         for layer in with_sublayers(self._layers.values()):
@@ -458,6 +463,16 @@ def _add_class(places: _GuardTable, cls: type, space: dict, names: frozenset[str
                 if _is_value(value) and not isinstance(value, _FUNCTIONS) and not _is_made_inside(value):
                     read = functools.partial(_attribute, space, values, name)
                     places.add((id(space), id(base), name), f"{base.__name__}.{name}", read)
+
+
+def _defaults_of(fn: types.FunctionType) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The name of each parameter with a default, and what reads that, which lists and objects among them may change."""
+    code, values = fn.__code__, fn.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    for at, name in enumerate(names):
+        yield name, functools.partial(operator.getitem, values, at)
+    for name in fn.__kwdefaults__ or ():
+        yield name, functools.partial(operator.getitem, fn.__kwdefaults__, name)
 
 
 def _attribute(space: dict, values: Any, name: str) -> Any:

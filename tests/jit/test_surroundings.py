@@ -44,6 +44,15 @@ def grown_list():
     return lambda x: x * sum(factors), lambda: factors.append(1.0), "factors: a list of 1 -> a list of 2"
 
 
+def default_argument():
+    table = {"scale": 2.0}
+
+    def scaled(x, table=table, *, shifts=(0.0, 1.0)):
+        return x * table["scale"] + shifts[1]
+
+    return lambda x: scaled(x), lambda: table.update(scale=3.0), "table['scale']: 2.0 -> 3.0"
+
+
 def closure_cell():
     k = 2.0
 
@@ -150,8 +159,8 @@ def set_to(name, value):
 CASES = {
     case.__name__: case
     for case in (
-        global_number, dict_in_list, grown_list, closure_cell, small_array, another_tensor, namespace_of_settings,
-        attribute_of_a_class, attribute_of_a_class_by_its_name, module_constant,
+        global_number, dict_in_list, grown_list, default_argument, closure_cell, small_array, another_tensor,
+        namespace_of_settings, attribute_of_a_class, attribute_of_a_class_by_its_name, module_constant,
     )
 } | {
     "attribute_of_a_layer": net(set_to("scale", -2.0), "Net.scale: 2.0 -> -2.0"),
