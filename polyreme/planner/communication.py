@@ -48,8 +48,15 @@ class LinkGroup(NamedTuple):
         if self.size == 1 or nbytes <= 0:
             return 0.0
         messages = arrays if self.on_processor else 1
-        hops = sum((t.parties - 1) * t.link.latency for t in self.tiers)
-        return messages * (max(self._moved(nbytes / messages, t) for t in self.tiers) + hops)
+        return messages * (max(self._moved(nbytes / messages, t) for t in self.tiers) + self._round())
+
+    def _round(self) -> float:
+        """Seconds of the hops of a ring through all devices: from party to party of each tier, and inside each."""
+        seconds, crossed = 0.0, 1
+        for tier in reversed(self.tiers):
+            seconds += crossed * (tier.parties - 1) * tier.link.latency
+            crossed *= tier.parties
+        return seconds
 
     def reduce_scatter(self, nbytes: float) -> float:
         """Seconds until every device has its part of the sum of nbytes on each."""

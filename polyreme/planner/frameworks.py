@@ -63,6 +63,8 @@ class Framework:
     adapted: Literal["attention", "all"] = "attention"
     tuned: bool = False
     beside: tuple[str, ...] = ("dp", "sharding")
+    from_stage: int = 0
+    fused: float = 2023.0
     source: str = ""
 
 
@@ -131,6 +133,7 @@ FRAMEWORKS = (
         gradients=2,
         memory=replace(_FUSED, logits=4.0),
         sync=0.0,
+        fused=2024.0,  # jax has splash attention since 2023-11, cuDNN's since 2024
         source="MaxText: bfloat16 activations, megablox for dropless experts",
     ),
     Framework(
@@ -163,17 +166,29 @@ FRAMEWORKS = (
         source="PaddleNLP: norms and rotations of elementary kernels",
     ),
     Framework(
+        "hugging face",
+        ("hugging", "transformers", "accelerate"),
+        fusion="none",
+        prunes=False,
+        gradients=2,
+        # logits in 16 bits and widened, their shifted copy, its logarithms, and the gradient of those
+        memory=replace(_FUSED, norms=4, logits=18.0),
+        from_stage=3,
+        source="transformers' models in eager mode, by Trainer under DeepSpeed or FSDP; loss in float32 over all rows",
+    ),
+    Framework(
         "deepspeed",
         ("deepspeed",),
         fusion="none",
         prunes=False,
         gradients=2,  # grad_accum_dtype is that of the model unless said
         memory=replace(_FUSED, norms=4),
-        source="PyTorch in eager mode under ZeRO",
+        from_stage=3,  # overlap_comm is off below unless set
+        source="PyTorch in eager mode under ZeRO; DeepSpeed, configuration of zero_optimization",
     ),
     Framework(
         "torch",
-        ("torch", "fsdp", "llm-foundry", "mosaic", "hugging", "colossal"),
+        ("torch", "fsdp", "llm-foundry", "mosaic", "colossal"),
         fusion="none",
         prunes=False,
         gradients=4,

@@ -480,6 +480,11 @@ def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
     )
 
 
+_SOFTMAX = 5.0
+"""Bytes of a softmax of scores by elementary kernels over those of one kernel: scores are scaled, masked, widened,
+normalised in float32 and made narrow again, 20 bytes an element for 4; its backward likewise, 28 for 6."""
+
+
 def _plain(build: _BlockBuilder, *qkv: Value) -> Value:
     """Scores, softmax and context as operations of their own, with the whole [seq, seq] matrix of every head."""
     shape = build.shape
@@ -490,7 +495,7 @@ def _plain(build: _BlockBuilder, *qkv: Value) -> Value:
     queries, values = (qkv[:1], qkv[:1]) if len(qkv) == 1 else (qkv[:2], qkv[2:])
     read = tuple(y.name for y in queries)
     build.add("product", "scores", queries, scores, flops=flops * shape.head_dim, saved=read, **rest)
-    build.add("elementwise", "softmax", [scores], weights, saved=(weights.name,), **rest)
+    build.add("elementwise", "softmax", [scores], weights, saved=(weights.name,), unfused=_SOFTMAX, **rest)
     if shape.dropout:
         mask, kept = replace(scores, name="weights_mask", itemsize=1), replace(scores, name="weights_kept")
         weights = build.add("elementwise", "weights_drop", [weights, mask], kept, saved=(mask.name,), **rest)

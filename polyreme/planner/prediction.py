@@ -34,6 +34,7 @@ class Training:
     adapted: which products have adapters, those of attention or all of a layer. casts: of what products in few bits
     read, "apart": a kernel of their own, or "fused" into norms and activation functions that make it. tuned: whether
     kernels of products are chosen by measurement and the device's power is given to matrix units (DeviceKind.tuned).
+    seen: whether runs of the software set constants here; it changes the interval alone.
     """
 
     dtype: str = "bfloat16"
@@ -57,6 +58,7 @@ class Training:
     adapted: Literal["attention", "all"] = "attention"
     casts: Literal["apart", "fused"] = "apart"
     tuned: bool = False
+    seen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,8 +247,11 @@ def _of_size(cells: Cells, layers: int, h: int) -> tuple[int, int]:
 
 
 _FUSED = 2023.0
-"""From when runs are taken to use fused attention (arXiv:2205.14135 was in the large frameworks by then), bucketed
-reduction beside the backward, and no dropout."""
+"""From when runs are taken to use bucketed reduction beside the backward, and no dropout; of Framework.fused fused
+attention (arXiv:2205.14135 was in the large frameworks by then)."""
+
+_ATTENTION_KERNELS = ("flash", "splash", "pallas", "cudnn", "xformers", "memory-efficient attention", "fa2", "fa3")
+"""Words of a row whose attention is fused, whatever its year."""
 
 
 _ASYNCHRONOUS = 2022.0
@@ -260,10 +263,10 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     dtype = _dtype(text)
     if dtype not in flops:
         dtype = cells.assumed["dtype"] = "bfloat16" if not dtype and "bfloat16" in flops else next(iter(flops))
-    is_new = (cells.year >= _FUSED or cells.has("flash")) and not cells.denies("flash")
     used, is_tpu = _framework(cells), _is_tpu(cells)
+    is_fused = (cells.year >= used.fused or cells.has(*_ATTENTION_KERNELS)) and not cells.denies("flash")
     is_own = cells.year >= used.own
-    overlap = _beside(cells, used, is_tpu) if is_new else ()
+    overlap = _beside(cells, used, is_tpu) if cells.year >= _FUSED else ()
     if cells.year >= _ASYNCHRONOUS:
         overlap = (*overlap, "mp_grad")
     # XLA for TPUs runs collectives in pieces beside the products they feed; Megatron-LM does where it says so
@@ -283,7 +286,7 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     return Training(
         dtype=dtype,
         products=low if low in flops else "",
-        attention="fused" if is_new else "plain",
+        attention="fused" if is_fused else "plain",
         # XLA and float16 sum gradients as they are computed; bfloat16 elsewhere in float32
         gradients=2 if dtype == "float16" else used.gradients,
         cut="layers",
@@ -298,6 +301,7 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
         casts=used.casts,
         adapted=used.adapted,
         tuned=used.tuned and is_own,
+        seen=_SEEN.match(cells.text("system").lower()) is not None,
     )
 
 
@@ -309,9 +313,14 @@ def _beside(cells: Cells, used: Framework, is_tpu: bool) -> tuple[str, ...]:
     """Axes of data whose collectives run beside arithmetic: as the framework does by itself, or is said to. XLA for
     GPUs does with its latency-hiding scheduler, which is off unless asked for."""
     is_asked = cells.has(*_BESIDE) and not cells.denies("overlap")
-    by_itself = is_tpu if used.name == "xla" else "dp" in used.beside
+    stage, _ = _sharding(cells)
+    by_itself = is_tpu if used.name == "xla" else "dp" in used.beside and not 0 < stage < used.from_stage
     return ("dp", "sharding") if is_asked or (by_itself and not cells.denies("overlap")) else ()
 
+
+_SEEN = re.compile(r"nemo(?! automodel)|megatron-(?:lm|core)|maxtext|llm-foundry|paddle(?:nlp|fleetx)")
+"""Systems whose makers' runs set constants of this package; runs of others were 17% to 21% slower than predicted on the
+median (benchmarks/results/planner_published_2026-11-27.md)."""
 
 _DEEPEP = 2025.4
 
@@ -496,7 +505,11 @@ def _cluster(cells: Cells, total: int) -> Cluster:
 
 
 def _with_network(cells: Cells, cluster: Cluster) -> Cluster:
-    """The cluster with the network cards that the notes tell: "4 x 100 Gbit/s a node", or "400 Gb/s per GPU"."""
+    """The cluster with the machines and network cards that the notes tell: "4 GPUs a node", "4 x 100 Gbit/s a node", or
+    "400 Gb/s per GPU"."""
+    if len(cluster.links) > 1 and (told := _PER_NODE.search(cells.words)) and int(told[1]):
+        near = replace(cluster.links[-2], devices=int(told[1]))
+        cluster = replace(cluster, links=(*cluster.links[:-2], near, cluster.links[-1]))
     match = re.search(
         r"(?:(\d+) ?x ?)?(\d+) ?(?:gbit/s|gb/s|gbps)[^,;.]*?\b(?:a|per|each) (node|gpu|device)", cells.words
     )
@@ -506,6 +519,8 @@ def _with_network(cells: Cells, cluster: Cluster) -> Cluster:
     bits = int(match[1] or 1) * int(match[2]) * 1e9 / (near.devices if match[3] == "node" else 1)
     return replace(cluster, links=(*cluster.links[:-1], replace(far, bandwidth=bits / 8)))
 
+
+_PER_NODE = re.compile(r"\b(\d+) ?(?:gpu|npu|device|accelerator|card)s? (?:a|per|each) (?:node|machine|host|server)")
 
 _OPEN_RECOMPUTE = [
     _Recompute("none"),

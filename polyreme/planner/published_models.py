@@ -63,6 +63,13 @@ _KNOWN: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     (r"qwen-?(2|1\.5|7b|14b|72b)", {"qkv_bias": True}, "arXiv:2309.16609, section 2.3"),
     (r"nemotron-?4|nemotron-?(8b|15b|22b|340b)", {**_ROPED}, "arXiv:2402.16819, table 1"),
     (r"llama-?4", {"shared_experts": 1}, "Llama 4, config.json"),
+    (r"pythia|neox|gpt-?j", {"learned_positions": False, "tied": False}, "arXiv:2204.06745, section 2.1; 2304.01373"),
+    (r"bloom", {"learned_positions": False}, "arXiv:2211.05100, section 3.2"),
+    (
+        r"glm-?130b",
+        {"learned_positions": False, "tied": False, "rms_norm": False, "biases": True},
+        "arXiv:2210.02414, section 2.1",
+    ),
     (r"palm", {"biases": False, "tied": True, "learned_positions": False}, "arXiv:2204.02311, section 2"),
 )
 

@@ -107,11 +107,39 @@ def test_years_tell_what_software_did():
         ({"system": "MaxText", "hardware": "TPUv4"}, ("sharding", "mp_grad", "mp"), False),
         ({"system": "PyTorch FSDP"}, ("dp", "sharding", "mp_grad"), False),
         ({"system": "PyTorch FSDP", "notes": "no overlap"}, ("mp_grad",), False),
+        ({"system": "DeepSpeed", "zero_or_fsdp": "zero2"}, ("mp_grad",), False),
+        ({"system": "DeepSpeed", "zero_or_fsdp": "zero3"}, ("dp", "sharding", "mp_grad"), False),
     ],
 )
 def test_a_framework_tells_what_runs_beside_arithmetic(row, beside, is_tuned):
     training = run_of(ROW | {"hardware": "H100-80G", "date": "2024-09", "dtype": "bf16"} | row).training
     assert (training.overlap, training.tuned) == (beside, is_tuned)
+
+
+@pytest.mark.parametrize(
+    ("row", "attention"),
+    [
+        ({"system": "EasyLM (jax)"}, "plain"),  # jax had no kernel of its own yet
+        ({"system": "EasyLM (jax)", "notes": "splash attention"}, "fused"),
+        ({"system": "EasyLM (jax)", "date": "2024-06"}, "fused"),
+        ({"system": "PyTorch"}, "fused"),
+        ({"system": "PyTorch", "notes": "no flash attention"}, "plain"),
+    ],
+)
+def test_attention_is_fused_from_when_a_framework_had_a_kernel_for_it(row, attention):
+    assert run_of(ROW | {"date": "2023-06", "dtype": "bf16"} | row).training.attention == attention
+
+
+def test_plain_attention_by_elementary_kernels_takes_longer_than_by_one():
+    one = ROW | {"n_dev": 1, "tp": 1, "pp": 1, "sp": "no", "gbs": 1, "layers": 2, "recompute": "none"}
+    fused, elementary = (run_of(one | {"system": system}).seconds() for system in ("Megatron-LM", "PyTorch"))
+    assert elementary > 1.05 * fused
+
+
+def test_machines_of_other_sizes_than_the_kinds_usual_ones():
+    eight, four = run_of(ROW).cluster, run_of(ROW | {"notes": "4 GPUs a node; 4 x 100 Gbit/s a node"}).cluster
+    assert (eight.links[0].devices, four.links[0].devices) == (8, 4)
+    assert four.links[1].bandwidth == 100e9 / 8  # a card each
 
 
 def test_tuned_products_are_those_of_16_bits():
