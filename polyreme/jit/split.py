@@ -18,7 +18,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +39,7 @@ from polyreme.jit.called import Called
 from polyreme.jit.capture import Capture, nodes_behind, same_parts, stale, watching
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
+from polyreme.jit.kept import KeptPlace
 from polyreme.jit.liveness import used_arguments
 from polyreme.jit.structure import Spec, flatten, rebuild
 from polyreme.jit.unreduced import Axes, Replicas, Split, Unreduced, accumulate, named, sum_replicas
@@ -183,12 +184,13 @@ class SplitProgram:
 
     def serves(self) -> bool:
         """True while the Layers called are in the mode they were captured in and put together from the same parts,
-        hooks included, and the same state wants gradients."""
+        hooks included, the same state wants gradients, and what the code reads around it is as it was."""
         return (
             self._modes == self._modes_now()
             and all(layer.training is training and same_parts(layer, parts) for layer, training, parts in self.layers)
             and all(t.stop_gradient is s for t, s in self._stopped)
             and self._same_hooks()
+            and self._surroundings.change() is None
         )
 
     def _same_hooks(self) -> bool:
@@ -307,9 +309,13 @@ class SplitProgram:
                 start = jnp.zeros((2,), jnp.uint32)
                 self.draws = self._run(capture, rng.default_generator.key_state(), start, arrays)[2] is not start
                 met.extend((b.tensor, b.written) for b in capture.before.values())
+                changed.extend(capture.surroundings.changes())
 
         met: list[tuple[TensorState, bool]] = []
+        changed: list[KeptPlace] = []
         jax.eval_shape(abstract, self.example.arrays)
+        # a place that the code itself changes tells nothing
+        self._surroundings = replace(capture.surroundings.guards(frozenset(capture.before), changed), kept=[])
         key = rng.default_generator.key_state()
         self.layers, self.fusions = tuple(capture.layers.values()), tuple(capture.calls.fused)
         self._stopped = tuple((t, t.stop_gradient) for t, _ in met)

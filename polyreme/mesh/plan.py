@@ -529,6 +529,7 @@ _FROM_DEGREES = (
     "offload_path",
     "offload_ratio",
     "offload_buffers",
+    "compile",
     "sep_attention",
     "sep_order",
     "ulysses_degree",

@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyreme.core.layout import Layout
+from polyreme.distributed.pipeline.chunk import Chunk
 from polyreme.distributed.pipeline.pipeline_layer import PipelineChunk
+from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.mesh.schedule import Schedule, Task
 from polyreme.nn.alike import are_alike, tensors_of
+from polyreme.training.microbatches import Microbatch
 
 
 class BlockPipeline(Pipeline):
@@ -31,15 +34,28 @@ class BlockPipeline(Pipeline):
         told: Sequence[str] = (),
     ) -> None:
         super().__init__(chunks, losses, layout, output, told)
-        for at, chunk in enumerate(self._first):
-            first = next((n for n in range(at) if _are_alike(chunks[n], chunks[at])), None)
-            if first is not None:
-                pairs = zip(tensors_of(chunks[first]), tensors_of(chunks[at]), strict=True)
-                chunk.share_programs(self._first[first], {id(theirs): ours for theirs, ours in pairs})
+        self._parts = list(chunks)
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """Each microbatch's forwards, then from the last chunk to the first its backwards."""
         return _schedule(len(self.stage_of_chunk), num_microbatches)
+
+    def _run(self, chunks: Sequence[Chunk], batch: Sequence[Microbatch], keys: Sequence[Any], **how: Any) -> Run:
+        self._share()
+        return super()._run(chunks, batch, keys, **how)
+
+    def _share(self) -> None:
+        """Have each chunk call the programs of the first one that does the same now: since the last batch Layers may
+        have changed."""
+        firsts: list[int] = []
+        for at, (chunk, part) in enumerate(zip(self._first, self._parts, strict=False)):
+            first = next((n for n in firsts if _are_alike(self._parts[n], part)), None)
+            if first is None:
+                firsts.append(at)
+                chunk.share_programs(None, {})
+            else:
+                pairs = zip(tensors_of(self._parts[first]), tensors_of(part), strict=True)
+                chunk.share_programs(self._first[first], {id(theirs): ours for theirs, ours in pairs})
 
     def _stages_of(self, num_chunks: int) -> tuple[int, ...]:
         return (0,) * num_chunks

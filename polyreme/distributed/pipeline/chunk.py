@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,9 +60,9 @@ class Chunk:
         self._like: Chunk | None = None
         self._mine: dict[int, TensorState] = {}
 
-    def share_programs(self, other: Chunk, tensors: Mapping[int, TensorState]) -> None:
-        """Call the programs of a chunk that does the same with other values. tensors: by id of each of its Tensors,
-        this one's. Programs that write Tensors are not shared."""
+    def share_programs(self, other: Chunk | None, tensors: Mapping[int, TensorState]) -> None:
+        """Call the programs of a chunk that does the same with other values from the next step on; None for its own.
+        tensors: by id of each of its Tensors, this one's. Programs that write Tensors are not shared."""
         self._like, self._mine = other, dict(tensors)
 
     def begin(self, backwards: int = 0) -> None:
@@ -70,18 +70,13 @@ class Chunk:
         mode."""
         self.end()
         self._to_come = backwards
-        self._programs = {key: p for key, made in self._made.items() for p in made if p.serves()}
+        # its own programs name its own Tensors, which need not be those that stand for the other chunk's
+        self._programs = {} if self._like is not None else dict(self._serving())
         self.draws = not self._programs or any(p.draws for p in self._programs.values())
-        if self._like is not None and any(t.stop_gradient != o.stop_gradient for t, o in self._shared_pairs()):
-            self._like, self._mine = None, {}
 
-    def _shared_pairs(self) -> list[tuple[TensorState, TensorState]]:
-        like = self._like
-        if like is None:
-            return []
-        return [
-            (t, self._mine[id(t)]) for made in like._made.values() for p in made for t in p.read if id(t) in self._mine
-        ]
+    def _serving(self) -> Iterator[tuple[Any, SplitProgram]]:
+        """Programs of its own that may be called as things are, by what they take."""
+        return ((key, p) for key, made in self._made.items() for p in made if p.serves())
 
     def end(self) -> None:
         """Hold no array any longer: parameters that only the model holds can be updated in place."""
@@ -186,7 +181,9 @@ class Chunk:
         if program is None and self._like is not None:
             program = self._like._program(flow, backward)
             if program.written or program.moved:
-                self._like, self._mine, program = None, {}, None
+                self._like, self._mine = None, {}
+                self._programs = dict(self._serving())
+                program = self._programs.get(key)
             else:
                 self._programs[key] = program
                 self.draws = any(known.draws for known in self._programs.values())

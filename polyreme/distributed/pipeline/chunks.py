@@ -41,14 +41,14 @@ def in_chunks(model: Any, plan: Plan) -> PipelineLayer:
 
 
 def in_small_chunks(model: Any, plan: Plan) -> PipelineLayer:
-    """A model as chunks of one item each, on one stage: itself, or a PipelineLayer of its pipeline_items(), some of
-    which end at routers where the plan brings experts one by one.
+    """A model as chunks of one item each, on one stage: a PipelineLayer by_items(), or one of its pipeline_items(),
+    some of which end at routers where the plan brings experts one by one.
 
     Raises ConfigError for a model that has none, or no block that a router parts.
     """
     at_routers = "expert" in plan.offload
     if isinstance(model, PipelineLayer) and not at_routers:
-        return model
+        return model.by_items()
     if at_routers and not hasattr(model, "block_parts"):
         raise ConfigError(
             "plan: offload of expert needs a model in chunks that end at routers, as families with experts have; "

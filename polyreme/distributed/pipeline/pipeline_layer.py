@@ -6,6 +6,7 @@ one model, layers that share a weight hold the very same Parameter, and the whol
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -47,22 +48,23 @@ class PipelineChunk(Layer):
     """
 
     items: list[Item]
+    recompute_interval: int
+    keep: Keep
 
     def __init__(self, items: Mapping[int, Item], recompute_interval: int = 0, keep: Keep = AS_IT_IS) -> None:
         super().__init__()
         self.items = list(items.values())
-        self._interval = recompute_interval
-        self._keep = keep
+        self.recompute_interval, self.keep = recompute_interval, keep
         for index, item in items.items():
             if item.layer is not None:
                 self.add_sublayer(str(index), item.layer)
 
     def forward(self, x: Any) -> Any:
-        if not self._interval:
+        if not self.recompute_interval:
             return _run(self.items, x)
-        for start in range(0, len(self.items), self._interval):
-            run = functools.partial(_run, self.items[start : start + self._interval])
-            x = run_again(run, (x,), {}, self._keep)
+        for start in range(0, len(self.items), self.recompute_interval):
+            run = functools.partial(_run, self.items[start : start + self.recompute_interval])
+            x = run_again(run, (x,), {}, self.keep)
         return x
 
 
@@ -176,6 +178,22 @@ class PipelineLayer(Layer):
     def chunk(self, k: int) -> PipelineChunk:
         """The chunk at this place in the order that data flows."""
         return self._chunks[k]
+
+    def by_items(self) -> PipelineLayer:
+        """The same layers on one stage in chunks as small as may be: of one item each, or of as many as are run again
+        together in backward. Itself where it has several chunks."""
+        if self.num_chunks > 1:
+            return self
+        [whole] = self._chunks
+        bounds = [*range(0, len(whole.items), whole.recompute_interval or 1), len(whole.items)]
+        cut = copy.copy(self)
+        cut._num_virtual, cut.segment_parts = len(bounds) - 1, bounds
+        cut.stage_of_chunk = (0,) * cut._num_virtual
+        cut._chunks = [
+            PipelineChunk(dict(enumerate(whole.items[a:b], a)), whole.recompute_interval, whole.keep)
+            for a, b in itertools.pairwise(bounds)
+        ]
+        return cut
 
     def chunk_items(self, k: int) -> list[Callable[[Any], Any]]:
         """The layers and functions that a chunk calls, in order."""

@@ -119,7 +119,6 @@ class StreamedPipeline(BlockPipeline):
         parameters: Sequence[Any],
     ) -> None:
         super().__init__(chunks, losses, layout, output)
-        self._parts = list(chunks)
         # of each chunk, the parameters whose experts are brought one by one
         self._experts = [_experts_of(chunk) for chunk in chunks]
         if "expert" in self.plan.offload and not any(self._experts):
@@ -150,6 +149,7 @@ class StreamedPipeline(BlockPipeline):
         return [(i, k) for k in range(len(self.stage_of_chunk)) for i in range(num_microbatches)]
 
     def _run(self, chunks: Sequence[Chunk], batch: Sequence[Microbatch], keys: Sequence[Any], **how: Any) -> Run:
+        self._share()
         return StreamedRun(self, chunks, batch, keys, **how)
 
     def bring(self, chunk: Chunk, at: int) -> Future:

@@ -261,6 +261,8 @@ def test_a_plan_says_the_same_as_a_strategy():
     fleet.reset()
     with pytest.raises(PlacementError, match="needs 4 devices, 8 given"):
         fleet.init(is_collective=True, strategy=Plan.from_degrees(dp=4))
+    with pytest.raises(ConfigError, match=r"compile='blocks', and fleet compiles no steps.*leave compile out"):
+        fleet.init(is_collective=True, strategy=Plan.from_degrees(dp=8, compile="blocks"))
 
 
 def test_a_plan_takes_state_to_disk(tmp_path):

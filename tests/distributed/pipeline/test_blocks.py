@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import polyreme.optimizer as opt
+from polyreme import nn
 from polyreme.core import rng
+from polyreme.distributed.pipeline.pipeline_layer import PipelineLayer
 from polyreme.distributed.pipeline.step import PipelineStep
 from polyreme.distributed.placement import clear_plan
 from polyreme.distributed.planned_step import PlannedStep
@@ -15,6 +17,7 @@ from polyreme.errors import ConfigError
 from polyreme.mesh import Plan
 from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.nn.clip import ClipGradByGlobalNorm
+from polyreme.nn.functional import mse_loss
 from polyreme.nn.layers.linear import Linear
 from polyreme.training import MixedPrecision, StepPolicy
 
@@ -83,6 +86,50 @@ def test_depth_adds_no_programs():
 
     shared, all_calls = programs(2)
     assert programs(4) == (shared, all_calls + 2 * 2)
+
+
+class Block(nn.Layer):
+    """x + scale (x w), dropped out."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout, self.scale = nn.Linear(4, 4), nn.Dropout(0.5), 1.0
+
+    def forward(self, x):
+        return x + self.dropout(self.linear(x)) * self.scale
+
+
+CHANGES = {
+    "mode": lambda block: block.eval(),
+    "setting": lambda block: setattr(block, "scale", 3.0),
+    "layer hook": lambda block: block.register_forward_post_hook(lambda layer, x, y: 2 * y),
+    "gradient hook": lambda block: block.linear.weight.register_hook(lambda g: 0 * g),
+    "frozen": lambda block: setattr(block.linear.weight, "stop_gradient", True),
+}
+
+
+@pytest.mark.slow_cases("layer hook", "gradient hook", "frozen")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_block_that_changes_does_so_alone(change):
+    def train(compile):
+        clear_plan()
+        rng.seed(1)
+        model = PipelineLayer([*(Block() for _ in range(4)), nn.Linear(4, 4)], num_stages=1, loss_fn=mse_loss)
+
+        def make_optimizer(model):
+            return opt.SGD(0.1, parameters=model.parameters())
+
+        plan = Plan.from_degrees(compile=compile)
+        step = PlannedStep(model, plan, make_optimizer, StepPolicy(), jax.devices()[:1])
+        x, y = np.random.default_rng(0).standard_normal((2, 4, 4)).astype("float32")
+        losses = [float(step(x, y).loss)]
+        CHANGES[change](model.chunk(0).items[1].layer)
+        return [*losses, float(step(x, y).loss), float(step(x, y).loss)], step
+
+    blocks, step = train("blocks")
+    np.testing.assert_allclose(blocks, train("step")[0], rtol=CLOSE)
+    # two each of the first block, whose input wants no gradient, of the changed one, of both others, of the end
+    assert len({id(call) for _, _, call in step.step.pipeline.programs()}) == 8
 
 
 def test_what_has_no_blocks_is_refused():

@@ -64,6 +64,11 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
     """
     if isinstance(strategy, Plan):
         strategy.mesh.check_devices(num_devices, here=True)
+        if strategy.in_blocks:
+            raise ConfigError(
+                "fleet.init: plan with compile='blocks', and fleet compiles no steps of models without stages; leave "
+                "compile out, or train with distributed.planned_step.PlannedStep"
+            )
         return Job(strategy)
     _check_refused(strategy)
     hybrid = strategy.hybrid_configs
