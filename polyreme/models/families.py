@@ -344,6 +344,8 @@ GEMMA3 = _like_llama("gemma3", "Gemma3", shape=partial(LLAMA.shape, norm_places=
 
 GRANITE = _like_llama("granite", "Granite")
 
+OLMO = _like_llama("olmo", "Olmo", shape=partial(LLAMA.shape, rms_norm=False, norm_weights=False))
+
 OLMO2 = _like_llama("olmo2", "Olmo2", shape=partial(LLAMA.shape, norm_places="after", qk_norm=True, whole_qk_norm=True))
 
 PHI3 = _like_llama("phi3", "Phi3")
@@ -396,6 +398,8 @@ GLM = _like_llama("glm", "Glm", shape=partial(LLAMA.shape, qkv_bias=True))
 GLM4 = _like_llama("glm4", "Glm4", shape=partial(LLAMA.shape, norm_places="around", qkv_bias=True))
 
 COHERE = _like_llama("cohere", "Cohere", shape=partial(LLAMA.shape, shared_norm=True))
+
+COHERE2 = _like_llama("cohere2", "Cohere2", shape=COHERE.shape)
 
 STARCODER2 = _like_llama("starcoder2", "Starcoder2", shape=_CLASSIC, ffn_size=GPT_NEOX.ffn_size)
 
@@ -505,8 +509,8 @@ BERT = Family(
 FAMILIES: Registry[Family] = Registry(
     "model family",
     [
-        *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO2, GPT_NEOX, STABLELM, SMOLLM3),
-        *(ERNIE4_5, GLM, GLM4, COHERE, STARCODER2),
+        *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO, OLMO2, GPT_NEOX, STABLELM),
+        *(SMOLLM3, ERNIE4_5, GLM, GLM4, COHERE, COHERE2, STARCODER2),
         *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )
@@ -540,6 +544,12 @@ def _encoders(family: str, title: str) -> tuple[Architecture, ...]:
     return _architectures("encoders", family, f"{title}Config", models)
 
 
+def _of_pictures(family: str, title: str) -> tuple[Architecture, ...]:
+    """Those of a family that sees pictures alone, whose classes begin with this."""
+    models = {"base": title, "image_classification": f"{title}ForImageClassification"}
+    return _architectures("vision", family, f"{title}Config", models)
+
+
 def _encoder_decoders(family: str, title: str, writer: str = "", **models: str) -> tuple[Architecture, ...]:
     """Those of a family that writes texts about texts, whose names begin with this, by a class of this name."""
     writer = writer or f"{title}ForConditionalGeneration"
@@ -556,7 +566,20 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *_encoders("electra", "Electra"),
     *_encoders("albert", "Albert"),
     *_encoders("deberta_v2", "DebertaV2"),
-    *_architectures("vision", "vit", "ViTConfig", {"base": "ViT", "image_classification": "ViTForImageClassification"}),
+    *_architectures(
+        "encoders",
+        "modernbert",
+        "ModernBertConfig",
+        {
+            "base": "ModernBert",
+            "masked_lm": "ModernBertForMaskedLM",
+            "classification": "ModernBertForSequenceClassification",
+            "token_classification": "ModernBertForTokenClassification",
+        },
+    ),
+    *_of_pictures("vit", "ViT"),
+    *_of_pictures("dinov2", "Dinov2"),
+    *_of_pictures("convnext", "ConvNext"),
     *_architectures("vision", "clip", "CLIPConfig", {"base": "CLIP"}),
     *_architectures("vision", "siglip", "SiglipConfig", {"base": "Siglip"}),
     *_encoder_decoders("t5", "T5"),

@@ -23,16 +23,16 @@ class ModelShape:
     experts_per_token work on a token; 0 for dense. expert_ffn: their width, ffn if 0; shared_experts: that work on
     every token besides; tokens_per_expert: of a sequence, where experts choose as many, else 0; dense_layers: first
     layers that have the dense feed-forward even so. biases, learned_positions, tied: as in GPT-2; rms_norm: as in
-    LLaMA. norm_places: whether attention and feed-forward take normed input ("before"), give normed output ("after") or
-    both ("around"). qk_norm: queries and keys are normed, head by head, or all heads together if whole_qk_norm.
-    qkv_bias: theirs and the values' projections have biases, whatever `biases` says; attention_bias: whether attention
-    has those that `biases` says; head_bias: the output projection has one. shared_norm: attention and feed-forward read
-    one norm. embedding_norm: embeddings are normed. spare_positions: rows of the table of positions beside those of
-    places. shared_gate: the shared experts have a gate for each token. dropout: whether masks are drawn.
-    kv_rank: above 0 keys and values come from a latent of that width and of rope_head_dim numbers that all heads share,
-    and queries from one of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that
-    predict one token further each, of a layer and the output projection. document: tokens of a packed row that attend
-    to each other, on the mean; 0: all of the row.
+    LLaMA; norm_weights: whether norms of the residual stream have any. norm_places: whether attention and feed-forward
+    take normed input ("before"), give normed output ("after") or both ("around"). qk_norm: queries and keys are normed,
+    head by head, or all heads together if whole_qk_norm. qkv_bias: theirs and the values' projections have biases,
+    whatever `biases` says; attention_bias: whether attention has those that `biases` says; head_bias: the output
+    projection has one. shared_norm: attention and feed-forward read one norm. embedding_norm: embeddings are normed.
+    spare_positions: rows of the table of positions beside those of places. shared_gate: the shared experts have a gate
+    for each token. dropout: whether masks are drawn. kv_rank: above 0 keys and values come from a latent of that width
+    and of rope_head_dim numbers that all heads share, and queries from one of width q_rank, if that is above 0;
+    v_head_dim: of a value, head_dim if 0. ahead: modules that predict one token further each, of a layer and the output
+    projection. document: tokens of a packed row that attend to each other, on the mean; 0: all of the row.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -56,6 +56,7 @@ class ModelShape:
     learned_positions: bool = True
     tied: bool = True
     rms_norm: bool = False
+    norm_weights: bool = True
     norm_places: Literal["before", "after", "around"] = "before"
     qk_norm: bool = False
     whole_qk_norm: bool = False
@@ -255,8 +256,8 @@ class _BlockBuilder:
     def norm(self, name: str, x: Value) -> Value:
         """LayerNorm or RMSNorm of the residual stream."""
         hidden = self.shape.hidden
-        weights = [self.weight(name, ("embed",), (hidden,))]
-        if not self.shape.rms_norm:
+        weights = [self.weight(name, ("embed",), (hidden,))] if self.shape.norm_weights else []
+        if weights and not self.shape.rms_norm:
             weights.append(self.weight(f"{name}_bias", ("embed",), (hidden,)))
         # RMSNorm: to float32, square, mean, scale, back, weigh: 34 bytes an element for 4; LayerNorm is one kernel, in
         # float32 with casts around it under autocast: 20 for 4, if a framework has no better

@@ -50,7 +50,11 @@ def assert_recorded(model, name, only=slice(None)):
     outputs = model(**inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     config = getattr(model.config, "text", model.config)
-    sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    if hasattr(config, "depths"):  # blocks of convolutions, whose sums are of 7 x 7 pixels
+        width, depth = max(49, *config.hidden_sizes), sum(config.depths) + len(config.depths)
+        sizes = {"hidden_size": width, "ffn_size": 4 * width, "num_heads": 1, "num_layers": depth}
+    else:
+        sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
     # a block of a T5's decoder attends twice
     sizes["num_layers"] += 2 * getattr(config, "num_decoder_layers", 0)
     terms = parity.forward_terms(sizes, getattr(config, "seq_len", 16))
@@ -58,6 +62,11 @@ def assert_recorded(model, name, only=slice(None)):
         np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=parity.tolerance(terms, want))
 
 
+@pytest.mark.slow_cases(
+    *("mpnet_classification", "roberta_classification", "xlm_roberta_token_classification", "convnext_classification"),
+    *("deberta_v2_token_classification", "electra_classification", "albert_classification", "distilbert_masked_lm"),
+    *("modernbert_classification", "distilbert_classification"),
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_gives_what_transformers_computes_and_is_written_as_it_was(name, tmp_path):
     model = load_pretrained(FOLDERS / name)
@@ -158,6 +167,26 @@ def test_images_are_scored(tmp_path):
     change_config(copy, hidden_act="relu")
     with pytest.raises(ConfigError, match="hidden_act is 'relu', and only 'gelu'"):
         AutoConfig.from_pretrained(copy)
+
+
+def test_masked_patches_and_pictures_of_other_sides():
+    """A DINOv2 has the mask token in place of a patch, whatever was there, and says which sides it takes."""
+    model = AutoModelForImageClassification.from_pretrained(FOLDERS / "dinov2_classification")
+    recorded = load_file(FOLDERS / "dinov2_classification" / "recorded.safetensors")
+    image, covered = recorded["pixel_values"], np.zeros((2, 4), bool)
+    other = image.copy()
+    other[:, :, 4:, :4] = 7.0
+    covered[:, 2] = True
+    hidden = [model.encoder(to_tensor(x), bool_masked_pos=to_tensor(covered))[0].numpy() for x in (image, other)]
+    np.testing.assert_array_equal(*hidden)
+    assert np.abs(hidden[0] - model.encoder(to_tensor(image))[0].numpy()).max() > 0.01
+    with pytest.raises(ShapeError, match=r"images have shape \[2, 3, 8, 6\]; give .* multiples of 4"):
+        model(to_tensor(image[..., :6]))
+    gated = AutoModel.from_pretrained(FOLDERS / "dinov2_gated")
+    with pytest.raises(ConfigError, match="bool_masked_pos of a model without a mask token; leave it out"):
+        gated(to_tensor(image), bool_masked_pos=to_tensor(covered))
+    with pytest.raises(ShapeError, match=r"images have shape \[2, 3, 2, 8\]; give .* both of 4 or more"):
+        AutoModel.from_pretrained(FOLDERS / "convnext")(to_tensor(image[:, :, :2]))
 
 
 def test_texts_and_images_are_compared(tmp_path):
@@ -309,6 +338,12 @@ def test_distances_to_padding_count_for_nothing():
         ("deberta_v2", {"pos_att_type": "c2p"}, "only c2p with p2c can be had here"),
         ("deberta_v2", {"conv_kernel_size": 3}, "conv_kernel_size is 3, and only 0 or None"),
         ("deberta_v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd is 'batch'; only none or layer_norm"),
+        ("modernbert", {"attention_bias": True}, "attention_bias is True, and only False can be had here"),
+        ("modernbert", {"classifier_pooling": "last"}, "pooling 'last'; give 'cls' or 'mean'"),
+        ("modernbert", {"num_attention_heads": 8}, r"not a multiple of 2 \* num_heads = 16"),
+        ("dinov2", {"num_attention_heads": 5}, "hidden_size 24 is not a multiple of num_heads 5; make it 20 or 25"),
+        ("convnext", {"depths": [2, 1, 1]}, r"depths \[2, 1, 1\]; give a whole number of 1 or more for each stage"),
+        ("convnext", {"hidden_sizes": 8}, "hidden_sizes 8; give a whole number"),
         ("albert", {"inner_group_num": 2}, "inner_group_num is 2, and only 1 can be had here"),
         ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2}, "num_layers 3 is not a multiple of num_groups 2"),
     ],
@@ -352,13 +387,15 @@ def test_every_parameter_has_a_gradient_of_the_loss(name, kind):
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_a_plan_splits_an_encoder():
+@pytest.mark.slow_cases("dinov2_classification", "bert_masked_lm")
+@pytest.mark.parametrize("name", ["bert_masked_lm", "modernbert_masked_lm", "dinov2_classification"])
+def test_a_plan_splits_an_encoder(name):
     plan = Plan.from_degrees(mp=2, sharding=2, sharding_stage=3)
     try:
-        model = AutoModelForMaskedLM.from_pretrained(FOLDERS / "bert_masked_lm", plan=plan, devices=jax.devices()[:4])
+        model = load_pretrained(FOLDERS / name, plan=plan, devices=jax.devices()[:4])
         split = [p for p in model.parameters() if p._array.addressable_shards[0].data.size < p.size]
         assert len(split) > len(model.parameters()) / 2
-        assert_recorded(model, "bert_masked_lm")
+        assert_recorded(model, name)
     finally:
         clear_plan()
 

@@ -60,7 +60,7 @@ class Cohere(Llama):
 
     def make_block(self, config: CohereConfig, number: int) -> Layer:
         """A new block; number: how many come before it."""
-        return ParallelBlock(config, Attention(config), FeedForward(config, config.mlp_bias))
+        return ParallelBlock(config, Attention(config, config.window(number)), FeedForward(config, config.mlp_bias))
 
 
 def _rules(config: Any) -> list[WeightRule]:

@@ -14,6 +14,8 @@ from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar
 
+import numpy as np
+
 from polyreme.autograd.recompute import run_part
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
@@ -52,8 +54,10 @@ class BlockTraits:
     heads of queries and those of keys are normed together. embedding_scale: what embeddings are multiplied by,
     residual_scale what blocks add, logit_scale logits, score_scale scores of attention (head_dim ** -0.5 if None).
     score_cap, logit_cap: bounds of scores and of logits, as softcap of F.scaled_dot_product_attention; none if 0.
-    rotary_fraction: of the dims of a head those that positions turn, the first ones; 0 for none. shared_norm: attention
-    and feed-forward of a block that has them side by side read one norm. head_bias: the output projection adds a bias.
+    rotary_fraction: of the dims of a head those that positions turn, the first ones; 0 for none. unturned_blocks: the
+    numbers of those that know no positions. qkv_bound: what queries, keys and values are kept within, on both sides;
+    0 for none. shared_norm: attention and feed-forward of a block that has them side by side read one norm. head_bias:
+    the output projection adds a bias.
     """
 
     norm_class: ClassVar[type[RMSNorm]] = RMSNorm
@@ -67,6 +71,8 @@ class BlockTraits:
     score_cap: ClassVar[float] = 0.0
     logit_cap: ClassVar[float] = 0.0
     rotary_fraction: ClassVar[float] = 1.0
+    unturned_blocks: ClassVar[Sequence[int]] = ()
+    qkv_bound: ClassVar[float] = 0.0
     shared_norm: ClassVar[bool] = False
     head_bias: ClassVar[bool] = False
 
@@ -116,7 +122,8 @@ class LlamaConfig(BlockTraits):
         if is_derived and self.num_heads > 0:
             object.__setattr__(self, "head_dim", max(1, self.hidden_size // self.num_heads))
         check_dimensions(self)
-        self._check_full_blocks()
+        for name in ("full_blocks", "unturned_blocks"):
+            self._check_blocks(name)
         if self.head_dim % 2 and not is_derived and self.rotary_fraction:
             raise ConfigError(
                 f"LlamaConfig: head_dim {self.head_dim} is odd, and rotary positions turn pairs; make it "
@@ -137,15 +144,16 @@ class LlamaConfig(BlockTraits):
                 f"make num_kv_heads {nearest_divisor(self.num_heads, self.num_kv_heads)}"
             )
 
-    def _check_full_blocks(self) -> None:
-        numbers = self.full_blocks
+    def _check_blocks(self, name: str) -> None:
+        numbers = getattr(self, name)
         is_listed = isinstance(numbers, Sequence) and all(isinstance(number, Integral) for number in numbers)
         if not is_listed or any(not 0 <= number < self.num_layers for number in numbers):
             raise ConfigError(
-                f"{type(self).__name__}: full_blocks {numbers!r}; give the numbers of blocks without a window, each of "
-                f"0 to {self.num_layers - 1}"
+                f"{type(self).__name__}: {name} {numbers!r}; give the numbers of blocks, each of 0 to "
+                f"{self.num_layers - 1}"
             )
-        object.__setattr__(self, "full_blocks", tuple(numbers))
+        if not isinstance(numbers, tuple):
+            object.__setattr__(self, name, tuple(numbers))
 
     def window(self, number: int) -> int:
         """Tokens that a token sees in a block with `number` before it; 0 for all before it."""
@@ -193,11 +201,14 @@ class Attention(Layer):
         if config.qk_norm:
             widths = (q_width, kv_width) if self.is_normed_whole else (self.head_dim, self.head_dim)
             self.q_norm, self.k_norm = (make_norm(config, size) for size in widths)
+        self.qkv_bound = config.qkv_bound
         self.score_options = {"scale": config.score_scale, "softcap": config.score_cap}
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
         batch, seq, _ = x_bse.shape
         q, k, v = map_each(x_bse, self.q, self.k, self.v)
+        if self.qkv_bound:
+            q, k, v = (x.clip(-self.qkv_bound, self.qkv_bound) for x in (q, k, v))
         if self.is_normed_whole:
             q, k = self._normed(q, k)
         q = q.reshape([batch, seq, self.num_heads, self.head_dim])
@@ -321,6 +332,11 @@ class Llama(Decoder):
         self.short_places = scaling.original_max_position_embeddings if isinstance(scaling, LongRope) else 0
         if config.rotary_width:
             self.register_tables("", self.rotary_table(config, config.seq_len))
+        if config.unturned_blocks:  # which turn by nothing, so that all blocks are alike
+            sizes = (config.seq_len, config.rotary_width)
+            self.register_tables("still_", (np.ones(sizes, np.float32), np.zeros(sizes, np.float32)))
+            for number in config.unturned_blocks:
+                self.blocks[number].is_turned = False
         if 0 < self.short_places < config.seq_len:
             self.register_tables("short_", self.rotary_table(config, self.short_places))
 
@@ -340,6 +356,8 @@ class Llama(Decoder):
 
     def tables_of(self, block: Layer, places: int) -> tuple[Any, Any]:
         """The tables by which a block turns in rows that have so many places; not called where nothing turns."""
+        if not getattr(block, "is_turned", True):
+            return self.still_cos, self.still_sin
         if 0 < self.short_places < self.config.seq_len and places <= self.short_places:
             return self.short_cos, self.short_sin
         return self.cos, self.sin

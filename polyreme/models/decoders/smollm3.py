@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from polyreme.errors import ConfigError
 from polyreme.models.decoders.llama import (
     BIAS_KEYS,
@@ -26,7 +24,6 @@ from polyreme.models.decoders.llama import (
 from polyreme.models.decoders.qwen2 import WINDOW_KEYS, read_windows, write_windows
 from polyreme.models.families import SMOLLM3
 from polyreme.models.files.published import PublishedFamily
-from polyreme.nn import Layer
 
 _INTERVAL = 4
 
@@ -37,17 +34,12 @@ class SmolLM3Config(LlamaConfig):
 
     rope_theta: float = 2000000.0
     tie_embeddings: bool = True
-    unturned_blocks: Sequence[int] | None = None
+    unturned_blocks: Sequence[int] | None = None  # type: ignore[assignment]  # a trait that here is said of each model
 
     def __post_init__(self) -> None:
+        if self.unturned_blocks is None:
+            object.__setattr__(self, "unturned_blocks", tuple(range(_INTERVAL - 1, self.num_layers, _INTERVAL)))
         super().__post_init__()
-        given = self.unturned_blocks
-        numbers = tuple(range(_INTERVAL - 1, self.num_layers, _INTERVAL)) if given is None else tuple(given)
-        if not all(isinstance(number, int) and 0 <= number < self.num_layers for number in numbers):
-            raise ConfigError(
-                f"SmolLM3Config: unturned_blocks {given!r}; give numbers of blocks, 0 to {self.num_layers - 1}"
-            )
-        object.__setattr__(self, "unturned_blocks", numbers)
 
 
 class SmolLM3(Llama):
@@ -55,21 +47,6 @@ class SmolLM3(Llama):
 
     family = SMOLLM3
     is_order_free: property = Llama.is_order_free
-
-    def __init__(self, config: SmolLM3Config) -> None:
-        super().__init__(config)
-        sizes = (config.seq_len, config.rotary_width)
-        self.register_tables("still_", (np.ones(sizes, np.float32), np.zeros(sizes, np.float32)))
-
-    def make_block(self, config: SmolLM3Config, number: int) -> Layer:
-        """A new block; number: how many come before it."""
-        block: Any = super().make_block(config, number)
-        block.is_turned = number not in (config.unturned_blocks or ())
-        return block
-
-    def tables_of(self, block: Any, places: int) -> tuple[Any, Any]:
-        """The tables by which a block turns in rows that have so many places."""
-        return super().tables_of(block, places) if block.is_turned else (self.still_cos, self.still_sin)
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
