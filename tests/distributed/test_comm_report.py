@@ -487,6 +487,7 @@ SLOW = {
     "mixtral padded in parts",
     "gpt mp2_dp4",
     "mixtral folded",
+    "llama rings of gradients",
 )
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_volume_equals_the_formula(name):

@@ -179,6 +179,7 @@ def whole_parameters(model):
     return {n for n, p in model.named_parameters() if p._array.addressable_shards[0].data.size == p.size}
 
 
+@pytest.mark.slow
 def test_small_parameters_and_excluded_layers_stay_whole(alone):
     model, optimizer, _ = group_sharded_parallel(*made(), "p_g_os", segment_size=INNER)
     assert whole_parameters(model) == {"norm.weight", "norm.bias", "up.bias", "down.bias"}

@@ -96,6 +96,7 @@ class TestSpawn:
         context.end()
         assert not any(alive(p.pid) for p in context.processes)
 
+    @pytest.mark.slow
     def test_children_end_with_a_parent_that_is_killed(self, tmp_path):
         code = f"import test_spawn; test_spawn.spawn(test_spawn.fail_on, (9, {str(tmp_path)!r}, 'sleeps'), nprocs=1)"
         # a __main__ that may be imported again: the children do

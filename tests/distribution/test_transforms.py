@@ -116,6 +116,7 @@ def test_a_transform_by_its_inverse_determinant():
             getattr(D.Transform(), name)(1.0)
 
 
+@pytest.mark.slow
 def test_transformed_distributions():
     paddle.seed(3)
     # logit-normal, by SciPy's normal and the change of variables

@@ -142,6 +142,8 @@ MODELS = {
     "batch norm",
     "pools of open width",
     "mlp with dropout",
+    "experts that choose",
+    "resized to open sizes",
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_loaded_equals_saved_at_any_batch_size(tmp_path, name):

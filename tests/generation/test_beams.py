@@ -53,6 +53,7 @@ def test_recorded_texts_end_in_every_way():
     assert any(length == most for length, most in lengths)
 
 
+@pytest.mark.slow
 def test_one_beam_is_greedy_and_a_score_is_the_texts_log_probability(search):
     prompt = [5, 9, 3]
     (text,) = search.search(prompt, BeamSearchParams(num_beams=1, max_tokens=6, length_penalty=0.0))

@@ -41,6 +41,7 @@ def test_a_decoder_split_by_tensors_gives_the_same_bits_in_every_company():
         clear_plan()
 
 
+@pytest.mark.slow
 def test_a_row_that_depends_on_others_is_told():
     differences = [check.difference for check in check_company(nano(Gossip), num_requests=4)]
     assert any("of request" in (difference or "") for difference in differences)

@@ -102,6 +102,7 @@ def test_what_cannot_be_embedded_is_refused(bert):
             embedder.embed([[1], text])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_cached(MINILM), reason="polyreme models fetch minilm-l6 brings the weights")
 def test_real_sentences_are_as_near_as_transformers_says():
     embedder = TextEmbedder.from_pretrained(cached(MINILM))

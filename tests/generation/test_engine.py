@@ -434,6 +434,7 @@ def test_sizes_that_do_not_fit_are_refused(model, changes, message):
         TextEngine(model, **{**SIZES, **changes})
 
 
+@pytest.mark.slow
 def test_a_cache_of_8_bits_leaves_the_bits_alone_and_is_near(model, alone):
     """Alone and in company, after known prefixes and preemptions; log-probabilities move by what 8 bits lose."""
     engine = TextEngine(model, END, num_blocks=16, kv_cache_dtype="int8", **SIZES)

@@ -35,6 +35,7 @@ def generator(model):
     return generator
 
 
+@pytest.mark.slow
 def test_greedy_search_and_sampling_write_as_a_generator(model, generator):
     ids, scores = model.generate(IDS, attention_mask=MASK, max_length=9, eos_token_id=END, pad_token_id=23)
     texts = generator.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=9, logprobs=0))

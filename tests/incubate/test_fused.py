@@ -220,6 +220,7 @@ def stack(x, p, layers, norm, before, gated, n, mask, alpha=1.0, cos=None, sin=N
 CAUSAL = np.where(np.tril(np.ones((S, S), bool)), 0, -np.inf).astype("float32").reshape(1, 1, S, S)
 
 
+@pytest.mark.slow_cases("True-True")
 @pytest.mark.parametrize(("before", "captured"), [(True, True), (False, False)])
 def test_the_stack_at_once_and_token_by_token(before, captured):
     options = (

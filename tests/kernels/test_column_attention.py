@@ -111,6 +111,7 @@ ROW = st.integers(0, S)
 RUNS = st.lists(st.tuples(st.integers(1, S), st.lists(ROW, min_size=6, max_size=6)), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(RUNS)
 @example([(S, [300, 0, 0, 0, 0, 0])])

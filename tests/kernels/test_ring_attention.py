@@ -249,7 +249,7 @@ def test_keys_gathered_and_heads_dealt_out_in_a_part_equal_the_twin(kernel, over
     assert_near(got, twin(causal, rate)(qkv(), mask, ct), jnp.float32, terms=768, steps=4)
 
 
-@pytest.mark.slow_cases("ring")
+@pytest.mark.slow_cases("ring", "gather")
 @pytest.mark.parametrize(
     ("kernel", "over"),
     [

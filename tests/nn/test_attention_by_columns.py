@@ -94,6 +94,7 @@ def scratch(tokens, longest):
     return jax.jit(call).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_ragged_batches_take_memory_for_their_tokens_alone():
     # were each sequence a row as long as the longest may be, it would take 32 times as much
     assert scratch(4096, 4096) == scratch(4096, 128)

@@ -195,6 +195,7 @@ def test_what_does_not_fit_says_by_how_much_and_which_part():
         search.search(GPT, NODE, 0)
 
 
+@pytest.mark.slow
 def test_when_nothing_fits_the_changes_do():
     bare = Space(axes=("dp", "mp"), recompute=("none",), offload=((),), microbatches=(1,))
     held = [each.prediction.memory.total for each in search.search(GPT, NODE, 32, TRAINING, bare).plans]

@@ -41,6 +41,7 @@ def measured(main, startup, fetch, batch=X):
     return values, bytes_used
 
 
+@pytest.mark.slow
 def test_recomputing_gives_the_same_gradients_in_less_memory(static_mode):
     main, startup = static_mode
     checkpoints, loss = deep(static.data("x", [None, WIDTH]))

@@ -52,6 +52,7 @@ def test_a_size_is_no_constant(static_mode):
     assert [f.tolist() for f in found] == [8.0, [4, 8]]
 
 
+@pytest.mark.slow
 def test_a_number_of_results_that_is_not_known_is_refused(static_mode):
     x = static.data("x", [None, 3])
     with pytest.raises(ProgramError, match="unbind: how many Tensors it gives depends on a size"):

@@ -38,6 +38,7 @@ def run(folder, capsys, command, *options, out="out"):
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_a_folder_says_that_its_caches_are_of_8_bits(folder, capsys):
     code, _, err = run(folder, capsys, "quantize", "--type", "a8w8c8", "--length", "64", out="c8")
     assert code == 0, err

@@ -57,6 +57,7 @@ def test_prompt_longer_than_the_window_and_none(run):
     assert write(run, prompt="")
 
 
+@pytest.mark.slow
 def test_settings_of_the_text(run):
     whole = write(run)
     text = whole.removeprefix("In the")

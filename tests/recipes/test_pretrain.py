@@ -94,6 +94,7 @@ def test_logged_rate_is_the_one_used(runs):
         assert rate == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_complete_run_says_so_and_goes_on_when_steps_are_raised(copy, tmp_path, capsys, samples):
     before = saved(copy(6))
     log = (tmp_path / "run" / "metrics.jsonl").read_bytes()
@@ -255,6 +256,7 @@ def test_samples_keep_their_number():
     assert ids_text(np.arange(2)) == "0, 1"
 
 
+@pytest.mark.slow
 def test_failed_background_save_surfaces_at_a_later_step(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTS", "ckpt.data:raise@1,train.step:delay=0.2")
     with pytest.raises(CheckpointError, match="save of step 5 failed"):
@@ -289,6 +291,7 @@ def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
             run.run(there, resume="auto", overrides_source={"folder": tmp_path, "resume_command": []})
 
 
+@pytest.mark.slow
 def test_validation_changes_nothing(runs, tmp_path):
     train(tmp_path / "with", "train.steps=6", "log.validation_interval=2", "log.validation_batches=2")
     assert history(tmp_path / "with") == history(runs[6])

@@ -65,6 +65,7 @@ def check_pictures(folder, *names):
         assert len(list(root.iter())) > 100
 
 
+@pytest.mark.slow
 def test_data_and_tensor_parallel(tmp_path, monkeypatch):
     texts = []
     account = profiling.account

@@ -82,6 +82,7 @@ def test_two_tensors_elementwise(make):
     assert (make(ints, False) + make(ints.T.copy(), False)).dtype == "int64"
 
 
+@pytest.mark.slow
 def test_hybrid_and_batched_elementwise():
     dense, other = random_dense(rng, (3, 4, 2)), random_dense(rng, (3, 4, 2))
 
@@ -121,6 +122,7 @@ def test_products_equal_dense():
     assert_gradients(sparse.matmul, lambda a, b: a @ b, (coo, leaf), (complex_, complex_.T.copy()))
 
 
+@pytest.mark.slow
 def test_batched_products():
     dense, other = random_dense(rng, (2, 3, 4)), random_dense(rng, (2, 4, 2))
     for make in (coo, csr):

@@ -172,6 +172,7 @@ def test_activations_and_normalization():
     assert repr(nn.SubmConv3D(2, 3, 3)).endswith("data_format=NDHWC)")
 
 
+@pytest.mark.slow
 def test_a_submanifold_network_is_captured():
     x = image(1, 3, 3, 3, 2)
     model = paddle.nn.Sequential(nn.SubmConv3D(2, 3, 3), nn.BatchNorm(3), nn.ReLU(), nn.SubmConv3D(3, 1, 1))

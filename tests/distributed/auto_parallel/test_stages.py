@@ -133,6 +133,7 @@ class Small(nn.Layer):
         return (self.last(self.drop(self.norm(self.first(x)))) ** 2).mean()
 
 
+@pytest.mark.slow
 def test_modes_shapes_and_frozen_parameters_are_followed():
     """One Pipeline: its model trained, then frozen in part, evaluated and trained with other numbers of rows."""
     rng.seed(3)

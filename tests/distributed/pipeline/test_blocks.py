@@ -77,6 +77,7 @@ def test_blocks_train_as_one_program_does(words):
         np.testing.assert_allclose(weight, whole_weights[name], rtol=close, atol=3e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_depth_adds_no_programs():
     def programs(layers):
         step = planned(layers, compile="blocks")

@@ -289,6 +289,7 @@ def test_it_is_proved_equal_to_one_device(tmp_path):
     assert proof.holds, str(proof)
 
 
+@pytest.mark.slow
 def test_a_parameter_is_read_and_written_as_any_other(tmp_path):
     run = Run(tmp_path).steps(0, 2)
     down = run.model.blocks[0].ffn.down

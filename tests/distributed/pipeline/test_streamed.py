@@ -202,6 +202,7 @@ def test_a_step_holds_the_weights_of_two_chunks_and_shares_their_programs(tmp_pa
     assert blocks[0] is blocks[1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_links_to_the_files_and_continues(tmp_path):
     run = Run(tmp_path / "ssd").steps(0, 1)
     with CheckpointStore(tmp_path / "saved") as store:

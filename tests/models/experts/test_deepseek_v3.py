@@ -29,6 +29,7 @@ def test_is_the_function_of_deepseek_v3():
     parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
+@pytest.mark.slow
 def test_is_its_function_without_latent_queries_groups_and_yarn():
     model, recording = recorded("deepseek_v3_plain")
     want = recording.arrays["logits"]
