@@ -155,13 +155,33 @@ def test_over_pipeline_stages_a_bad_step_changes_nothing_and_is_named(make):
     tokens, labels = batches(1)[0]
     key = trainer.step(tokens, labels).key
     assert trainer.first_bad_tensor(tokens, labels, key) is None
-    trainer.model.blocks[1].ffn_norm.weight.set_value(np.full(32, 3e38, np.float32))
+    trainer.model.blocks[0].ffn_norm.weight.set_value(np.full(32, 3e38, np.float32))
     before = {name: np.array(array) for name, array in trainer.arrays().items() if name != "rng"}
     result = trainer.step(tokens, labels)
     assert not np.isfinite(float(result.grad_norm))
     for name, array in before.items():
         np.testing.assert_array_equal(trainer.arrays()[name], array, err_msg=name)
-    assert "microbatch 0" in trainer.first_bad_tensor(tokens, labels, result.key)
+    assert trainer.first_bad_tensor(tokens, labels, result.key) == "output of blocks.0 of microbatch 0"
+
+
+@pytest.mark.slow_cases("offloaded")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(("plan.compile=blocks",), id="blocks"),
+        pytest.param(("plan.offload={param: disk, state: disk}", "plan.offload_path=away"), id="offloaded"),
+    ],
+)
+def test_in_parts_the_block_of_a_bad_step_is_named(make, settings):
+    trainer = make(*ONE_DEVICE, *TWO_LAYERS, *settings, devices=1)
+    tokens, labels = batches(1)[0]
+    key = trainer.step(tokens, labels).key
+    assert trainer.first_bad_tensor(tokens, labels, key) is None
+    trainer.model.blocks[0].ffn_norm.weight.set_value(np.full(32, 3e38, np.float32))
+    result = trainer.step(tokens, labels)
+    assert trainer.first_bad_tensor(tokens, labels, result.key) == "output of blocks.0 of microbatch 0"
+    trainer.model.blocks[1].ffn_norm.weight.set_value(np.full(32, np.nan, np.float32))
+    assert trainer.first_bad_tensor(tokens, labels, key) == "parameter blocks.1.ffn_norm.weight"
 
 
 def test_what_is_not_available_is_refused(make):

@@ -57,12 +57,8 @@ class DryRun:
             step.gradients(batch)  # on its first batch a chunk does not know yet whether it draws random numbers
             step.optimizer.clear_grad(set_to_zero=False)
             before = {id(call): call.calls for _, _, call in self._pipeline.programs()}
-            self._pipeline.observer = self._observe
-            try:
-                with recorded() as sent:
-                    step.gradients(batch)
-            finally:
-                self._pipeline.observer = None
+            with self._pipeline.observed(self._observe), recorded() as sent:
+                step.gradients(batch)
             self.sent = [(self._stage_of(each.source), each) for each in sent]
             self.programs += [
                 StageProgram(stage, name, call.calls - before[id(call)], call.compiled())

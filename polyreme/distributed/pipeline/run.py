@@ -69,6 +69,14 @@ class Run:
         """By (chunk, microbatch), the forwards that wait for their backward, or for the gradients of weights."""
         return self._done
 
+    def output(self, k: int, i: int) -> list[jax.Array]:
+        """The arrays that a chunk gave of a microbatch and that the next one has not taken yet; none where those are in
+        another process, and of the last chunk its losses."""
+        if k == len(self.chunks) - 1:
+            return list(self.found[i][0]) if i in self.found else []
+        flow = self._arrived.get((k + 1, i))
+        return [] if flow is None else flow.arrays
+
     def _run_forward(self, k: int, i: int) -> None:
         chunk, last = self.chunks[k], len(self.chunks) - 1
         flow = self._flow_into(k, i)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -30,6 +31,9 @@ from polyreme.jit.called import Called
 from polyreme.mesh.schedule import Schedule, Task
 from polyreme.nn.layer import Layer
 from polyreme.training.microbatches import Microbatch, shares
+
+Observer = Callable[[int, Task, Run], None]
+"""Called after each task of a batch that is trained: with the stage, the task and the run."""
 
 
 class Pipeline:
@@ -56,8 +60,7 @@ class Pipeline:
         self.told = tuple(told)
         self.plan = layout.plan
         self._agreed = self._agreement(chunks)
-        # called after each task of a batch that is trained: with the stage, the task and the run
-        self.observer: Callable[[int, Task, Run], None] | None = None
+        self._observer: Observer | None = None
         # of each microbatch of the last batch, the random key that follows
         self.following: Sequence[Any] = ()
         self.stage_of_chunk = self._stages_of(len(chunks))
@@ -112,13 +115,22 @@ class Pipeline:
             try:
                 with watchdog.stage(stage, f"{task.kind} of microbatch {task.microbatch}"):
                     run.do(task)
-                    if self.observer is not None:
-                        self.observer(stage, task, run)
+                    if self._observer is not None:
+                        self._observer(stage, task, run)
             except Exception as error:
                 error.add_note(f"in {task.kind} of microbatch {task.microbatch}, chunk {task.chunk} on stage {stage}")
                 raise
         run.store()
         return [losses if every else losses[loss] for losses, _ in self._results(run)]
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Inside the block an observer is called after each task."""
+        self._observer = observer
+        try:
+            yield
+        finally:
+            self._observer = None
 
     def evaluate(
         self, batch: Sequence[Microbatch], keys: Sequence[Any], *, losses: bool = True, outputs: bool = False

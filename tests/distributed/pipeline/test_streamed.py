@@ -170,8 +170,8 @@ def test_what_waits_for_a_backward_lies_in_host_memory(mesh, kinds, tmp_path):
     def see(_stage, _task, run):
         memories.update(a.sharding.memory_kind for done in run.waiting.values() for a in jax.tree.leaves(done.kept))
 
-    away.step.pipeline.observer = see
-    away.steps(0, 2)
+    with away.step.pipeline.observed(see):
+        away.steps(0, 2)
     assert memories == {"pinned_host"}
     assert away.results == plain.results
     check_same_bits(values(away), values(plain))
@@ -189,8 +189,8 @@ def test_a_step_holds_the_weights_of_two_chunks_and_shares_their_programs(tmp_pa
     run = Run(tmp_path, layers=8)
     before, live_bytes = weight_bytes(run.model), []
     run.steps(0, 1)
-    run.step.pipeline.observer = lambda *_: live_bytes.append(weight_bytes(run.model) - before)
-    run.steps(1, 2)
+    with run.step.pipeline.observed(lambda *_: live_bytes.append(weight_bytes(run.model) - before)):
+        run.steps(1, 2)
     assert weight_bytes(run.model) - before < 2 * LAYER_BYTES  # what threads had in hand last
     # weights of a chunk and the one that comes, gradients of a chunk and the one that leaves, on a busy machine also
     # what a thread has not let go of yet; in memory it is 16
