@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from polyreme import optimizer as ours
 from polyreme.core import state
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.fluid import update_rules
 from polyreme.fluid.absent import refusing
@@ -16,6 +18,7 @@ from polyreme.fluid.dygraph.learning_rate_scheduler import LearningRateDecay
 from polyreme.fluid.mode import begin
 from polyreme.fluid.wrapping_optimizers import LookaheadOptimizer, ModelAverage, RecomputeOptimizer
 from polyreme.program import gradient
+from polyreme.program.block import Variable
 from polyreme.program.current import defaults, program_guard
 from polyreme.program.program import Program
 from polyreme.static.average import ExponentialMovingAverage
@@ -39,7 +42,8 @@ class Optimizer:
         self, learning_rate: Any, parameter_list: Any, regularization: Any, name: str | None, grad_clip: Any = None,
         **settings: Any,
     ) -> None:  # fmt: skip
-        begin()
+        if not _are_dynamic(parameter_list):
+            begin()
         if isinstance(regularization, (int, float)):
             raise TypeError(
                 f"{type(self).__name__}: regularization is a penalty such as L2Decay(1e-4), got {regularization!r}"
@@ -73,8 +77,8 @@ class Optimizer:
 
     @property
     def type(self) -> str:
-        """What a listing calls it."""
-        return self.of.__name__.lower()
+        """What a listing calls it, such as "lars_momentum"."""
+        return re.sub("(?<=[a-z])(?=[A-Z])", "_", self.of.__name__).lower()
 
     def minimize(
         self, loss: Any, startup_program: Program | None = None, parameter_list: Any = None, no_grad_set: Any = None,
@@ -152,6 +156,8 @@ class Optimizer:
         if self._decay is not None:
             self._decay.set_dict(state_dict)
         self.optimizer.set_state_dict({n: v for n, v in state_dict.items() if n not in names})
+
+    set_state_dict = set_dict
 
 
 def _program_of(loss: Any) -> Program:
@@ -279,17 +285,21 @@ class LambOptimizer(Optimizer):
 
 
 class LarsMomentumOptimizer(Optimizer):
-    """LARS. Source: arXiv:1708.03888."""
+    """LARS. exclude_from_weight_decay: parts of the names of parameters that it leaves to Momentum without decay, which
+    2.0 added. Source: arXiv:1708.03888."""
 
     of = update_rules.LarsMomentum
 
     def __init__(
         self, learning_rate: Any, momentum: float, lars_coeff: float = 0.001, lars_weight_decay: float = 0.0005,
         parameter_list: Any = None, regularization: Any = None, name: str | None = None, grad_clip: Any = None,
+        exclude_from_weight_decay: Sequence[str] | None = None, epsilon: float = 0.0, multi_precision: bool = False,
+        rescale_grad: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__(
             learning_rate, parameter_list, regularization, name, grad_clip, momentum=momentum, lars_coeff=lars_coeff,
-            lars_weight_decay=lars_weight_decay,
+            lars_weight_decay=lars_weight_decay, exclude_from_weight_decay=exclude_from_weight_decay, epsilon=epsilon,
+            multi_precision=multi_precision, rescale_grad=rescale_grad,
         )  # fmt: skip
 
 
@@ -317,6 +327,12 @@ class FtrlOptimizer(Optimizer):
         super().__init__(
             learning_rate, parameter_list, regularization, name, grad_clip, l1=l1, l2=l2, lr_power=lr_power
         )
+
+
+def _are_dynamic(parameters: Any) -> bool:
+    """Whether an optimizer is made over Parameters with values, as 2.0 does in dynamic mode beside paddle.nn."""
+    first = parameters[0] if isinstance(parameters, (list, tuple)) and parameters else None
+    return isinstance(first, Tensor) and not isinstance(first, Variable)
 
 
 SGD = SGDOptimizer

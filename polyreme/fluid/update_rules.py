@@ -8,15 +8,19 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from polyreme.errors import ConfigError
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.optimizer import Check, Optimizer, ParameterOptions
 from polyreme.optimizer.update import Slots
 
 
 class LarsMomentum(Optimizer):
-    """v = momentum v + r lr (g + d p), p - v, with r = lars_coeff ||p|| / (||g|| + d ||p||) and d = lars_weight_decay.
+    """v = momentum v + r lr (g + d p), p - v, with d = lars_weight_decay and
 
-    r is 1 where ||p|| or ||g|| is 0. Source: arXiv:1708.03888, algorithm 1.
+        r = lars_coeff ||p|| / (||g|| + d ||p|| + epsilon).
+
+    r is 1 where ||p||, ||g|| or d is 0. d is 0 for parameters in whose name one of exclude_from_weight_decay stands; g
+    is rescale_grad times the gradient. Source: arXiv:1708.03888, algorithm 1.
     """
 
     slots: Mapping[str, float] = {"velocity": 0.0}
@@ -24,23 +28,42 @@ class LarsMomentum(Optimizer):
         "momentum": nonnegative,
         "lars_coeff": nonnegative,
         "lars_weight_decay": nonnegative,
+        "epsilon": nonnegative,
+        "rescale_grad": nonnegative,
     }
 
     def __init__(
         self, learning_rate: Any = 0.001, momentum: float = 0.9, lars_coeff: float = 0.001,
         lars_weight_decay: float = 0.0005, parameters: Sequence[Any] | None = None, weight_decay: Any = None,
-        grad_clip: Any = None, name: str | None = None,
+        grad_clip: Any = None, name: str | None = None, exclude_from_weight_decay: Sequence[str] | None = None,
+        epsilon: float = 0.0, multi_precision: bool = False, rescale_grad: float = 1.0,
     ) -> None:  # fmt: skip
-        self._settings = {"momentum": momentum, "lars_coeff": lars_coeff, "lars_weight_decay": lars_weight_decay}
-        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
+        if isinstance(exclude_from_weight_decay, str):
+            raise ConfigError(
+                f"LarsMomentum: exclude_from_weight_decay={exclude_from_weight_decay!r}; give a list of parts of names"
+            )
+        self._excluded = tuple(exclude_from_weight_decay or ())
+        self._settings = {
+            "momentum": momentum, "lars_coeff": lars_coeff, "lars_weight_decay": lars_weight_decay, "epsilon": epsilon,
+            "rescale_grad": rescale_grad,
+        }  # fmt: skip
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, multi_precision)
+
+    def options_of(self, param: Any) -> tuple[tuple[str, Any], ...]:
+        return (("decays", not any(part in param.name for part in self._excluded)),)
+
+    def prepare(self, g: jax.Array, options: ParameterOptions) -> jax.Array:
+        factor = options["rescale_grad"]
+        return g if factor == 1 else g * factor
 
     def rule(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
-        decay = options["lars_weight_decay"]
+        decay = options["lars_weight_decay"] if options["decays"] else 0.0
         size, slope = (jnp.sqrt(jnp.sum(jnp.square(v))) for v in (p, g))
-        moves = (size > 0) & (slope > 0)
-        ratio = jnp.where(moves, options["lars_coeff"] * size / jnp.where(moves, slope + decay * size, 1.0), 1.0)
+        moves = (size > 0) & (slope > 0) & (decay > 0)
+        scale = jnp.where(moves, slope + decay * size + options["epsilon"], 1.0)
+        ratio = jnp.where(moves, options["lars_coeff"] * size / scale, 1.0)
         velocity = options["momentum"] * slots["velocity"] + ratio * lr * (g + decay * p)
         return p - velocity, {"velocity": velocity}, {}
 

@@ -1,8 +1,8 @@
 """Layer functions on Variables whose rows are sequences: sequence_pool, sequence_conv and the like.
 
-Static mode alone, as in 1.7. Where a result's number of rows depends on fed values other than offsets
-(sequence_slice, sequence_expand of sequences, sequence_unpad by lengths that are fed), the Program is run op by op
-instead of compiled. Source: PaddlePaddle 1.7, `fluid.layers`, sequence_lod.py; `name=` is accepted throughout.
+Static mode alone, as in 1.7, but for sequence_mask. Where a result's number of rows depends on fed values other than
+offsets (sequence_slice, sequence_expand of sequences, sequence_unpad by lengths that are fed), the Program is run op by
+op instead of compiled. Source: PaddlePaddle 1.7, `fluid.layers`, sequence_lod.py; `name=` is accepted throughout.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polyreme.core import state
 from polyreme.errors import ConfigError, ProgramError, ShapeError
 from polyreme.nn.functional import conv1d, unfold
 from polyreme.ops import OPS
@@ -131,8 +132,13 @@ def sequence_unpad(x: Any, length: Any, name: str | None = None) -> Variable:
     return divided(found, [lods.offsets(length)])
 
 
-def sequence_mask(x: Any, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Variable:
-    """1 where the index is below the length x, else 0: [*b] -> [*b, maxlen]; maxlen is the longest unless given."""
+def sequence_mask(x: Any, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Any:
+    """1 where the index is below the length x, else 0: [*b] -> [*b, maxlen]; maxlen is the longest unless given.
+
+    Of Tensors with values too, in dynamic mode.
+    """
+    if not state.recording():
+        return OPS["sequence_mask"](x, maxlen, dtype)
     x = lods.variable("sequence_mask", x)
     origin = lods.padded_from(x)
     if isinstance(maxlen, Variable):

@@ -365,3 +365,20 @@ def test_layers_on_values_run_at_once_and_leave_static_mode_off():
     assert fluid.layers.relu(x).tolist() == [[1.0, 0.0]]
     assert fluid.layers.concat([x, x], axis=1).shape == [1, 4]
     assert paddle.in_dynamic_mode()
+
+
+def test_fluid_beside_dynamic_mode_of_2_0_records_nothing():
+    layer = paddle.nn.Linear(2, 1, bias_attr=False)
+    before = layer.weight.numpy()
+    step = optimizer.LarsMomentum(0.5, 0.9, lars_coeff=0.1, parameter_list=layer.parameters(), epsilon=1.0)
+    assert paddle.in_dynamic_mode()
+    assert step.type == "lars_momentum"
+    loss = layer(paddle.ones([1, 2])).sum()
+    loss.backward()
+    step.minimize(loss)
+    step.set_state_dict(step.state_dict())
+    norm = np.linalg.norm(before)
+    rate = 0.5 * 0.1 * norm / (math.sqrt(2) + 0.0005 * norm + 1)
+    np.testing.assert_allclose(layer.weight.numpy(), before - rate * (1 + 0.0005 * before), rtol=1e-6)
+    mask = fluid.layers.sequence_mask(paddle.to_tensor([1, 3]))
+    assert mask.numpy().tolist() == [[1, 0, 0], [1, 1, 1]]

@@ -90,6 +90,11 @@ def lars(p, g, s):
     return p - s["v"]
 
 
+def momentum_alone(p, g, s):
+    s["v"] = 0.9 * s.get("v", 0) + 0.5 * g / 4
+    return p - s["v"]
+
+
 def decayed_adagrad(p, g, s):
     s["m"] = 0.8 * s.get("m", 0) + 0.2 * g * g
     return p - 0.5 * g / (np.sqrt(s["m"]) + 1e-6)
@@ -103,11 +108,15 @@ def ftrl(p, g, s):
     return np.where(np.abs(s["z"]) > 0.25, away, 0)
 
 
-@pytest.mark.slow_cases("<lambda>-ftrl")
+@pytest.mark.slow_cases("<lambda>-ftrl", "<lambda>-decayed_adagrad")
 @pytest.mark.parametrize(
     ("made", "rule"),
     [
         (lambda o: o.LarsMomentum(0.5, 0.9, lars_coeff=0.1, lars_weight_decay=0.2), lars),
+        (
+            lambda o: o.LarsMomentum(0.5, 0.9, exclude_from_weight_decay=["w", "none"], rescale_grad=0.25),
+            momentum_alone,
+        ),
         (lambda o: o.DecayedAdagrad(0.5, decay=0.8), decayed_adagrad),
         (lambda o: o.Ftrl(0.5, l1=0.25, l2=0.1), ftrl),
     ],
