@@ -130,3 +130,29 @@ def test_what_cannot_be_had_is_refused():
         ResNet(BasicBlock, 20)
     with pytest.raises(ConfigError, match="only a BottleneckBlock can be grouped or wide"):
         ResNet(BasicBlock, 18, groups=2)
+
+
+def test_subclasses_of_resnet_make_stages_of_their_own_blocks():
+    class Block(BottleneckBlock):
+        def __init__(self, inplanes, planes, *rest, **settings):
+            super().__init__(inplanes, planes, *rest, **settings)
+            self.conv1 = Conv2D(inplanes, planes, 1)
+
+    class Dilated(ResNet):
+        def __init__(self, block, depth):
+            super().__init__(BasicBlock, depth, 7, False)  # num_classes and with_pool, as before there was a width
+            self.inplanes = 4
+            self.layer4 = self._make_layer(block, 2, 2, stride=2, dilate=True)
+
+    net = Dilated(Block, 18)
+    assert (net.base_width, net.num_classes, net.with_pool) == (64, 7, False)
+    first, second = net.layer4
+    assert first.conv2._stride == second.conv2._stride == [1, 1]
+    assert net.dilation == 2
+    assert first.conv1.bias is not None
+    assert len(net.layer4) == 2
+    third = Block(8, 2, dilation=3)
+    assert third.conv2._dilation == [3, 3]
+    assert third(to_tensor(np.ones((1, 8, 5, 5), "float32"))).shape == [1, 8, 5, 5]
+    with pytest.raises(ConfigError, match="dilation=2; only a BottleneckBlock"):
+        BasicBlock(8, 8, dilation=2)

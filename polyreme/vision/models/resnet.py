@@ -18,8 +18,11 @@ from polyreme.vision.models.weights import maker
 _STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> Conv2D:
-    return Conv2D(inputs, outputs, size, stride=stride, padding=size // 2, groups=groups, bias_attr=False)
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1, dilation: int = 1) -> Conv2D:
+    padding = dilation * (size // 2)
+    return Conv2D(
+        inputs, outputs, size, stride=stride, padding=padding, dilation=dilation, groups=groups, bias_attr=False
+    )
 
 
 class BasicBlock(Layer):
@@ -41,9 +44,12 @@ class BasicBlock(Layer):
         downsample: Layer | None = None,
         groups: int = 1,
         base_width: int = 64,
+        dilation: int = 1,
         norm_layer: Callable[[int], Layer] | None = None,
     ) -> None:
         super().__init__()
+        if dilation != 1:
+            raise ConfigError(f"BasicBlock: dilation={dilation}; only a BottleneckBlock can be dilated")
         if groups != 1 or base_width != 64:
             raise ConfigError(
                 f"BasicBlock: groups={groups}, width={base_width}; only a BottleneckBlock can be grouped or wide"
@@ -83,6 +89,7 @@ class BottleneckBlock(Layer):
         downsample: Layer | None = None,
         groups: int = 1,
         base_width: int = 64,
+        dilation: int = 1,
         norm_layer: Callable[[int], Layer] | None = None,
     ) -> None:
         super().__init__()
@@ -90,7 +97,7 @@ class BottleneckBlock(Layer):
         width = planes * base_width // 64 * groups
         self.conv1 = _conv(inplanes, width, 1)
         self.bn1 = norm(width)
-        self.conv2 = _conv(width, width, 3, stride, groups)
+        self.conv2 = _conv(width, width, 3, stride, groups, dilation)
         self.bn2 = norm(width)
         self.conv3 = _conv(width, planes * self.expansion, 1)
         self.bn3 = norm(planes * self.expansion)
@@ -114,6 +121,7 @@ class ResNet(Layer):
     True
     """
 
+    dilation: int
     num_classes: int
     with_pool: bool
     groups: int
@@ -136,30 +144,37 @@ class ResNet(Layer):
         groups: int = 1,
     ) -> None:
         super().__init__()
+        if isinstance(num_classes, bool):  # the order of releases without width: block, depth, num_classes, with_pool
+            width, num_classes, with_pool = 64, width, num_classes
         if depth not in _STAGES:
             raise ConfigError(f"ResNet: depth={depth!r}{did_you_mean(depth, map(str, _STAGES))}")
         self.num_classes, self.with_pool, self.groups, self.base_width = num_classes, with_pool, groups, width
-        self.inplanes = 64
+        self.inplanes, self.dilation = 64, 1
+        self._norm_layer: Callable[[int], Layer] = BatchNorm2D
         self.conv1 = _conv(3, 64, 7, stride=2)
         self.bn1 = BatchNorm2D(64)
         self.relu = ReLU()
         self.maxpool = MaxPool2D(kernel_size=3, stride=2, padding=1)
         for at, blocks in enumerate(_STAGES[depth]):
-            setattr(self, f"layer{at + 1}", self._stage(block, 64 * 2**at, blocks, stride=1 if at == 0 else 2))
+            setattr(self, f"layer{at + 1}", self._make_layer(block, 64 * 2**at, blocks, 1 if at == 0 else 2))
         if with_pool:
             self.avgpool = AdaptiveAvgPool2D((1, 1))
         if num_classes > 0:
             self.fc = Linear(512 * block.expansion, num_classes)
 
-    def _stage(self, block: Any, planes: int, blocks: int, stride: int) -> Sequential:
-        outputs = planes * block.expansion
+    def _make_layer(self, block: Any, planes: int, blocks: int, stride: int = 1, dilate: bool = False) -> Sequential:
+        """A stage, which subclasses make of other blocks; dilate: dilated by its stride instead, as in segmentation."""
+        before = self.dilation
+        if dilate:
+            self.dilation, stride = self.dilation * stride, 1
+        norm, outputs = self._norm_layer, planes * block.expansion
         downsample = None
         if stride != 1 or self.inplanes != outputs:
-            downsample = Sequential(_conv(self.inplanes, outputs, 1, stride), BatchNorm2D(outputs))
-        first = block(self.inplanes, planes, stride, downsample, self.groups, self.base_width)
+            downsample = Sequential(_conv(self.inplanes, outputs, 1, stride), norm(outputs))
+        first = block(self.inplanes, planes, stride, downsample, self.groups, self.base_width, before, norm)
         self.inplanes = outputs
-        rest = [block(outputs, planes, 1, None, self.groups, self.base_width) for _ in range(blocks - 1)]
-        return Sequential(first, *rest)
+        wide = {"groups": self.groups, "base_width": self.base_width, "norm_layer": norm}
+        return Sequential(first, *[block(outputs, planes, **wide) for _ in range(blocks - 1)])
 
     def forward(self, x: Any) -> Callable[..., ResNet]:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
