@@ -182,6 +182,19 @@ static.amp
   internals.framework: fp16_guard
 static.amp.fp16_utils
   internals.framework: fp16_guard
+static.quantization.quant_config
+  internals.quantization: SUPPORT_WEIGHT_QUANTIZATION_OP_DICT SUPPORT_ACT_QUANTIZATION_OP_DICT
+    SUPPORT_QUANTIZATION_OP_DICT
+quantization
+  internals.quantization: ImperativeQuantAware
+quantization.imperative
+  internals.quantization: ImperativeQuantAware
+quantization.imperative.qat
+  internals.quantization: ImperativeQuantAware
+nn.quant.quant_layers
+  internals.quantization: FakeQuantAbsMax MovingAverageAbsMaxScale MAOutputScaleLayer
+    QuantizedConv2D=FakeQuantizedConv2D QuantizedLinear=FakeQuantizedLinear
+    QuantizedConv2DTranspose=FakeQuantizedConv2DTranspose
 incubate.nn.memory_efficient_attention
   internals.attention: memory_efficient_attention
 incubate.nn.attn_bias
