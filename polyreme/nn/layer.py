@@ -5,6 +5,7 @@ A layer names the logical dims of its parameters; it knows no device.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from polyreme.nn.parameter import ParamAttr, ParamAttrLike, Parameter, make_para
 from polyreme.nn.parameter_entry import wholes
 from polyreme.nn.second_names import SecondNames
 
+_log = logging.getLogger("polyreme.nn")
 _watch, _attributes = state.watch, state.attributes
 
 
@@ -432,8 +434,8 @@ class Layer(NamesKeywords, LayerHooks, SecondNames):
     ) -> tuple[list[str], list[str]]:
         """Load values by name; returns (names this layer has that were not given, names given that it has not).
 
-        Values keep this layer's dtypes. Raises ShapeError, loading nothing, if some shape does not fit, and ConfigError
-        if no name does.
+        Names of the layer that are not given are logged: their values stay. Values keep this layer's dtypes. Raises
+        ShapeError, loading nothing, if some shape does not fit, and ConfigError if no name does.
         """
         mine = self.state_dict()
         if not use_structured_name:
@@ -460,7 +462,14 @@ class Layer(NamesKeywords, LayerHooks, SecondNames):
         for name, value in state_dict.items():
             if name in mine:
                 mine[name].set_value(value)
-        return [k for k in mine if k not in state_dict], [k for k in state_dict if k not in mine]
+        missing, unexpected = [k for k in mine if k not in state_dict], [k for k in state_dict if k not in mine]
+        if missing and state_dict:
+            spare = f"; it has {_some(unexpected)}, which the layer has not" if unexpected else ""
+            _log.warning(
+                "set_state_dict: %s keeps its own values of %s, which the dict does not have%s; load_state_dict "
+                "refuses that", type(self).__name__, _some(missing), spare,
+            )  # fmt: skip
+        return missing, unexpected
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> LoadedKeys:
         """set_state_dict that, if strict, raises CheckpointError, loading nothing, unless the names are the same.
@@ -547,6 +556,12 @@ def _shown(value: Any) -> str:
         name = value.__name__
         return f"the function {name}; give the Layer that does the same, as nn.ReLU() does relu, or call it in forward"
     return type(value).__name__
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first five of some names, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(str, names[:5])) + more
 
 
 def _transposed(wrong: Iterable[tuple[Any, Any]]) -> str:

@@ -112,10 +112,11 @@ def test_state_dict_shares_tensors_or_detaches_them():
     assert list(Net().state_dict(include_sublayers=False)) == ["scale", "seen"]
 
 
-def test_set_state_dict_reports_and_keeps_dtypes():
+def test_set_state_dict_reports_and_keeps_dtypes(caplog):
     layer = nn.Linear(2, 2)
     missing, unexpected = layer.set_state_dict({"weight": np.ones((2, 2)), "other": np.ones(1)})
     assert (missing, unexpected) == (["bias"], ["other"])
+    assert "Linear keeps its own values of bias, which the dict does not have; it has other, which" in caplog.text
     assert layer.weight.dtype == "float32"
     np.testing.assert_array_equal(layer.weight.numpy(), np.ones((2, 2)))
     by_name = {layer.weight.name: np.zeros((2, 2))}
