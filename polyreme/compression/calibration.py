@@ -11,7 +11,7 @@ import numpy as np
 
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
-from polyreme.kernels.experts import ACTIVATIONS
+from polyreme.kernels.experts import ACTIVATIONS, gated
 from polyreme.models.files.low_bit_folder import linear_maps
 from polyreme.models.parts.cache import KVCache
 from polyreme.nn import Layer, Linear, MoE
@@ -81,7 +81,7 @@ class ExpertInputs:
     def __init__(self, moe: MoE) -> None:
         self.moe = moe
         self._weights = {name: matrix.numpy().astype(np.float32) for name, matrix in moe.matrices().items()}
-        self._up_bias = None if moe.up_bias is None else moe.up_bias.numpy()
+        self._biases = [None if bias is None else bias.numpy() for bias in (moe.up_bias, moe.gate_bias)]
         self.statistics = {
             name: [InputStatistics(matrix.shape[1]) for _ in matrix] for name, matrix in self._weights.items()
         }
@@ -103,11 +103,15 @@ class ExpertInputs:
 
     def _add(self, x: np.ndarray, choices: np.ndarray) -> None:
         rows, chosen = x.reshape(-1, x.shape[-1]), choices.reshape(-1, choices.shape[-1])
-        bend, up_bias = ACTIVATIONS[self.moe.activation], self._up_bias
+        activation, (up_bias, gate_bias) = self.moe.activation, self._biases
         for expert in np.unique(chosen[chosen >= 0]):
             mine = rows[(chosen == expert).any(-1)]
             up = mine @ self._weights["up"][expert] + (0 if up_bias is None else up_bias[expert])
-            hidden = bend(up) if "gate" not in self._weights else bend(mine @ self._weights["gate"][expert]) * up
+            if "gate" in self._weights:
+                gate = mine @ self._weights["gate"][expert] + (0 if gate_bias is None else gate_bias[expert])
+                hidden = gated(activation, gate, up)
+            else:
+                hidden = ACTIVATIONS[activation](up)
             for name, taken in {"gate": mine, "up": mine, "down": np.asarray(hidden)}.items():
                 if name in self.statistics:
                     self.statistics[name][expert].add(taken)

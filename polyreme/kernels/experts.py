@@ -51,9 +51,30 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+_CLAMP, _SLOPE = 7.0, 1.702
+
+
+def clamped_swiglu(gate: Any, up: Any, sigmoid: Callable[[Any], Any] = jax.nn.sigmoid) -> Any:
+    """(up + 1) gate sigmoid(1.702 gate), the gate at most 7 and up within 7 of 0, of arrays or Tensors.
+
+    Source: OpenAI, 2025, arXiv:2508.10925 (gpt-oss).
+    """
+    gate = gate.clip(max=_CLAMP)
+    return (up.clip(-_CLAMP, _CLAMP) + 1) * (gate * sigmoid(gate * _SLOPE))
+
+
+GATES: dict[str, Callable[..., Any]] = {"clamped_swiglu": clamped_swiglu}
+"""What is made of gate and up where that is more than activation(gate) * up."""
+
+
+def gated(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """What an expert with a gate hands on to down."""
+    return GATES[activation](gate, up) if activation in GATES else ACTIVATIONS[activation](gate) * up
+
+
 class ExpertWeights(NamedTuple):
     """Weights of e experts. An expert gives activation(x up + up_bias) down + down_bias, or, with gate,
-    (activation(x gate + gate_bias) * (x up + up_bias)) down + down_bias.
+    gated(activation, x gate + gate_bias, x up + up_bias) down + down_bias.
 
     up, gate [e, d, f]; down [e, f, d]; up_bias, gate_bias [e, f]; down_bias [e, d].
     """
@@ -239,8 +260,9 @@ def exchanged_row_experts(
 
 
 def _check(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: ExpertWeights, activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        raise ConfigError(f"experts: unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")
+    known = ACTIVATIONS if weights.gate is None else {**ACTIVATIONS, **GATES}
+    if activation not in known:
+        raise ConfigError(f"experts: unknown activation {activation!r}; one of {', '.join(known)}")
     if choices.shape != gates.shape or choices.shape[:-1] != x.shape[:-1] or x.ndim < 2:
         raise ShapeError(
             f"experts: x {list(x.shape)}, choices {list(choices.shape)} and gates {list(gates.shape)}; needs "
@@ -320,9 +342,11 @@ def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: 
         out = grouped_matmul(x, weight, sizes)
         return out if bias is None else out + grouped_matmul(ones, bias[:, None], sizes)
 
-    bend = ACTIVATIONS[activation]
     hidden = linear(rows, up, up_bias)
-    hidden = bend(hidden) if gate is None else bend(linear(rows, gate, gate_bias)) * hidden
+    if gate is None:
+        hidden = ACTIVATIONS[activation](hidden)
+    else:
+        hidden = gated(activation, linear(rows, gate, gate_bias), hidden)
     return linear(hidden, down, down_bias)
 
 

@@ -269,6 +269,17 @@ QWEN2_MOE = replace(
 )
 
 
+GPT_OSS = replace(
+    MIXTRAL,
+    name="gpt_oss",
+    model=Reference("polyreme.models.experts.gpt_oss", "GptOss"),
+    config=Reference("polyreme.models.experts.gpt_oss", "GptOssConfig"),
+    published=Reference("polyreme.models.experts.gpt_oss", "PUBLISHED"),
+    shape=partial(routed_shape, biases=True, sinks=True, expert_biases=True),
+    settings=tuple(name for name in MIXTRAL.settings if name != "routing"),
+)
+
+
 def latent_widths(dims: Any) -> dict[str, int]:
     """kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim of latent attention, those that are 0 derived.
     Source: arXiv:2405.04434, section 2.1.4."""
@@ -511,7 +522,7 @@ FAMILIES: Registry[Family] = Registry(
     [
         *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO, OLMO2, GPT_NEOX, STABLELM),
         *(SMOLLM3, ERNIE4_5, GLM, GLM4, COHERE, COHERE2, STARCODER2),
-        *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V3, BERT, EVOFORMER),
+        *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )
 """Families by the name that a configuration has, in the order that lists show them."""

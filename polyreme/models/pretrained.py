@@ -52,6 +52,7 @@ from polyreme.models.files.low_bit_folder import (
     unpacked_shapes,
     with_scales,
 )
+from polyreme.models.files.mxfp4 import decoded_weights, is_mxfp4
 from polyreme.models.files.published import (
     PublishedFamily,
     WeightSource,
@@ -143,6 +144,8 @@ def open_published(path: str | Path, *, needs_weights: bool = True, task: str = 
         config, weights = _text_part(config, weights, path)
     family, published = _family_of(config, path, task)
     in_few_bits = config.pop(KEY, None)
+    if is_mxfp4(in_few_bits):
+        in_few_bits, weights = None, decoded_weights(weights)
     layout = None if in_few_bits is None else read_layout(in_few_bits)
     return Opened(family, published, config, weights, layout)
 

@@ -26,11 +26,12 @@ class ModelShape:
     LLaMA; norm_weights: whether norms of the residual stream have any. norm_places: whether attention and feed-forward
     take normed input ("before"), give normed output ("after") or both ("around"). qk_norm: queries and keys are normed,
     head by head, or all heads together if whole_qk_norm. qkv_bias: theirs and the values' projections have biases,
-    whatever `biases` says; attention_bias: whether attention has those that `biases` says; head_bias: the output
-    projection has one. shared_norm: attention and feed-forward read one norm. embedding_norm: embeddings are normed.
-    spare_positions: rows of the table of positions beside those of places. shared_gate: the shared experts have a gate
-    for each token. dropout: whether masks are drawn. kv_rank: above 0 keys and values come from a latent of that width
-    and of rope_head_dim numbers that all heads share, and queries from one of width q_rank, if that is above 0;
+    whatever `biases` says; expert_biases: the router and the experts' maps have some; sinks: each head has a number
+    that takes part in the softmax. attention_bias: whether attention has those that `biases` says; head_bias: the
+    output projection has one. shared_norm: attention and feed-forward read one norm. embedding_norm: embeddings are
+    normed. spare_positions: rows of the table of positions beside those of places. shared_gate: the shared experts have
+    a gate for each token. dropout: whether masks are drawn. kv_rank: above 0 keys and values come from a latent of that
+    width and of rope_head_dim numbers that all heads share, and queries from one of width q_rank, if that is above 0;
     v_head_dim: of a value, head_dim if 0. ahead: modules that predict one token further each, of a layer and the output
     projection. document: tokens of a packed row that attend to each other, on the mean; 0: all of the row.
 
@@ -61,6 +62,8 @@ class ModelShape:
     qk_norm: bool = False
     whole_qk_norm: bool = False
     qkv_bias: bool = False
+    expert_biases: bool = False
+    sinks: bool = False
     attention_bias: bool = True
     head_bias: bool = False
     shared_norm: bool = False
@@ -264,6 +267,10 @@ class _BlockBuilder:
         more = 8.0 if self.shape.rms_norm else 4.0
         out = self.residual(f"{name}_out")
         return self.add("norm", name, [x], out, weights=tuple(weights), saved=(x.name,), unfused=more)
+
+    def sinks(self) -> tuple[str, ...]:
+        """The numbers of the heads that take part in the softmax of attention."""
+        return (self.weight("sinks", ("heads",), (self.shape.heads,)),) if self.shape.sinks else ()
 
     def join(self, name: str, x: Value, branch: Value) -> Value:
         """x + branch, through a dropout mask where the model draws one."""
@@ -473,6 +480,7 @@ def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
         "attention",
         [*qkv, sums],
         out,
+        weights=build.sinks(),
         flops=2.0 * shape.seq**2 * shape.score_width,
         saved=(*(each.name for each in qkv), out.name, sums.name),
         part="core_attn",
@@ -496,7 +504,16 @@ def _plain(build: _BlockBuilder, *qkv: Value) -> Value:
     queries, values = (qkv[:1], qkv[:1]) if len(qkv) == 1 else (qkv[:2], qkv[2:])
     read = tuple(y.name for y in queries)
     build.add("product", "scores", queries, scores, flops=flops * shape.head_dim, saved=read, **rest)
-    build.add("elementwise", "softmax", [scores], weights, saved=(weights.name,), unfused=_SOFTMAX, **rest)
+    build.add(
+        "elementwise",
+        "softmax",
+        [scores],
+        weights,
+        weights=build.sinks(),
+        saved=(weights.name,),
+        unfused=_SOFTMAX,
+        **rest,
+    )
     if shape.dropout:
         mask, kept = replace(scores, name="weights_mask", itemsize=1), replace(scores, name="weights_kept")
         weights = build.add("elementwise", "weights_drop", [weights, mask], kept, saved=(mask.name,), **rest)
@@ -531,9 +548,13 @@ def _sparse(build: _BlockBuilder, x: Value) -> Value:
         is_even=shape.tokens_per_expert > 0,
     )
     scores = build.value("router", "batch", "seq", None, last=shape.experts, itemsize=4)
-    weight = build.weight("router", ("embed", None), (shape.hidden, shape.experts))
+    weights = [build.weight("router", ("embed", None), (shape.hidden, shape.experts))]
+    if shape.expert_biases:
+        weights.append(build.weight("router_bias", (None,), (shape.experts,)))
     flops = 2.0 * shape.seq * shape.hidden * shape.experts
-    build.add("product", "router", [x], scores, weights=(weight,), flops=flops, saved=(x.name,), contracted="embed")
+    build.add(
+        "product", "router", [x], scores, weights=tuple(weights), flops=flops, saved=(x.name,), contracted="embed"
+    )
     build.add("route", "dispatch", [x, scores], routed, saved=(scores.name,))
     names = ("gate", "up") if shape.gated else ("up",)
     inner = [_expert(build, name, routed, f"expert_{name}", rows) for name in names]
@@ -576,9 +597,11 @@ def _expert(build: _BlockBuilder, name: str, x: Value, output: str, rows: int) -
     shape = build.shape
     dims = ("expert", "expert_ffn", "embed") if name == "down" else ("expert", "embed", "expert_ffn")
     sizes = {"expert": shape.experts, "embed": shape.hidden, "expert_ffn": shape.expert_ffn}
-    weight = build.weight(f"expert_{name}", dims, tuple(sizes[dim] for dim in dims))
+    weights = [build.weight(f"expert_{name}", dims, tuple(sizes[dim] for dim in dims))]
+    if shape.expert_biases:
+        weights.append(build.weight(f"expert_{name}_bias", dims[::2], (shape.experts, sizes[dims[2]])))
     made = replace(x, name=output, dims=(*x.dims[:3], dims[-1]), shape=(*x.shape[:3], sizes[dims[-1]]))
     flops = 2.0 * rows * shape.hidden * shape.expert_ffn
     return build.add(
-        "product", f"expert_{name}", [x], made, weights=(weight,), flops=flops, saved=(x.name,), contracted=dims[1]
+        "product", f"expert_{name}", [x], made, weights=tuple(weights), flops=flops, saved=(x.name,), contracted=dims[1]
     )

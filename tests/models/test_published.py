@@ -74,7 +74,8 @@ def test_a_folder_gives_transformers_logits_and_is_written_as_it_was(name, tmp_p
     assert AutoConfig.from_pretrained(tmp_path) == model.config
 
 
-@pytest.mark.parametrize("name", ["falcon", "falcon_alibi", "gptj", "opt_sums", "qwen2_moe"])
+@pytest.mark.slow_cases("falcon_alibi", "qwen2_moe")
+@pytest.mark.parametrize("name", ["falcon", "falcon_alibi", "gptj", "opt_sums", "qwen2_moe", "cohere2", "gpt_oss"])
 def test_a_text_that_is_continued_over_a_cache_has_the_same_logits(name):
     """In rows of their own and in blocks: an empty cache, then tokens that follow others."""
     model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
@@ -91,10 +92,24 @@ def test_a_text_that_is_continued_over_a_cache_has_the_same_logits(name):
         np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
-@pytest.mark.slow_cases("llama_tied_biases", "gpt2", "bloom", "falcon", "falcon_grouped", "opt_sums", "phi")
+@pytest.mark.slow_cases(
+    *("llama_tied_biases", "qwen3_moe", "gpt2", "bloom", "falcon", "falcon_grouped", "opt_sums", "phi", "olmo")
+)
 @pytest.mark.usefixtures("_one_device_afterwards")
 @pytest.mark.parametrize(
-    "name", ["llama_tied_biases", "qwen3_moe", "gpt2", "bloom", "falcon", "falcon_grouped", "opt_sums", "phi"]
+    "name",
+    [
+        "llama_tied_biases",
+        "qwen3_moe",
+        "gpt_oss",
+        "olmo",
+        "gpt2",
+        "bloom",
+        "falcon",
+        "falcon_grouped",
+        "opt_sums",
+        "phi",
+    ],
 )
 def test_a_plan_gets_its_parts_of_each_weight(name):
     """As one device has them, a part of a split weight on each device."""

@@ -12,6 +12,7 @@ ENDS = np.array([0, 2, 5], "int32")
 TABLES = np.array([[3, 0], [1, -1]], "int32")
 SEQUENCE, PLACE = np.array([0, 0, 1, 1, 2], "int32"), np.array([1, 2, 0, 3, 0], "int32")
 ONES = np.ones((1, 1, 1, 2), "float32")
+SINKS = np.linspace(-1, 2, 4, dtype="float32")
 BIASES = np.linspace(-1, 2, 24, dtype="float32").reshape(4, 6)
 CACHED = "a loop of as many rounds as the data say; texts that are written are not trained on"
 WHERE = "places and masks have no gradient"
@@ -39,9 +40,10 @@ def codes(x):
 
 
 def attend(
-    query, keys, values, start, window=0, scale=None, key_scales=None, value_scales=None, softcap=0, place_bias=None
-):
-    """One query at a time: softmax over the places up to its own."""
+    query, keys, values, start, window=0, scale=None, key_scales=None, value_scales=None, softcap=0, place_bias=None,
+    sinks=None,
+):  # fmt: skip
+    """One query at a time: softmax over the places up to its own, and over a sink, which gives nothing."""
     if key_scales is not None:
         keys, values = keys * key_scales, values * value_scales
     out = np.zeros((*query.shape[:3], values.shape[-1]))
@@ -52,7 +54,8 @@ def attend(
         scores = keys[b, n, seen].astype("float64") @ query[b, s, h] * scale
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
         scores = scores if place_bias is None else scores + place_bias[h, seen]
-        out[b, s, h] = sp.softmax(scores) @ values[b, n, seen]
+        sink = np.full(1, -np.inf) if sinks is None else sinks[h : h + 1]
+        out[b, s, h] = sp.softmax(np.concatenate([scores, sink]))[:-1] @ values[b, n, seen]
     return out
 
 
@@ -76,12 +79,13 @@ def from_blocks(cache, tables):
 
 
 def attend_in_blocks(
-    query, keys, values, tables, start, window=0, scale=None, key_scales=None, value_scales=None, softcap=0, bias=None
-):
+    query, keys, values, tables, start, window=0, scale=None, key_scales=None, value_scales=None, softcap=0, bias=None,
+    sinks=None,
+):  # fmt: skip
     if key_scales is not None:
         keys, values = keys * key_scales, values * value_scales
     whole = (from_blocks(x, tables).swapaxes(1, 2) for x in (keys, values))
-    return attend(query, *whole, start, window, scale, softcap=softcap, place_bias=bias)
+    return attend(query, *whole, start, window, scale, softcap=softcap, place_bias=bias, sinks=sinks)
 
 
 def in_codes(*shapes):
@@ -109,6 +113,8 @@ CASES = [
     Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START), attend, terms=24, bad=((ONES, ONES, ONES, START), ShapeError, r"start \[2\]; needs")),
     Case("attend_cached", then(floats((2, 2, 2, 3), (2, 2, 5, 3), (2, 2, 5, 3)), START, 2, 0.5), attend, kwargs={"softcap": 0.7}, terms=24, tag="window"),
     Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START, 0, None, None, None, 0.0, BIASES), attend, terms=24, tag="bias"),
+    Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START, 2, None, None, None, 0.0, None, SINKS), attend, terms=24, tag="sinks"),
+    Case("sink_share", floats((2, 3, 4), (3,)), lambda lse, sinks: np.exp(lse) / (np.exp(lse) + np.exp(sinks[:, None])), bad=((ONES, ONES), ShapeError, r"needs \[b, h, s\] and \[h\]")),
     Case("token_codes", lambda rng: (np.array([[[0.5, -2, 1], [0, 0, 0]], [[254, 127, -1], [3, 1e-3, 0]]], "float32"),), codes, no_grad="rounding"),
     Case("attend_cached", lambda rng: in_codes((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2))(rng, START), attend, terms=24, no_grad="codes are not trained", tag="codes"),
     Case("cache_mask", lambda rng: (START, 2, 5), mask, no_grad=WHERE, bad=((START, 1, 1, ONES), ShapeError, "cache of 1 places")),
@@ -120,6 +126,7 @@ CASES = [
     Case("attend_blocks", then(floats((2, 2, 2, 3), (4, 2, 1, 3), (4, 2, 1, 3)), np.array([[3, 0, 1, -1, -1], [0, 1, 2, 3, 3]], "int32"), START, 2, 0.5), attend_in_blocks, kwargs={"softcap": 0.7}, terms=24, no_grad=CACHED, tag="window"),
     Case("attend_blocks", lambda rng: in_codes((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2))(rng, TABLES, START - 1), attend_in_blocks, terms=24, no_grad=CACHED, tag="codes"),
     Case("attend_blocks", then(floats((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2)), TABLES, START - 1, 0, None, None, None, 0.0, BIASES), attend_in_blocks, terms=24, no_grad=CACHED, tag="bias"),
+    Case("attend_blocks", then(floats((2, 1, 4, 3), (4, 2, 2, 3), (4, 2, 2, 2)), TABLES, START - 1, 2, None, None, None, 0.0, None, SINKS), attend_in_blocks, terms=24, no_grad=CACHED, tag="sinks"),
     Case("block_angles", then(floats((2, 1, 4, 1, 2)), SEQUENCE, PLACE), angles, bad=((ONES, SEQUENCE, PLACE), ShapeError, r"rope_emb \[1, 1, 1, 2\]")),
     Case("block_angles", then(floats((2, 3, 4, 1, 2)), SEQUENCE, PLACE, False), angles, tag="halves"),
     Case("stage_mask", then(lambda rng: (np.array([[2], [0]], "int32"), (3, 4)), *floats((2, 1, 2, 5), (2, 1, 1, 3))(np.random.default_rng(0))), lambda new, _, m, n: np.stack([np.pad(m[0], [(0, 0), (0, 1), (0, 0)])[..., :4], np.pad(np.repeat(n[1], 3, 1), [(0, 0), (0, 0), (0, 1)])])),

@@ -37,9 +37,9 @@ from polyreme.models.parts.rotary import (
 )
 from polyreme.nn import Embedding, Layer, LayerList, Linear, RMSNorm
 from polyreme.nn import functional as F
-from polyreme.nn.initializer import Normal
+from polyreme.nn.initializer import Constant, Normal
 from polyreme.nn.layers.linear import map_each
-from polyreme.nn.parameter import ParamAttr
+from polyreme.nn.parameter import ParamAttr, Parameter
 from polyreme.ops.layout import constrain
 
 ACTIVATIONS: dict[str, Any] = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate=True)}
@@ -55,9 +55,10 @@ class BlockTraits:
     residual_scale what blocks add, logit_scale logits, score_scale scores of attention (head_dim ** -0.5 if None).
     score_cap, logit_cap: bounds of scores and of logits, as softcap of F.scaled_dot_product_attention; none if 0.
     rotary_fraction: of the dims of a head those that positions turn, the first ones; 0 for none. unturned_blocks: the
-    numbers of those that know no positions. qkv_bound: what queries, keys and values are kept within, on both sides;
-    0 for none. shared_norm: attention and feed-forward of a block that has them side by side read one norm. head_bias:
-    the output projection adds a bias.
+    numbers of those that know no positions. qkv_bound: what queries, keys and values are kept within, on both sides; 0
+    for none. has_sinks: each head learns a score that takes part in the softmax and gives nothing. shared_norm:
+    attention and feed-forward of a block that has them side by side read one norm. head_bias: the output projection
+    adds a bias.
     """
 
     norm_class: ClassVar[type[RMSNorm]] = RMSNorm
@@ -73,6 +74,7 @@ class BlockTraits:
     rotary_fraction: ClassVar[float] = 1.0
     unturned_blocks: ClassVar[Sequence[int]] = ()
     qkv_bound: ClassVar[float] = 0.0
+    has_sinks: ClassVar[bool] = False
     shared_norm: ClassVar[bool] = False
     head_bias: ClassVar[bool] = False
 
@@ -184,6 +186,7 @@ class Attention(Layer):
     out: Linear
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
+    sinks: Parameter | None
 
     def __init__(self, config: LlamaConfig, window: int = 0) -> None:
         super().__init__()
@@ -202,6 +205,9 @@ class Attention(Layer):
             widths = (q_width, kv_width) if self.is_normed_whole else (self.head_dim, self.head_dim)
             self.q_norm, self.k_norm = (make_norm(config, size) for size in widths)
         self.qkv_bound = config.qkv_bound
+        self.sinks = None
+        if config.has_sinks:
+            self.sinks = self.create_parameter([self.num_heads], default_initializer=Constant(0.0), dims=("heads",))
         self.score_options = {"scale": config.score_scale, "softcap": config.score_cap}
 
     def forward(self, x_bse: Any, cos_sd: Any, sin_sd: Any, cache: LayerCache | None = None, ends: Any = None) -> Any:
@@ -219,10 +225,13 @@ class Attention(Layer):
         q = constrain(rotate(q, cos_sd, sin_sd), "batch", "block_seq", "heads", None)
         k = constrain(rotate(k, cos_sd, sin_sd), "batch", "block_seq", "kv_heads", None)
         v = constrain(v, "batch", "block_seq", "kv_heads", None)
+        options = {"window": self.window, **self.score_options}
+        if self.sinks is not None:
+            options["sinks"] = self.sinks
         if cache is not None:
-            mixed = cache.attend(q, k, v, window=self.window, **self.score_options)
+            mixed = cache.attend(q, k, v, **options)
             return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
-        options = {"window": self.window, "training": self.training, **self.score_options}
+        options["training"] = self.training
         mixed = attend_causally(self.recompute, q, k, v, ends, **options)
         return self.out(mixed.reshape([batch, seq, self.num_heads * self.head_dim]))
 

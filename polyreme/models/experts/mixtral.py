@@ -50,6 +50,9 @@ class MixtralConfig(LlamaConfig):
     family: ClassVar[Family] = MIXTRAL
     n_shared_experts: ClassVar[int] = 0
     """How many times as wide as an expert is one that every token goes through besides, by a gate of its own."""
+    router_bias: ClassVar[bool] = False
+    expert_options: ClassVar[Mapping[str, Any]] = {}
+    """Of nn.MoE: activation and biases of the experts."""
 
     num_experts: int = 8
     experts_per_token: int = 2
@@ -111,7 +114,7 @@ def make_experts(config: Any, router: Any, shared_hidden: int = 0, shared_gate: 
     """The experts of a block. router, shared_hidden, shared_gate: as of MoE."""
     sizes = (config.hidden_size, config.expert_ffn_size, config.num_experts)
     shared = {"shared_hidden": shared_hidden, "shared_gate": shared_gate}
-    return MoE(*sizes, router=router, **shared, weight_attr=normal())
+    return MoE(*sizes, router=router, **shared, **getattr(config, "expert_options", {}), weight_attr=normal())
 
 
 def make_routed_experts(config: MixtralConfig, number: int) -> MoE:
@@ -129,6 +132,7 @@ def make_routed_experts(config: MixtralConfig, number: int) -> MoE:
             normalize=config.normalize_gates,
             balance_loss=config.balance_loss,
             balance_scope=config.balance_scope,
+            bias=config.router_bias,
         )
     shared_hidden = config.n_shared_experts * config.expert_ffn_size
     return make_experts(config, router, shared_hidden, shared_gate=shared_hidden > 0)

@@ -44,10 +44,12 @@ class Conversion(NamedTuple):
     """How weights as published become one of ours, and back.
 
     load: (their sources, our config) -> one source. store: (our array, our config) -> theirs, in the order of names.
+    join: what parts of one of theirs that several of ours are become together, in the order of the rules.
     """
 
     load: Callable[[list[WeightSource], Any], WeightSource]
     store: Callable[[np.ndarray, Any], list[np.ndarray]]
+    join: Callable[[list[np.ndarray]], np.ndarray] = np.concatenate
 
 
 def transposed_source(source: WeightSource) -> WeightSource:
@@ -134,9 +136,30 @@ def rows_of(sizes: Callable[[Any], Sequence[int]], number: int) -> Conversion:
     return Conversion(load, lambda array, config: [array.T])
 
 
+def in_turn(count: int, number: int) -> Conversion:
+    """One of so many arrays whose last dims take turns in one array there: every count-th, from this number on."""
+
+    def load(sources: list[WeightSource], config: Any) -> WeightSource:
+        (whole,) = sources
+        *outer, last = whole.shape
+        if last % count:
+            raise ShapeError(f"a weight of {list(whole.shape)}, of which {count} take turns in the last dim")
+
+        def read(index: Index) -> np.ndarray:
+            taken = range(last // count)[index[-1]]
+            return whole.read((*index[:-1], slice(count * taken.start, count * taken.stop)))[..., number::count]
+
+        return Changed((*outer, last // count), whole.dtype, read)
+
+    def join(parts: list[np.ndarray]) -> np.ndarray:
+        return np.stack(parts, -1).reshape(*parts[0].shape[:-1], -1)
+
+    return Conversion(load, lambda array, config: [array], join)
+
+
 class WeightRule(NamedTuple):
     """A weight: its name there, its name here, and what else differs. Of several with one name there each is a part of
-    it, one under the other in the order of the rules.
+    it, one under the other in the order of the rules, or as their conversion joins them.
 
     {n} in names stands for the number of a block; in theirs {e} for that of an expert, and {a,b} for a and b: all of
     them are one of ours.
@@ -401,7 +424,7 @@ def store_weights(
             if missing[name]:
                 continue
             arrays = [part for _, part in sorted(parts.pop(name), key=lambda item: item[0])]
-            array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            array = arrays[0] if len(arrays) == 1 else weight.change.join(arrays)
             yield name.removeprefix(published.prefix) if published.bare else name, array
 
 

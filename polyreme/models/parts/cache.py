@@ -12,7 +12,14 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.nn import functional as F
 from polyreme.ops import creation
-from polyreme.ops.attention.caches import attend_blocks, attend_cached, blocks_written, token_codes, tokens_cached
+from polyreme.ops.attention.caches import (
+    attend_blocks,
+    attend_cached,
+    blocks_written,
+    sink_share,
+    token_codes,
+    tokens_cached,
+)
 from polyreme.ops.layout import constrain
 
 CACHE_DTYPES = ("int8", "bfloat16", "float16", "float32")
@@ -28,6 +35,17 @@ def check_cache_dtype(name: str | None) -> None:
 def bias_mask(place_bias: Any, seq: int) -> Any:
     """attn_mask [1, heads, 1, seq] of attention to whose scores [heads, places] is added by the place of the key."""
     return place_bias[:, :seq].unsqueeze(1).unsqueeze(0)
+
+
+def attend_beside_sinks(
+    q: Any, k: Any, v: Any, sinks: Any, bounds: Any = None, *, window: int = 0, scale: float | None = None, **more: Any
+) -> Any:
+    """Causal attention [batch, seq, heads, d] where each head has a sink [heads], as of sink_share. bounds and more: as
+    of F.flashmask_attention."""
+    size = (window - 1, 0) if window else None
+    options = {"causal": True, "window_size": size, "softmax_scale": scale, "return_softmax_lse": True, **more}
+    out, logsumexp = F.flashmask_attention(q, k, v, bounds, **options)
+    return out * sink_share(logsumexp, sinks).transpose([0, 2, 1]).unsqueeze(-1).astype(out.dtype)
 
 
 class LayerCache:
@@ -62,18 +80,21 @@ class LayerCache:
         scale: float | None = None,
         softcap: float = 0.0,
         place_bias: Any = None,
+        sinks: Any = None,
     ) -> Any:
         """Causal attention of new tokens to those in the cache and to themselves, which are put in.
 
         q [batch, s, heads, d], k [batch, s, kv_heads, d], v [batch, s, kv_heads, e] -> [batch, s, heads, e]. window,
-        scale, softcap, place_bias: as of attend_cached, no window with a bias.
+        scale, softcap, place_bias, sinks: as of attend_cached, no window with a bias.
         """
         start = self.owner.lengths
         self._put(tokens_cached, k, v, start)
         if not self.owner.is_empty:
-            options = {**self._scales, "softcap": softcap, "place_bias": place_bias}
+            options = {**self._scales, "softcap": softcap, "place_bias": place_bias, "sinks": sinks}
             return attend_cached(q, *self.tensors[:2], start, window, scale, **options)
         # nothing before them: as in training, without the places that are still free
+        if sinks is not None:
+            return attend_beside_sinks(q, k, v, sinks, window=window, scale=scale, softcap=softcap)
         if window and window < q.shape[1]:
             options = {"causal": True, "window_size": (window - 1, 0), "softmax_scale": scale, "softcap": softcap}
             return F.flashmask_attention(q, k, v, training=False, **options)
@@ -95,12 +116,13 @@ class PagedLayerCache(LayerCache):
         scale: float | None = None,
         softcap: float = 0.0,
         place_bias: Any = None,
+        sinks: Any = None,
     ) -> Any:
         """As of LayerCache; tokens past the blocks that a row's table names are left out."""
         start, tables, (batch, seq) = self.owner.lengths, self.owner.block_tables, q.shape[:2]
         keys, values = (x.reshape([batch * seq, *x.shape[2:]]) for x in (k, v))
         self._put(blocks_written, keys, values, tables, *self.owner.places_of(seq))
-        options = {**self._scales, "softcap": softcap, "place_bias": place_bias}
+        options = {**self._scales, "softcap": softcap, "place_bias": place_bias, "sinks": sinks}
         return attend_blocks(q, *self.tensors[:2], tables, start, window, scale, **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from polyreme.core import layout
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.mesh import RECOMPUTE
 from polyreme.models.families import Family
-from polyreme.models.parts.cache import KVCache, LayerCache, bias_mask
+from polyreme.models.parts.cache import KVCache, LayerCache, attend_beside_sinks, bias_mask
 from polyreme.models.pretrained import Pretrained
 from polyreme.nn import Layer, Sequential
 from polyreme.nn import functional as F
@@ -381,24 +382,28 @@ def attend_causally(
     *,
     window: int = 0,
     place_bias: Any = None,
+    sinks: Any = None,
     **options: Any,
 ) -> Any:
     """Attention [batch, seq, heads, head_dim] of queries to the keys before them, of the last `window` if not 0.
 
     ends: as of Documents; a key is then seen within its document alone. place_bias: what is added to the scores of the
-    key at each place, [heads, places], without window and documents. recompute: as of run_part. options: training,
-    scale, softcap, and dropout, the probability.
+    key at each place, [heads, places], without window and documents. sinks: as of attend_beside_sinks. recompute: as of
+    run_part. options: training, scale, softcap, and dropout, the probability.
     """
     seq = query.shape[1]
     is_wide = not window or window >= seq
     if place_bias is not None:
         options["attn_mask"] = bias_mask(place_bias, seq)
+    bounds = None if ends is None else ends.reshape([ends.shape[0], 1, seq, 1])
+    if sinks is not None:
+        beside = partial(attend_beside_sinks, window=0 if is_wide else window, **options)
+        return run_part("core_attn", recompute, beside, query, key, value, sinks, bounds)
     if ends is None and is_wide:
         options["dropout_p"] = options.pop("dropout", 0.0)
         return run_part(
             "core_attn", recompute, F.scaled_dot_product_attention, query, key, value, is_causal=True, **options
         )
-    bounds = None if ends is None else ends.reshape([ends.shape[0], 1, seq, 1])
     size = None if is_wide else (window - 1, 0)
     attend = F.flashmask_attention
     options["softmax_scale"] = options.pop("scale", None)

@@ -13,7 +13,7 @@ from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError, DTypeError, ShapeError
-from polyreme.kernels.experts import ACTIVATIONS
+from polyreme.kernels.experts import ACTIVATIONS, GATES
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import XavierUniform
 from polyreme.nn.layer import Layer
@@ -58,8 +58,8 @@ class Router(Layer):
     of the "global_batch": of all microbatches of the optimizer's step so far, this one included, each of which adds its
     mean shares times the counts at its time (arXiv:2501.11873).
 
-    The weight [d_model, num_experts] and all numbers are float32, under autocast too. Raises ConfigError for numbers
-    that do not fit each other.
+    bias: a learned number is added to each expert's logits. The weight [d_model, num_experts] and all numbers are
+    float32, under autocast too. Raises ConfigError for numbers that do not fit each other.
 
     >>> Router(8, num_experts=4, balance_loss=0.01).weight.shape
     paddle.Size([8, 4])
@@ -73,6 +73,7 @@ class Router(Layer):
     choice: dict[str, Any]
     capacity_factor: float | None
     weight: Parameter
+    bias: Parameter | None
     selection_bias: None
 
     def __init__(
@@ -94,6 +95,7 @@ class Router(Layer):
         balance_scope: str = "micro_batch",
         sequence_loss: float = 0.0,
         z_loss: float = 0.0,
+        bias: bool = False,
         weight_attr: ParamAttrLike = None,
     ) -> None:
         super().__init__()
@@ -131,6 +133,7 @@ class Router(Layer):
         self.capacity_factor, self.capacity_by = capacity_factor, capacity_by
         self.losses = losses
         self.weight = self.create_parameter([d_model, num_experts], weight_attr, dims=("embed", None))
+        self.bias = self.create_parameter([num_experts], is_bias=True, dims=(None,)) if bias else None
         if selection_bias or bias_rate:
             self.register_buffer("selection_bias", creation.zeros([num_experts], dtypes.float32))
         else:
@@ -163,6 +166,7 @@ class Router(Layer):
     def forward(self, x: Any, allowed: Any = None) -> Routing:
         """allowed: bool, broadcasts to [..., num_experts]: experts that a token may choose."""
         logits = F.router_logits(x, self.weight)
+        logits = logits if self.bias is None else logits + self.bias.astype(logits.dtype)
         choices, gates, scores = F.choose_experts(logits, self.selection_bias, allowed, **self.choice)
         load = F.expert_load(choices, self.num_experts)
         loss = self._loss(logits, scores, choices, load)
@@ -380,9 +384,10 @@ class MoE(Layer):
     down(activation(up(x))) with gated=False; what they give is weighed by the router and summed. No token is dropped
     unless the router has a capacity. router: a Router, by default Router(d_model, num_experts, top_k or 2), an
     ExpertChoiceRouter, or a HashRouter, which takes the ids that are then given with the tokens; it says the top_k
-    then. bias: up and down add one. shared_hidden: width of an expert that every token goes through, none if 0;
-    shared_gate: its result is multiplied by sigmoid of a linear map of the token. activation: silu, gelu, gelu_tanh or
-    relu.
+    then. bias: up and down add one; gate_bias: gate too. shared_hidden: width of an expert that every token goes
+    through, none if 0; shared_gate: its result is multiplied by sigmoid of a linear map of the token. activation: silu,
+    gelu, gelu_tanh or relu; with a gate also clamped_swiglu, which takes gate(x) and up(x)
+    (kernels.experts.clamped_swiglu).
 
     Parameters have the experts in front: up, gate [expert, embed, expert_ffn], down [expert, expert_ffn, embed]. A plan
     with ep splits them, its expert_dispatch says how tokens reach them. `changes` holds Layers by the names of these
@@ -404,6 +409,7 @@ class MoE(Layer):
     up: Any
     down: Any
     up_bias: Any | None
+    gate_bias: Any | None
     down_bias: Any | None
     changes: LayerDict
     shared: SharedExpert | None
@@ -419,6 +425,7 @@ class MoE(Layer):
         activation: str = "silu",
         gated: bool = True,
         bias: bool = False,
+        gate_bias: bool = False,
         shared_hidden: int = 0,
         shared_gate: bool = False,
         weight_attr: ParamAttrLike = None,
@@ -429,8 +436,11 @@ class MoE(Layer):
             raise ConfigError(f"MoE: {shared_gate=} without shared_hidden; a shared gate needs a shared expert")
         if shared_hidden != 0:
             check_counts("MoE", shared_hidden=shared_hidden)
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"MoE: unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")
+        known = {**ACTIVATIONS, **GATES} if gated else ACTIVATIONS
+        if activation not in known:
+            raise ConfigError(f"MoE: unknown activation {activation!r}; one of {', '.join(known)}")
+        if gate_bias and not gated:
+            raise ConfigError(f"MoE: {gate_bias=} with gated=False; there is no gate that could add it")
         self.d_model, self.d_hidden, self.num_experts, self.activation = d_model, d_hidden, num_experts, activation
         if router is None:
             router = Router(d_model, num_experts, 2 if top_k is None else top_k, weight_attr=weight_attr)
@@ -457,6 +467,7 @@ class MoE(Layer):
         self.up = weight("expert", "embed", "expert_ffn")
         self.down = weight("expert", "expert_ffn", "embed")
         self.up_bias = weight("expert", "expert_ffn") if bias else None
+        self.gate_bias = weight("expert", "expert_ffn") if gate_bias else None
         self.down_bias = weight("expert", "embed") if bias else None
         self.changes = LayerDict()
         self.shared = None
@@ -491,7 +502,7 @@ class MoE(Layer):
         up, down, gate = ((matrices | changed).get(name) for name in ("up", "down", "gate"))
         weights = (up, down, gate, self.up_bias, self.down_bias)
         out = chosen_experts(
-            x, choices, gates, *weights, activation=self.activation,
+            x, choices, gates, *weights, activation=self.activation, gate_bias=self.gate_bias,
             row_capacity=self.router.capacity(x.shape[-2]) if isinstance(self.router, ExpertChoiceRouter) else None,
         )  # fmt: skip
         return out if self.shared is None else out + self.shared(x)
@@ -524,16 +535,23 @@ class MoE(Layer):
             y = rows.matmul(matrix.decoded(x.dtype, experts))
             return y if bias is None else y + bias[experts].unsqueeze(1)
 
-        name, approximate = self.activation.removesuffix("_tanh"), self.activation.endswith("_tanh")
-        bend = functools.partial(F.gelu, approximate=True) if approximate else getattr(F, name)
-        up = product(self.up, rows, self.up_bias)
-        hidden = bend(up) if self.gate is None else bend(product(self.gate, rows, None)) * up
+        gate = None if self.gate is None else product(self.gate, rows, self.gate_bias)
+        hidden = _bent(self.activation, product(self.up, rows, self.up_bias), gate)
         out = product(self.down, hidden, self.down_bias).reshape([*lead, k, -1])
         shares = (gates * (choices >= 0).astype(gates.dtype)).astype(out.dtype)
         return (out * shares.unsqueeze(-1)).sum(-2)
 
     def extra_repr(self) -> str:
         return f"{self.d_model}, {self.d_hidden}, num_experts={self.num_experts}, activation={self.activation}"
+
+
+def _bent(activation: str, up: Any, gate: Any = None) -> Any:
+    """What an expert hands on to down, of Tensors."""
+    if activation in GATES:
+        return GATES[activation](gate, up, F.sigmoid)
+    is_approximate = activation.endswith("_tanh")
+    bend = functools.partial(F.gelu, approximate=True) if is_approximate else getattr(F, activation)
+    return bend(up) if gate is None else bend(gate) * up
 
 
 class SharedExpert(Layer):
@@ -566,13 +584,11 @@ class SharedExpert(Layer):
         self.token_gate = linear(d_model, 1, "embed", None, with_bias=False) if token_gate else None
 
     def forward(self, x: Any) -> Any:
-        name, approximate = self.activation.removesuffix("_tanh"), self.activation.endswith("_tanh")
-        bend = getattr(F, name) if not approximate else functools.partial(F.gelu, approximate=True)
         if self.gate is None:
-            hidden = bend(self.up(x))
+            hidden = _bent(self.activation, self.up(x))
         else:
             gate, up = map_each(x, self.gate, self.up)
-            hidden = bend(gate) * up
+            hidden = _bent(self.activation, up, gate)
         dims = ("batch", "block_seq", "ffn") if len(x.shape) == 3 else ("batch", "ffn")
         out = self.down(constrain(hidden, *dims))
         return out if self.token_gate is None else F.sigmoid(self.token_gate(x)) * out

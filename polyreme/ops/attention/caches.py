@@ -83,14 +83,15 @@ def attend_cached(
     value_scales: Array | None = None,
     softcap: float = 0.0,
     place_bias: Array | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to the places of a cache up to their own.
 
     query [b, s, h, d], keys [b, n, places, d], values [b, n, places, e], start [b] -> [b, s, h, e]. window: so many
     places, its own the last of them; all if 0. scale is d ** -0.5 unless given; softcap: as of
-    scaled_dot_product_attention. key_scales, value_scales: what codes of
-    token_codes are multiplied by, [b, n, places, 1]. place_bias: what is added to the scores of the key at each place,
-    [h, places or more]. Scores are computed in at least float32. Raises ShapeError for dims that do not fit.
+    scaled_dot_product_attention. key_scales, value_scales: what codes of token_codes are multiplied by, [b, n, places,
+    1]. place_bias: what is added to the scores of the key at each place, [h, places or more]. sinks: as of sink_share,
+    [h]. Scores are computed in at least float32. Raises ShapeError for dims that do not fit.
     """
     b, s, h, d = query.shape
     n, places = keys.shape[1:3]
@@ -111,11 +112,35 @@ def attend_cached(
     place = start.reshape(b, 1, 1, 1, 1).astype(jnp.int32) + jnp.arange(s, dtype=jnp.int32)[:, None]
     key = jnp.arange(places, dtype=jnp.int32)
     seen = (key <= place) & (key > place - window) if window else key <= place
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).reshape(b, n, h // n * s, places)
+    scores = jnp.where(seen, scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    if sinks is not None:
+        weights = weights * _shares(jax.nn.logsumexp(scores, axis=-1), sinks, n)[..., None]
+    weights = weights.reshape(b, n, h // n * s, places)
     weights = _scaled(weights, value_scales).astype(values.dtype)
     out = jnp.einsum("bnrt,bnte->bnre", weights, values, preferred_element_type=acc)
     out = jnp.transpose(out.reshape(b, n, h // n, s, -1), (0, 3, 1, 2, 4))
     return out.reshape(b, s, h, values.shape[-1]).astype(query.dtype)
+
+
+def _shares(logsumexp: Array, sinks: Array, kv_heads: int) -> Array:
+    """sink_share of logsumexp [b, n, h / n, s]."""
+    return jax.nn.sigmoid(logsumexp - sinks.astype(logsumexp.dtype).reshape(kv_heads, -1, 1))
+
+
+@op(amp="fp32", method=False)
+def sink_share(logsumexp: Array, sinks: Array) -> Array:
+    """The part of attention that keys have where each head has a sink besides, a score that takes its part of the
+    softmax and gives nothing: [b, h, s] of the logarithms of sums of exponentials of scores, and sinks [h], -> the
+    same.
+
+    Source: arXiv:2309.17453; learned for each head, arXiv:2508.10925. Raises ShapeError for dims that do not fit.
+    """
+    if logsumexp.ndim != 3 or sinks.shape != logsumexp.shape[1:2]:
+        raise ShapeError(
+            f"sink_share: logsumexp {list(logsumexp.shape)} and sinks {list(sinks.shape)}; needs [b, h, s] and [h]"
+        )
+    return jax.nn.sigmoid(logsumexp - sinks.astype(logsumexp.dtype)[:, None])
 
 
 def _levels(codes: Array, dtype: Any) -> Array:
@@ -198,12 +223,13 @@ def attend_blocks(
     value_scales: Array | None = None,
     softcap: float = 0.0,
     place_bias: Array | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Attention of queries at the places start, start + 1, ... to their sequence's places, in blocks, up to theirs.
 
     query [b, s, h, d], keys [blocks, n, block_size, d], values [blocks, n, block_size, e], block_tables [b, count] as
     of blocks_written, start [b] -> [b, s, h, e]. window, scale: as of attend_cached; key_scales, value_scales likewise,
-    [blocks, n, block_size, 1]; softcap and place_bias too. A round takes the same places of
+    [blocks, n, block_size, 1]; softcap, place_bias and sinks too. A round takes the same places of
     all sequences, and there are as many rounds as the longest needs: to a shorter one the later rounds add exact zeros,
     so that its bits do not depend on the others. What lies in a block past a sequence's end counts for nothing, be it
     NaN. Raises ShapeError for dims that do not fit.
@@ -262,8 +288,10 @@ def attend_blocks(
     empty = jnp.full((b, n, rows), -jnp.inf, acc), jnp.zeros((b, n, rows), acc), jnp.zeros((b, n, rows, width), acc)
     rounds = jnp.minimum((start.max() + s + places - 1) // places, tables.shape[1] // together)
     first = jnp.maximum(start.min() - window + 1, 0) // places if window else 0
-    _, total, mixed = lax.fori_loop(first, rounds, attend, empty)
+    most, total, mixed = lax.fori_loop(first, rounds, attend, empty)
     out = (mixed / total[..., None]).reshape(b, n, h // n, s, width)
+    if sinks is not None:
+        out = out * _shares((most + jnp.log(total)).reshape(b, n, h // n, s), sinks, n)[..., None]
     return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(b, s, h, width).astype(query.dtype)
 
 
