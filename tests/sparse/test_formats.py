@@ -112,6 +112,13 @@ def test_a_gradient_counts_where_the_values_are():
             x.backward(wrong)
 
 
+def test_a_hook_has_the_gradient_as_a_sparse_tensor():
+    x = sparse.sparse_coo_tensor([[0, 1], [1, 0]], [2.0, 3.0], [2, 2], stop_gradient=False)
+    x.register_hook(lambda gradient: gradient * 10.0)
+    (x * x).values().sum().backward()
+    assert x.grad.numpy().tolist() == [[0, 40], [60, 0]]
+
+
 def test_predicates():
     x = sparse.sparse_coo_tensor([[0], [1]], [2.0], [2, 3])
     assert (x.is_sparse(), x.is_sparse_coo(), x.is_sparse_csr(), x.is_dense()) == (True, True, False, False)
@@ -122,6 +129,16 @@ def test_predicates():
     assert dense.is_same_shape(x)
     assert x.is_same_shape(x.to_sparse_csr())
     assert not sparse.is_same_shape(x, paddle.ones([2]))
+    for form in (x, x.to_sparse_csr()):
+        assert (form.size, len(form), form.dim(), form.ndimension(), form.itemsize) == (6, 2, 2, 2, 4)
+        assert (form.element_size(), form.requires_grad, form.cpu().numpy()[0, 1], form.T.shape) == (
+            4,
+            False,
+            2,
+            [3, 2],
+        )
+        assert [form.is_floating_point(), form.is_complex(), form.is_integer()] == [True, False, False]
+        assert form.name == form.values().name
     assert "nnz=1" in repr(x)
     assert "crows=[0, 1, 1]" in repr(x.to_sparse_csr())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,46 @@ class SparseTensor(SparseMethods):
         return len(self.dims)
 
     @property
+    def size(self) -> int:
+        """Number of elements of the Tensor it stands for, zeros that are not stored included."""
+        return math.prod(self.dims)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one stored element."""
+        return self.dtype.itemsize
+
+    @property
+    def name(self) -> str:
+        """Name of the Tensor of its values."""
+        return self.kept.name
+
+    def dim(self) -> int:
+        """Number of dims of the Tensor it stands for."""
+        return len(self.dims)
+
+    ndimension = dim
+
+    def element_size(self) -> int:
+        """Bytes of one stored element."""
+        return self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.dims[0]
+
+    def is_floating_point(self) -> bool:
+        """Whether the values are floating numbers."""
+        return self.kept.is_floating_point()
+
+    def is_complex(self) -> bool:
+        """Whether the values are complex numbers."""
+        return self.kept.is_complex()
+
+    def is_integer(self) -> bool:
+        """Whether the values are integers."""
+        return self.kept.is_integer()
+
+    @property
     def dtype(self) -> np.dtype:
         """Dtype of the values."""
         return self.kept.dtype
@@ -127,6 +167,24 @@ class SparseTensor(SparseMethods):
     @stop_gradient.setter
     def stop_gradient(self, value: bool) -> None:
         self.kept.stop_gradient = value
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the values take part in differentiation."""
+        return not self.kept.stop_gradient
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.kept.stop_gradient = not value
+
+    def register_hook(self, hook: Callable[[Any], Any]) -> Any:
+        """Call hook with the gradient, sparse with these indices, in backward(); what it returns replaces that."""
+
+        def of_values(gradient: Any) -> Any:
+            replaced = hook(self.with_values(gradient))
+            return None if replaced is None else self._gradient_of_values(replaced)
+
+        return self.kept.register_hook(of_values)
 
     @property
     def is_leaf(self) -> bool:
@@ -186,6 +244,17 @@ class SparseTensor(SparseMethods):
     def clone(self) -> Any:
         """A copy that gradients flow through."""
         return self.with_values(self.kept.clone())
+
+    def cpu(self) -> Any:
+        """The same Tensor on the host's device."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        moved = {name: t.cpu() for name, t in tensors.items() if isinstance(t, state.TensorState)}
+        return replace(self, **moved)  # type: ignore[type-var]
+
+    @property
+    def T(self) -> Any:
+        """The Tensor with its dims in reverse order."""
+        return shaping.transpose(self, list(range(len(self.dims)))[::-1])
 
     def astype(self, dtype: Any) -> Any:
         """The same Tensor with its values in another dtype."""
