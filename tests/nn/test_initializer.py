@@ -151,6 +151,11 @@ def test_calculate_gain(name, param, gain):
     assert initializer.calculate_gain(name, param) == pytest.approx(gain, rel=1e-15)
 
 
+def test_a_truncated_normal_without_deviation_is_its_mean():
+    assert drawn(initializer.TruncatedNormal(0.5, 0.0), [2]).tolist() == [0.5, 0.5]
+    assert drawn(initializer.TruncatedNormal(3.0, 0.0), [2]).tolist() == [2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
@@ -158,7 +163,7 @@ def test_calculate_gain(name, param, gain):
         (lambda: initializer.KaimingNormal(mode="fan"), ConfigError, "'fan_in' or 'fan_out', got 'fan'"),
         (lambda: initializer.KaimingUniform(fan_in=0), ConfigError, "fan_in is a number above 0, got 0"),
         (lambda: initializer.Normal(std=-1.0), ConfigError, "Normal: std is a number of at least 0, got -1.0"),
-        (lambda: initializer.TruncatedNormal(std=0.0), ConfigError, "std is a number above 0"),
+        (lambda: initializer.TruncatedNormal(std=-1.0), ConfigError, "std is a number of at least 0"),
         (
             lambda: initializer.TruncatedNormal(a=1.0, b=0.0),
             ConfigError,

@@ -27,6 +27,7 @@ def test_to_tensor_scales_bytes_and_puts_channels_first():
     np.testing.assert_array_equal(found.numpy(), pixels().transpose(2, 0, 1).astype("float32") / np.float32(255))
     assert T.ToTensor("HWC")(pixels()).shape == [4, 6, 3]
     assert T.to_tensor(np.zeros((4, 6), np.uint8)).shape == [1, 4, 6]
+    assert T.to_tensor(np.full((1, 1), 7, np.int32)).numpy().tolist() == [[[7]]]
     floats = np.full((2, 2, 1), 7.5)
     np.testing.assert_array_equal(T.to_tensor(floats).numpy(), np.full((1, 2, 2), 7.5, np.float32))
 
@@ -143,6 +144,7 @@ def test_several_inputs_and_a_transform_of_ones_own():
     assert Both(keys=("image", "mask"))((1, 5, "label")) == (2, 4, "label")
     assert T.Compose([Both(), Both()])(1) == 3
     assert T.Transpose()(pixels()).shape == (3, 4, 6)
+    assert T.Transpose()(Tensor(pixels())).shape == [3, 4, 6]
     with pytest.raises(ConfigError, match="there is no _apply_mask"):
         T.Resize(2, keys=("image", "mask"))((pixels(), pixels()))
 
@@ -160,7 +162,7 @@ REFUSED = [
     (lambda: T.normalize(np.ones((2, 2)), 0.1, 1.0), ShapeError, "give three dims, CHW"),
     (lambda: T.normalize(np.ones((3, 2, 2)), 0.1, 1.0, "NCHW"), ConfigError, "give 'CHW' or 'HWC'"),
     (lambda: T.to_tensor(pixels(), "NCHW"), ConfigError, "give 'CHW' or 'HWC'"),
-    (lambda: T.to_tensor(pixels().astype("int32")), DTypeError, "to_tensor: the image is int32"),
+    (lambda: T.to_tensor(pixels().astype("uint16")), DTypeError, "to_tensor: the image is uint16"),
     (lambda: T.to_tensor([1, 2]), DTypeError, "the image is a list; give a Pillow image, an ndarray or a Tensor"),
     (lambda: T.to_tensor(np.zeros(3)), ShapeError, r"the image has shape \[3\]"),
     (lambda: T.to_grayscale(pixels(), 2), ConfigError, "give 1 or 3"),

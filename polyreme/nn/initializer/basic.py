@@ -46,12 +46,13 @@ class TruncatedNormal(Initializer):
     def __init__(
         self, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, name: str | None = None
     ) -> None:
-        if not std > 0:
-            raise ConfigError(f"TruncatedNormal: std is a number above 0, got {std!r}")
+        _check_std(self, std)
         _check_range(self, a, b)
         self.mean, self.std, self.a, self.b = mean, std, a, b
 
     def values(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
+        if not self.std:
+            return array_of(np.full(shape, min(max(self.mean, self.a), self.b)), dtype)
         low, high = (self.a - self.mean) / self.std, (self.b - self.mean) / self.std
         draw = draws.truncated_normal(self.key(), shape, low, high)
         # the bounds in units of std round: clip keeps the promise

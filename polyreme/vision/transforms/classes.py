@@ -12,7 +12,7 @@ import numpy as np
 
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.io.worker_info import get_worker_info
-from polyreme.vision.image import as_pixels
+from polyreme.vision.image import as_pixels, is_tensor
 from polyreme.vision.transforms import functional as F
 from polyreme.vision.transforms.base import BaseTransform
 
@@ -54,7 +54,7 @@ class Normalize(BaseTransform):
 
 
 class Transpose(BaseTransform):
-    """The dims of [height, width, channels] in another order, as an ndarray."""
+    """The dims of [height, width, channels] in another order, as an ndarray; of a Tensor, its own dims, as a Tensor."""
 
     order: tuple[int, ...]
 
@@ -64,8 +64,8 @@ class Transpose(BaseTransform):
             raise ConfigError(f"Transpose: order={order!r}; give 0, 1 and 2 in some order")
         self.order = tuple(order)
 
-    def _apply_image(self, img: Any) -> np.ndarray:
-        return as_pixels(img, "Transpose").transpose(self.order)
+    def _apply_image(self, img: Any) -> Any:
+        return img.transpose(self.order) if is_tensor(img) else as_pixels(img, "Transpose").transpose(self.order)
 
 
 class Resize(BaseTransform):

@@ -24,18 +24,21 @@ _LUMA_16 = np.array([19595, 38470, 7471])
 
 
 def to_chw(pic: Any, data_format: str = "CHW") -> np.ndarray:
-    """Pixels as float32, [channels, height, width] (or "HWC"); bytes become 0 .. 1, floats keep their values."""
+    """Pixels as [channels, height, width] (or "HWC"): bytes become 0 .. 1 and floats keep their values, as float32.
+
+    Signed integers, such as the classes of a mask, stay what they are.
+    """
     if data_format not in ("CHW", "HWC"):
         raise ConfigError(f"to_tensor: data_format={data_format!r}; give 'CHW' or 'HWC'")
     pixels = as_pixels(pic, "to_tensor")
     if pixels.dtype == np.uint8:
         pixels = pixels.astype(np.float32) / np.float32(255)
-    elif pixels.dtype == bool or pixels.dtype.kind == "f":
+    elif pixels.dtype == bool or pixels.dtype.kind == "f" or is_pillow(pic):
         pixels = pixels.astype(np.float32)
-    elif not is_pillow(pic):
-        raise DTypeError(f"to_tensor: the image is {pixels.dtype.name}; give uint8 (0 .. 255) or floats")
-    else:
-        pixels = pixels.astype(np.float32)
+    elif pixels.dtype.kind != "i":
+        raise DTypeError(
+            f"to_tensor: the image is {pixels.dtype.name}; give uint8 (0 .. 255), floats or signed integers"
+        )
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if data_format == "CHW" else pixels
 
 

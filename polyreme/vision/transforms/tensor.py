@@ -11,6 +11,6 @@ from polyreme.vision.transforms.functional import to_chw
 def to_tensor(pic: Any, data_format: str = "CHW") -> tensor.Tensor:
     """A Pillow image or ndarray [height, width(, channels)] as a float32 Tensor [channels, height, width] (or "HWC").
 
-    Bytes become 0 .. 1; floats keep their values.
+    Bytes become 0 .. 1; floats keep their values, and signed integers of an ndarray their dtype too.
     """
     return tensor.to_tensor(to_chw(pic, data_format))
