@@ -92,6 +92,20 @@ def test_regions_are_counted_and_captured():
         to_static(lambda b: ops.nms(b))(boxes)
 
 
+def test_settings_that_mean_nothing_are_refused():
+    x, box, count = to_tensor(array(1, 8, 6, 7)), to_tensor(BOXES[:1]), to_tensor(np.array([1], "int32"))
+    for pool in (ops.roi_align, ops.roi_pool, ops.psroi_pool):
+        with pytest.raises(ConfigError, match=f"{pool.__name__}: spatial_scale=-1.0; it must be positive"):
+            pool(x, box, count, 2, -1.0)
+    head, sizes = to_tensor(array(1, 16, 2, 2)), to_tensor(np.array([[32, 32]], "int32"))
+    with pytest.raises(ConfigError, match=r"iou_aware_factor=2; it must lie in \[0, 1\]"):
+        ops.yolo_box(head, sizes, [1, 2, 3, 4], 2, 0.1, 16, iou_aware=True, iou_aware_factor=2)
+    with pytest.raises(ShapeError, match=r"levels -1 to 3; needs .* 0 < min_level"):
+        ops.distribute_fpn_proposals(box, -1, 3, 2, 224, rois_num=count)
+    with pytest.raises(ConfigError, match="refer_scale=0; it must be positive"):
+        ops.distribute_fpn_proposals(box, 2, 3, 2, 0, rois_num=count)
+
+
 def test_the_largest_of_a_bin_may_be_nan_or_minus_infinity():
     x = np.full((1, 1, 4, 4), -np.inf, "float32")
     x[0, 0, 0, 0], x[0, 0, 2, 3] = 5, np.nan

@@ -176,11 +176,13 @@ def distribute_fpn_proposals(
     equation 1. Raises CaptureError inside a capture.
     """
     (boxes,) = read_on_host("distribute_fpn_proposals", fpn_rois)
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or min_level > max_level:
+    if boxes.ndim != 2 or boxes.shape[1] != 4 or not 0 < min_level <= max_level:
         raise ShapeError(
             f"distribute_fpn_proposals: fpn_rois {list(boxes.shape)}, levels {min_level} to {max_level}; needs [n, 4] "
-            "and min_level <= max_level"
+            "and 0 < min_level <= max_level"
         )
+    if refer_scale <= 0:
+        raise ConfigError(f"distribute_fpn_proposals: refer_scale={refer_scale}; it must be positive")
     scale = np.sqrt(areas(boxes, 1.0 if pixel_offset else 0.0))
     # the small number lets a box of exactly a level's scale, and one without area, have a level
     level = np.floor(np.log2(scale / refer_scale + 1e-8) + refer_level).clip(min_level, max_level).astype(int)
@@ -190,7 +192,7 @@ def distribute_fpn_proposals(
     numbers = None
     if rois_num is not None:
         (count,) = read_on_host("distribute_fpn_proposals", rois_num)
-        if count.sum() != len(boxes):
+        if count.ndim != 1 or count.sum() != len(boxes):
             raise ShapeError(f"distribute_fpn_proposals: rois_num={count.tolist()} of {len(boxes)} boxes; add them up")
         image = np.repeat(np.arange(len(count)), count)
         numbers = [tensor_of(np.bincount(image[p], minlength=len(count)), np.int32) for p in places]
@@ -224,6 +226,8 @@ def generate_proposals(
     """
     s, d, size, a, v = read_on_host("generate_proposals", scores, bbox_deltas, img_size, anchors, variances)
     deltas = (s.shape[0], 4 * s.shape[1], *s.shape[2:])
+    if size.shape != (s.shape[0], 2):
+        raise ShapeError(f"generate_proposals: img_size {list(size.shape)}; needs {[s.shape[0], 2]}")
     if s.ndim != 4 or d.shape != deltas or a.size != 4 * s[:1].size or v.size != a.size:
         raise ShapeError(
             f"generate_proposals: scores {list(s.shape)}, bbox_deltas {list(d.shape)}, anchors {list(a.shape)}, "

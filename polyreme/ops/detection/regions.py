@@ -17,7 +17,7 @@ from polyreme.core.annotations import Sizes
 from polyreme.core.dtype import floating
 from polyreme.core.op import op
 from polyreme.core.symbol import DYNAMIC
-from polyreme.errors import ShapeError
+from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.bounds import at_hand, preceded
 from polyreme.ops.by_index import read_along
@@ -50,6 +50,11 @@ def _fitting(what: str) -> Callable[..., None]:
             )
 
     return check
+
+
+def _check_scale(what: str, spatial_scale: float) -> None:
+    if not spatial_scale > 0:
+        raise ConfigError(f"{what}: spatial_scale={spatial_scale}; it must be positive")
 
 
 def _pool(pool: Callable[..., Array], x: Array, boxes_num: Array, *of_region: Array) -> Array:
@@ -127,6 +132,7 @@ def roi_align(
     x = floating(x)
     if not boxes.shape[0]:
         return jnp.zeros((0, x.shape[1], height, width), x.dtype)
+    _check_scale("roi_align", spatial_scale)
     corners = lax.stop_gradient(wide(boxes)) * spatial_scale - (0.5 if aligned else 0.0)
     low, length = corners[:, :2], corners[:, 2:4] - corners[:, :2]
     if not aligned:
@@ -149,6 +155,7 @@ def roi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Sizes, spati
     x = floating(x)
     if not boxes.shape[0]:
         return jnp.zeros((0, x.shape[1], height, width), x.dtype)
+    _check_scale("roi_pool", spatial_scale)
     corners = _halves_up(lax.stop_gradient(wide(boxes)) * spatial_scale)
     corners = jnp.clip(corners, -_FARTHEST, _FARTHEST).astype(jnp.int64)
     low, length = corners[:, :2], jnp.maximum(corners[:, 2:4] - corners[:, :2] + 1, 1)
@@ -211,6 +218,7 @@ def psroi_pool(x: Array, boxes: Array, boxes_num: Array, output_size: Sizes, spa
     if not boxes.shape[0]:
         return jnp.zeros((0, channels, height, width), x.dtype)
     corners = _halves_up(wide(boxes))
+    _check_scale("psroi_pool", spatial_scale)
     low, high = corners[:, :2] * spatial_scale, (corners[:, 2:4] + 1) * spatial_scale
     # the paper's code keeps a box from being empty so
     length = jnp.maximum(high - low, 0.1)

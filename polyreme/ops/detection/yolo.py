@@ -65,8 +65,11 @@ def yolo_box(
     img_size [n, 2]: (height, width) of each image in pixels, in which boxes (x1, y1, x2, y2) are given, kept inside by
     clip_bbox. anchors: widths and heights in a row, in pixels of the network's input of downsample_ratio pixels a cell.
     A box whose objectness is below conf_thresh is all 0. iou_aware: x has one more channel an anchor, first: predicted
-    overlap, of which iou_aware_factor goes into the objectness. Boxes are in the order anchor, row, column.
+    overlap, of which iou_aware_factor goes into the objectness. Boxes are in the order anchor, row, column. Raises
+    ConfigError for an iou_aware_factor outside of [0, 1].
     """
+    if not 0 <= iou_aware_factor <= 1:
+        raise ConfigError(f"yolo_box: iou_aware_factor={iou_aware_factor}; it must lie in [0, 1]")
     sizes = _anchors("yolo_box", anchors)
     x = wide(x)
     head = _head("yolo_box", x, len(sizes), class_num, int(iou_aware))
