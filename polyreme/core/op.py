@@ -571,7 +571,7 @@ def _is_one(annotation: Any, value: Any) -> bool:
         return complex in choices
     if isinstance(value, float):
         return float in choices or complex in choices or (int in choices and value.is_integer())
-    return isinstance(value, int) and (choices != (bool,) or value in (0, 1))
+    return isinstance(value, int) and (bool(set(choices) - {bool, type(None)}) or value in (0, 1))
 
 
 def _numbers(annotation: Any) -> str:

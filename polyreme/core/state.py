@@ -242,6 +242,8 @@ class _Changes:
 leaf_hooks: _Changes = _Changes()
 """Of a leaf's gradient hooks."""
 attributes: _Changes = _Changes()
+due: dict[int, Callable[[], None]] = {}
+"""By id of a Tensor that follows another: what brings it up to date before a captured program reads it."""
 """Of plain attributes of Layers."""
 
 

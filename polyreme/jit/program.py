@@ -143,6 +143,14 @@ _SOLE_OWNER = _Probe.sole_owner()
 _new: Any = object.__new__
 
 
+def _bring_up_to_date(tensors: Sequence[TensorState]) -> None:
+    """Do what is due before a program reads these Tensors."""
+    for tensor in tensors:
+        bring = state.due.pop(id(tensor), None)
+        if bring is not None:
+            bring()
+
+
 def _rename(pure: Callable[..., Any], fn: Any) -> Callable[..., Any]:
     """pure under the name of the function that was captured, which traces and listings of the program show."""
 
@@ -340,6 +348,8 @@ class CapturedProgram:
             return self.run_function(arrays, arguments)
         running.program = self._reference
         tensors = self._current()
+        if state.due:
+            _bring_up_to_date(tensors)
         count = self._num_written
         donated = []
         for tensor in tensors[:count] if count < len(tensors) else tensors:

@@ -167,6 +167,9 @@ class Parameter(Tensor):
             state.write(self, array)
         else:
             super().set_value(value)
+        optimizer = self.__dict__.get("_optimizer")  # one that keeps a master weight of this parameter
+        if optimizer is not None and optimizer() is not None:
+            optimizer().value_set(self)
 
     @property
     def trainable(self) -> bool:

@@ -7,6 +7,7 @@ is not at hand (see ops.bounds); where it is, IndexError.
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from polyreme.core import state
 from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import promote
 from polyreme.core.op import composite, op
-from polyreme.errors import ConfigError, ShapeError, did_you_mean
+from polyreme.errors import ArgumentTypeError, ConfigError, ShapeError, did_you_mean
 from polyreme.ops.bounds import check_index, preceded
 from polyreme.ops.by_index import bounded, read
 from polyreme.ops.indices.gather import as_column
@@ -215,6 +216,8 @@ def send_uv(x: Array, y: Array, src_index: Array, dst_index: Array, message_op: 
 def _out_size(what: str, x: Any, out_size: Any) -> int:
     if isinstance(out_size, state.TensorState):
         out_size = int(state.host(out_size, f"{what}(out_size=Tensor)").reshape(()))
+    if out_size is not None and not isinstance(out_size, numbers.Integral):
+        raise ArgumentTypeError(f"{what}: out_size={out_size!r}; give an integer or None")
     return int(x.shape[0]) if out_size is None or out_size <= 0 else int(out_size)
 
 

@@ -122,7 +122,7 @@ class OwnUpdate(OptimizerState):
         if id(param) not in self._masters:
             with state.outside_capture():
                 master = Tensor(state.read(param).astype(jnp.float32))
-                self._masters[id(param)] = self._restored(param, "master", master)
+                self._add_master(param, self._restored(param, "master", master))
         return self._masters[id(param)]
 
     @staticmethod

@@ -90,6 +90,8 @@ class RuleUpdate(OwnUpdate):
             self._update_one_by_one(devices, live, skip, squares)
         else:
             self._update_in_memory(devices, live, skip, squares)
+        if self._masters:
+            self.watch_masters(live)
         for p in live:
             if getattr(p, "after_update", None) is not None:
                 p.after_update(skip)

@@ -43,7 +43,7 @@ class OptimizerState:
     _position: dict[int, int]
     _slots: dict[str, dict[int, Tensor]]
     _masters: dict[int, Tensor]
-    _rounded: dict[int, weakref.ref[jax.Array]]
+    _rounded: dict[int, Callable[[], jax.Array | None]]
     _shared: SharedState
     _pending: dict[str, Any]  # what set_state_dict left for state that is not made yet
     _files: StateFiles | None = None  # where state on disk is
@@ -79,16 +79,33 @@ class OptimizerState:
         self._store([p for p in self._parameters if id(p) in values], values)
         for p in self._parameters:
             if id(p) in values and id(p) not in self._masters:
-                self._masters[id(p)] = Tensor(self._place(p, abstract.copied(values[id(p)], jnp.float32), _concrete(p)))
+                copied = abstract.copied(values[id(p)], jnp.float32)
+                self._add_master(p, Tensor(self._place(p, copied, _concrete(p))))
+
+    def _add_master(self, p: Any, master: Tensor) -> None:
+        self._masters[id(p)] = master
+        p.__dict__["_optimizer"] = weakref.ref(self)
+
+    def value_set(self, p: Any) -> None:
+        """The value of a parameter was set: its master weight follows before the next step, captured or not."""
+        if id(p) in self._masters and state.watch.active is None:
+            self._rounded[id(p)] = _nothing
+            of_state, of_parameter = weakref.ref(self), weakref.ref(p)
+            state.due[id(self._masters[id(p)])] = lambda: _follow(of_state(), of_parameter())
 
     def watch_masters(self, parameters: Iterable[Any]) -> None:
-        """Let the master weights of these parameters, as they are now rounded, follow a value that is loaded into the
-        parameter before the first step: a model may be decorated before its weights are loaded."""
+        """Let the master weights of these parameters, as they are now rounded, follow a value that the parameter gets
+        before the next step: a model may be decorated before its weights are loaded, or go back to a checkpoint."""
         for p in parameters:
-            if id(p) in self._masters:
-                self._rounded[id(p)] = weakref.ref(_concrete(p))
+            if id(p) in self._masters and isinstance(p._array, jax.Array) and not isinstance(p._array, Tracer):
+                self._rounded[id(p)] = weakref.ref(p._array)
+
+    def check_masters(self, parameters: Iterable[Any]) -> None:
+        """Compare the master weights of these parameters with their values before the next step, whoever wrote them."""
+        self._rounded |= {id(p): _nothing for p in parameters if id(p) in self._masters}
 
     def _follow_loaded(self, live: list[Any]) -> None:
+        """Give master weights whose parameters were written from outside since they were rounded those values."""
         for p in live:
             rounded = self._rounded.pop(id(p), None)
             array = _concrete(p)
@@ -122,7 +139,7 @@ class OptimizerState:
         with state.outside_capture():
             if self._has_master(p) and id(p) not in self._masters:
                 master = Tensor(self._place(p, value.astype(jnp.float32), value))
-                self._masters[id(p)] = self._restored(p, "master", master)
+                self._add_master(p, self._restored(p, "master", master))
             for name in missing:
                 fresh = abstract.full(p.shape, self.slot_start(name, p), self.slot_dtype(p))
                 self._slots[name][id(p)] = self._restored(p, name, Tensor(self._place(p, fresh, value)))
@@ -440,6 +457,15 @@ def _tier_of(p: Any) -> FileTier | None:
     """The FileTier of a parameter's state if that lies in files of this process; None where arrays have no memory."""
     tier = None if abstract.mode.on else getattr(p, "state_tier", None)
     return tier if tier is not None and p.sharding_of("state").addressable_devices else None
+
+
+def _follow(optimizer: OptimizerState | None, p: Any) -> None:
+    if optimizer is not None and p is not None:
+        optimizer._follow_loaded([p])
+
+
+def _nothing() -> None:
+    """The array of a parameter that nobody looked at."""
 
 
 def _concrete(tensor: TensorState) -> jax.Array:

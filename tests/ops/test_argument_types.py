@@ -21,6 +21,8 @@ REFUSED = [
     (lambda x: paddle.pow(x, None), "pow: y is None; it needs a Tensor"),
     (lambda x: F.dropout(x, "0.1"), "dropout: p='0.1'; give a number"),
     (lambda x: F.dropout(x, training=2), "dropout: training=2; give True or False"),
+    (lambda x: paddle.signal.stft(x, 2, onesided=2), "stft: onesided=2; give True or False or None"),
+    (lambda x: paddle.geometric.send_u_recv(x, [0], [1], out_size=2.5), "out_size=2.5; give an integer or None"),
     (lambda x: paddle.nonzero(x, as_tuple="yes"), "nonzero: as_tuple='yes'; give True or False"),
     (lambda x: paddle.repeat_interleave(x, 2, axis=[0]), r"repeat_interleave: axis=\[0\]; give an integer or None"),
     (lambda x: paddle.exp("x"), "cannot make a Tensor of str"),

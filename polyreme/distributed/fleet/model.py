@@ -99,6 +99,8 @@ def _hand_over(model: Any, optimizer: Optimizer) -> None:
     chosen = {id(p): masters.pop(id(p)) for p in optimizer._parameters if id(p) in masters}
     if chosen:
         optimizer.keep_masters(chosen)
+        # the model may have been loaded since they were taken
+        optimizer.check_masters(p for p in optimizer._parameters if id(p) in chosen)
 
 
 def _recompute(model: Layer, job: Job) -> None:

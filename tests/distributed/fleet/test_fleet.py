@@ -134,6 +134,18 @@ def test_master_weights_are_the_same_in_either_order():
     assert {str(t.dtype) for t in masters} == {"float32"}
 
 
+def test_weights_loaded_between_model_and_optimizer_are_those_that_are_trained():
+    fleet.init(strategy=strategy_of(configs={"amp": True, "amp_configs": {"use_pure_bf16": True}}))
+    rng.seed(5)
+    model = fleet.distributed_model(Linear(2, 2))
+    model.set_state_dict({name: np.full(t.shape, 3.0, "float32") for name, t in model.state_dict().items()})
+    optimizer = fleet.distributed_optimizer(SGD(0.0, parameters=model.parameters()))
+    model(to_tensor(np.ones((8, 2), "float32")).astype("bfloat16")).sum().backward()
+    optimizer.step()
+    assert {float(t.astype("float32").mean()) for t in model.parameters()} == {3.0}
+    assert {float(t.mean()) for n, t in optimizer.state_dict().items() if n.endswith("master_0")} == {3.0}
+
+
 # gradient merge
 
 
