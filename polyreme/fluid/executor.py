@@ -10,6 +10,7 @@ import numpy as np
 
 from polyreme.errors import ConfigError
 from polyreme.fluid.dataset import DatasetBase
+from polyreme.fluid.host_array import HostArray
 from polyreme.fluid.reader import feed_of
 from polyreme.program import executor
 from polyreme.program.current import defaults
@@ -27,7 +28,7 @@ class Executor(executor.Executor):
         fetch_var_name: str = "fetch", scope: Scope | None = None, return_numpy: bool = True,
         use_program_cache: bool = False, use_prune: bool = False,
     ) -> list[Any]:  # fmt: skip
-        """Run a Program (the default main one if None); returns the fetched values as ndarrays, or as LoDTensors.
+        """Run a Program (the default main one if None); returns the fetched values as HostArrays, or as LoDTensors.
 
         A Program whose Variables a started DataLoader feeds takes the next minibatch of it; EOFException at the end.
         Raises ProgramError, besides what any Executor does, for ndarrays asked of values that are cut into sequences.
@@ -36,10 +37,12 @@ class Executor(executor.Executor):
         inner = program.program if isinstance(program, CompiledProgram) else program
         feed, plain = feed_of(inner, feed), super().run
         if not isinstance(inner, Program):
-            return plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
-        if isinstance(feed, (list, tuple)):  # a dict for each device
-            feed = [lod.with_longest(inner, part) if isinstance(part, Mapping) else part for part in feed]
-        return lod.run(_ProgramRunner(plain, program), inner, feed, _list(fetch_list), scope, return_numpy)
+            outs = plain(program, feed, fetch_list, scope=scope, return_numpy=return_numpy)
+        else:
+            if isinstance(feed, (list, tuple)):  # a dict for each device
+                feed = [lod.with_longest(inner, part) if isinstance(part, Mapping) else part for part in feed]
+            outs = lod.run(_ProgramRunner(plain, program), inner, feed, _list(fetch_list), scope, return_numpy)
+        return [out.view(HostArray) for out in outs] if return_numpy else outs
 
     def train_from_dataset(
         self, program: Any = None, dataset: DatasetBase | None = None, scope: Scope | None = None, thread: int = 0,

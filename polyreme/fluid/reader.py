@@ -104,13 +104,13 @@ class GeneratorLoader:
     # an iterable one
 
     def __iter__(self) -> Iterator[Any]:
-        """Feeds: dicts, lists with return_list, a list with one for each place where there are several."""
+        """Lists with a feed for each place, a dict or with return_list a list; in dygraph lists of Tensors."""
         if not self.iterable:
             raise ProgramError("DataLoader: iterable=False; use start(), Executor.run until EOFException, reset()")
         count = max(1, len(self._places))
         for group in readers.batch(self._ready(), count, drop_last=True)():
             made = [self._made(columns) for columns in group]
-            yield made if count > 1 or (self._lists and not self._dygraph) else made[0]
+            yield made[0] if self._dygraph and count == 1 else made
 
     def _made(self, columns: list[Any]) -> Any:
         if self._dygraph:

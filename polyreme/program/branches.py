@@ -1,4 +1,4 @@
-"""Operations with blocks of their own: branches, loops and calls that backward runs again."""
+"""Operations with blocks of their own: branches, loops, recurrences and calls that backward runs again."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from polyreme.autograd.recompute import run_again
 from polyreme.core import state
-from polyreme.eager.tensor import Tensor
+from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.jit.control_flow import cond, while_loop
+from polyreme.jit.steps import Decoding, over_rows, until_finished
 from polyreme.program.operation import Operation, OperationBlock, OperationFrame
 from polyreme.program.values import Ref, SizeOf, refs, resolve
 
@@ -106,6 +108,84 @@ class Recompute(Operation):
         results = run_again(lambda *now: frame.inside(self.block, now), given, {})
         for name, result in zip(self.outputs, results, strict=True):
             frame.define(name, result)
+
+
+@dataclass(kw_only=True)
+class OverRows(Operation):
+    """Run a block for each row of x. The block takes a row of each, and states, at first those of start; it gives
+    `count` outputs, of which all steps are kept, and new states."""
+
+    x: list[str]
+    start: list[Any]
+    step: OperationBlock
+    count: int
+    reverse: bool = False
+
+    @property
+    def blocks(self) -> list[OperationBlock]:
+        return [self.step]
+
+    def reads(self) -> list[str]:
+        return [*self.x, *refs(self.start), *self.step.free()]
+
+    def run(self, frame: OperationFrame) -> None:
+        def step(row: list[Any], states: list[Any]) -> tuple[list[Any], list[Any]]:
+            return _split(frame.inside(self.step, [*row, *states]), self.count)
+
+        x, states = [frame.get(name) for name in self.x], [_value(v, frame) for v in self.start]
+        outputs, ends = over_rows(step, x, states, self.reverse)
+        for name, result in zip(self.outputs, [*outputs, *ends], strict=True):
+            frame.define(name, result)
+
+
+@dataclass(kw_only=True)
+class UntilFinished(Operation):
+    """Run a block until all is finished, or step `last` is done.
+
+    It takes the time and what start is at first, of which the last two are finished and lengths; it gives `count`
+    outputs, of which all steps are kept, and what it takes next. idle: makes what stands behind the end of the outputs
+    of a step.
+    """
+
+    start: list[Any]
+    step: OperationBlock
+    idle: OperationBlock
+    count: int
+    last: int | None = None
+    is_test: bool = False
+
+    @property
+    def blocks(self) -> list[OperationBlock]:
+        return [self.step, self.idle]
+
+    def reads(self) -> list[str]:
+        return [*refs(self.start), *self.step.free(), *self.idle.free()]
+
+    def run(self, frame: OperationFrame) -> None:
+        def advance(time: Any, now: Decoding) -> tuple[list[Any], Decoding]:
+            outputs, new = _split(frame.inside(self.step, [time, *jax.tree.leaves(now)]), self.count)
+            return outputs, _decoding(new)
+
+        def idle(outputs: list[Any]) -> list[Any]:
+            return [resolve(value, frame.get) for value in frame.inside(self.idle, outputs)]
+
+        start = _decoding([_value(v, frame) for v in self.start])
+        outputs, ends = until_finished(advance, idle, start, self.last, self.is_test)
+        for name, result in zip(self.outputs, [*outputs, *jax.tree.leaves(ends)], strict=True):
+            frame.define(name, result)
+
+
+def _split(values: list[Any], count: int) -> tuple[list[Any], list[Any]]:
+    tensors = [v if isinstance(v, Tensor) else to_tensor(v) for v in values]
+    return tensors[:count], tensors[count:]
+
+
+def _value(value: Any, frame: OperationFrame) -> Tensor:
+    return frame.get(value.name) if isinstance(value, Ref) else to_tensor(value)
+
+
+def _decoding(leaves: list[Any]) -> Decoding:
+    return Decoding(leaves[:-2], [], *leaves[-2:])
 
 
 def _tensor(value: Any) -> Tensor:

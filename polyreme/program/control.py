@@ -59,11 +59,11 @@ def recording(recorder: ProgramRecorder) -> Iterator[Side]:
 
 def _record(recorder: ProgramRecorder, fn: Callable[..., Any], args: Sequence[Any] = ()) -> Side:
     with recording(recorder) as side:
-        side.result = _as_now(fn(*[_take(side.block, a) for a in args]))
+        side.result = as_now(fn(*[take(side.block, a) for a in args]))
     return side
 
 
-def _as_now(result: Any) -> Any:
+def as_now(result: Any) -> Any:
     """A result with Variables for what its own stand for at this point: those from outside will be put back."""
     leaves: list[Any] = []
     spec = flatten(result, leaves)
@@ -78,8 +78,8 @@ def alias(variable: Variable) -> Variable:
     return made
 
 
-def _take(block: Block, like: Any) -> Any:
-    """A Variable that the block is given each time it runs."""
+def take(block: Block, like: Any) -> Any:
+    """A Variable that the block is given each time it runs, as like is; numbers stay."""
     if not isinstance(like, TensorState):
         return like
     array = like._array
@@ -91,20 +91,24 @@ def _take(block: Block, like: Any) -> Any:
     return variable
 
 
-def _names(recorder: ProgramRecorder, value: Any) -> Any:
+def reference(recorder: ProgramRecorder, value: Any) -> Any:
+    """A Tensor by its name; numbers stay."""
     return Ref(recorder.name_of(value)) if isinstance(value, TensorState) else value
 
 
-def _append(recorder: ProgramRecorder, op: Operation, count: int, prefix: str) -> list[Any]:
-    """Append an operation with so many results."""
-    op.outputs = [f"{i}" for i in range(count)]
+def append_op(
+    recorder: ProgramRecorder, op: Operation, count: int, prefix: str, results: list[Any] | None = None
+) -> list[Any]:
+    """Append an operation with so many results. results: what they are for each probe, if that need not be inferred."""
+    if results is None:
+        op.outputs = [f"{i}" for i in range(count)]
 
-    def run(frame: Frame) -> list[Tensor]:
-        op.run(frame)
-        return [frame.values[n] for n in op.outputs]
+        def run(frame: Frame) -> list[Tensor]:
+            op.run(frame)
+            return [frame.values[n] for n in op.outputs]
 
-    results = _inferred(op, run, lambda: _declared(op))
-    op.outputs = []
+        results = _inferred(op, run, lambda: _declared(op))
+        op.outputs = []
     return recorder.defined(op, results, prefix)
 
 
@@ -113,21 +117,21 @@ def _declared(op: Operation) -> list[Any] | None:
     cannot be said. A size that differs, between branches or from step to step, is not known.
     """
     if isinstance(op, Cond):
-        pairs = zip(_variables(op.true, op.true.gives), _variables(op.false, op.false.gives), strict=True)
+        pairs = zip(variables(op.true, op.true.gives), variables(op.false, op.false.gives), strict=True)
     elif isinstance(op, While):
-        pairs = zip(_variables(defaults.block, op.init), _variables(op.body, op.body.gives), strict=True)
+        pairs = zip(variables(defaults.block, op.init), variables(op.body, op.body.gives), strict=True)
     else:
         return None
     every = list(pairs)
-    return [[_either(op.kind, one, other, probe) for one, other in every] for probe in PROBES]
+    return [[either(op.kind, one, other, probe) for one, other in every] for probe in PROBES]
 
 
-def _variables(block: OperationBlock, given: Sequence[Any]) -> list[TensorState]:
+def variables(block: OperationBlock, given: Sequence[Any]) -> list[TensorState]:
     """What Refs of a block stand for, and numbers as Tensors."""
     return [block.find_var(v.name) if isinstance(v, Ref) else Tensor(v) for v in given]  # type: ignore[misc]
 
 
-def _either(what: str, one: TensorState, other: TensorState, probe: int) -> infer.InferredTensor:
+def either(what: str, one: TensorState, other: TensorState, probe: int) -> infer.InferredTensor:
     """A value that is one or the other."""
     a, b = (v._array.at(probe) if isinstance(v._array, Symbol) else v._array for v in (one, other))
     if a.dtype != b.dtype or len(a.shape) != len(b.shape):
@@ -184,8 +188,8 @@ def cond_of(recorder: ProgramRecorder, pred: Any, sides: Sequence[Side]) -> Any:
     for key, (_, before) in variables.items():
         for side in sides:
             side.block.gives.append(Ref(side.ended.get(key, before).name))
-    op = Cond(pred=_names(recorder, pred), true=sides[0].block, false=sides[1].block)
-    made = iter(_append(recorder, op, len(op.true.gives), "cond"))
+    op = Cond(pred=reference(recorder, pred), true=sides[0].block, false=sides[1].block)
+    made = iter(append_op(recorder, op, len(op.true.gives), "cond"))
     filled = [next(made) if r is LEAF else r[0] for r in results]
     for variable, _ in variables.values():
         recorder.write(variable, next(made)._array)
@@ -198,7 +202,7 @@ def _given(recorder: ProgramRecorder, value: Any) -> Any:
             f"cond: one branch returned {_describe(value)} where the other returned something else; what depends on a "
             "Variable is a Tensor or a number"
         )
-    return _names(recorder, value)
+    return reference(recorder, value)
 
 
 def _describe(value: Any) -> str:
@@ -255,8 +259,8 @@ def loop_of(
     recorder: ProgramRecorder, tested: Side, ran: Side, start: Sequence[TensorState], maximum: int | SizeOf | None
 ) -> list[Any]:
     """Append a While over recorded blocks; what body changes of the Variables around is carried too."""
-    tested.block.gives = [_names(recorder, tested.result[0])]
-    ran.block.gives = [_names(recorder, v) for v in ran.result]
+    tested.block.gives = [reference(recorder, tested.result[0])]
+    ran.block.gives = [reference(recorder, v) for v in ran.result]
     begins: list[Any] = [Ref(recorder.name_of(v)) for v in start]
     carried = list(ran.carried.items())
     for key, (_, before) in carried:
@@ -265,7 +269,7 @@ def loop_of(
         for block in (tested.block, ran.block):
             block.takes.append(before.name)  # the name it knows the value by
     op = While(init=begins, test=tested.block, body=ran.block, maximum=maximum)
-    made = _append(recorder, op, len(begins), "while")
+    made = append_op(recorder, op, len(begins), "while")
     for (_, (variable, _before)), end in zip(carried, made[len(start) :], strict=True):
         recorder.write(variable, end._array)
     return made[: len(start)]
@@ -289,9 +293,9 @@ def recompute(
         raise ProgramError("recompute: the function changes Variables from outside in place; return new ones")
     outs: list[Any] = []
     result = flatten(side.result, outs)
-    side.block.gives = [_names(recorder, v) for v in outs if isinstance(v, TensorState)]
+    side.block.gives = [reference(recorder, v) for v in outs if isinstance(v, TensorState)]
     op = Recompute(inputs=[recorder.name_of(v) for v in inputs], block=side.block)
-    made = iter(_append(recorder, op, len(side.block.gives), "recompute"))
+    made = iter(append_op(recorder, op, len(side.block.gives), "recompute"))
     return rebuild(result, iter([next(made) if isinstance(v, TensorState) else v for v in outs]))
 
 

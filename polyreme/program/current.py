@@ -23,6 +23,7 @@ class _Defaults(threading.local):
         self.main = _MAIN
         self.startup = _STARTUP
         self.scopes: list[str] = []
+        self.of_training = False
 
     @property
     def block(self) -> Block:
@@ -73,6 +74,16 @@ def name_scope(prefix: str | None = None) -> Iterator[None]:
         yield
     finally:
         defaults.scopes.pop()
+
+
+@contextmanager
+def of_training() -> Iterator[None]:
+    """What is recorded inside the block belongs to training: copies for evaluation leave it out."""
+    outer, defaults.of_training = defaults.of_training, True
+    try:
+        yield
+    finally:
+        defaults.of_training = outer
 
 
 @contextmanager

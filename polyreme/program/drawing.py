@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyreme.errors import ConfigError
-from polyreme.program.branches import Cond, Recompute, While
+from polyreme.program.branches import Cond, OverRows, Recompute, UntilFinished, While
 from polyreme.program.layered import GAP_Y, Box, place
 from polyreme.program.operation import Operation
 from polyreme.program.values import refs
@@ -22,7 +22,13 @@ _CHAR, _LINE, _PAD = 7.3, 16.0, 9.0  # pixels of a 12 pixel fixed-width font, wi
 _LISTED = 6  # results and parameters that a box names; the rest is counted
 _FILL = {"op": "#ffffff", "data": "#e3f2e6", "port": "#eceff3", "train": "#fdeaea", "frame": "#f6f8fb"}
 _EDGE = {"op": "#57606a", "data": "#2f7d43", "port": "#8c959f", "train": "#b3404a", "frame": "#c3ccd6"}
-_NAMES = {Cond: ("true", "false"), While: ("test", "body"), Recompute: ("run again in backward",)}
+_NAMES = {
+    Cond: ("true", "false"),
+    While: ("test", "body"),
+    Recompute: ("run again in backward",),
+    OverRows: ("step",),
+    UntilFinished: ("step", "behind the end"),
+}
 
 
 class BlockView(Protocol):

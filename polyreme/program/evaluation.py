@@ -7,14 +7,21 @@ from polyreme.program.training import Backward, Optimize
 
 
 def as_in_evaluation(ops: list[Operation]) -> list[Operation]:
-    """ops without backward, updates and what follows from them."""
-    gone: set[str] = set()
-    left = []
+    """ops without backward, updates and what follows from them, and what is of training alone.
+
+    What is computed of updated parameters stays, as a decoder recorded after minimize(): it reads them as they are.
+    What such operations keep, as averages of parameters do, belongs to training.
+    """
+    gone, updated, left = set[str](), set[str](), []
     for op in ops:
-        if isinstance(op, (Backward, Optimize)) or not gone.isdisjoint(op.reads()):
+        reads = set(op.reads())
+        if isinstance(op, Optimize):
+            updated |= set(op.writes())
+        elif isinstance(op, Backward) or op.of_training or gone & reads or (updated & reads and _evaluate(op).writes()):
             gone |= {*op.outputs, *op.writes()}
         else:
             left.append(op)
+            updated |= set(op.outputs) if updated & reads else set()
     for_rates = _behind_rates(left, {op.rate for op in ops if isinstance(op, Optimize) and op.rate is not None})
     return [_evaluate(op) for op in left if id(op) not in for_rates]
 

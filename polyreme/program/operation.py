@@ -59,11 +59,13 @@ class OperationFrame(Protocol):
 
 @dataclass(kw_only=True)
 class Operation:
-    """Base of all operations. outputs: names of what it defines. scope: the name_scope it was recorded in. origin: the
-    layer and the user's line that it was recorded in, for errors; of this process, and in no file."""
+    """Base of all operations. outputs: names of what it defines. scope: the name_scope it was recorded in. of_training:
+    whether a copy for evaluation leaves it out. origin: the layer and the user's line that it was recorded in, for
+    errors; of this process, and in no file."""
 
     outputs: list[str] = field(default_factory=list)
     scope: str = ""
+    of_training: bool = False
     origin: str = field(default="", compare=False, repr=False)
 
     @property

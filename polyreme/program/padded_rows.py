@@ -28,7 +28,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.jit.capture import Capture, watching
 from polyreme.program import values
 from polyreme.program.block import Block, Variable
-from polyreme.program.branches import Cond, Recompute, While
+from polyreme.program.branches import Cond, OverRows, Recompute, While
 from polyreme.program.frame import Frame
 from polyreme.program.operation import Call, Operation
 from polyreme.program.program import Program
@@ -225,6 +225,8 @@ class PaddedFrame(Frame):
             self._call(operation)
         elif isinstance(operation, (While, Cond, Recompute)):
             self._run_blocks(operation)
+        elif isinstance(operation, OverRows):
+            self._walk(operation)
         elif isinstance(operation, Backward):
             self._differentiate(operation)
         elif any(self.dims(name) for name in operation.reads()):
@@ -262,6 +264,20 @@ class PaddedFrame(Frame):
                     f"{op.kind}: a value has rows of sequences at one step or branch and others at the next"
                 )
         self.rows.update((name, dims) for name, dims in zip(op.outputs, sides[-1], strict=True) if dims)
+
+    def _walk(self, op: OverRows) -> None:
+        """Run a step over the first dim, which is no rows of sequences, of what may have them at others."""
+        dims = [self.dims(name) for name in op.x]
+        if any(d and d[0] is not None for d in dims):
+            raise MixedRows("a recurrence goes along rows of sequences")
+        start = [self.dims(v.name) if isinstance(v, Ref) else () for v in op.start]
+        self._takes, self._gives = [*(d[1:] for d in dims), *start], {}
+        op.run(self)
+        gives = self._gives[op.step.idx]
+        if not all(map(_are_same, start, gives[op.count :])):
+            raise MixedRows("a recurrence: a state has rows of sequences at one step and others at the next")
+        outs = [(None, *d) if any(d) else () for d in gives[: op.count]]
+        self.rows.update((n, d) for n, d in zip(op.outputs, [*outs, *gives[op.count :]], strict=True) if d)
 
     # gradients
 

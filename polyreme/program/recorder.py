@@ -19,7 +19,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CaptureError, ProgramError, ShapeError
 from polyreme.jit.convert import converted
 from polyreme.nn.initializer import Initializer
-from polyreme.program import control, gradient, infer, values
+from polyreme.program import control, gradient, infer, recurrence, values
 from polyreme.program.block import Variable
 from polyreme.program.current import defaults
 from polyreme.program.infer import InferredTensor
@@ -88,7 +88,10 @@ class Recorder:
             self._set(tensor, array)
             return
         source = Ref(array.name)
-        defaults.block.append(Assign(target=self.name_of(tensor), source=source, scope="/".join(defaults.scopes)))
+        scope = "/".join(defaults.scopes)
+        defaults.block.append(
+            Assign(target=self.name_of(tensor), source=source, scope=scope, of_training=defaults.of_training)
+        )
 
     @staticmethod
     def _set(tensor: TensorState, array: Any) -> None:
@@ -215,6 +218,7 @@ class Recorder:
             return result
 
         result = values.replace(first, InferredTensor, variable)
+        op.of_training = defaults.of_training
         defaults.block.append(op)
         return result
 
@@ -279,6 +283,16 @@ class Recorder:
     ) -> list[Any]:
         """Record a loop; returns what it ends with."""
         return control.while_loop(self, test, body, init, maximum)
+
+    def over_rows(self, step: Callable[..., Any], x: Any, states: Any, reverse: bool) -> tuple[Any, Any]:
+        """Record a step over rows; returns (outputs, last states)."""
+        return recurrence.over_rows(self, step, x, states, reverse)
+
+    def until_finished(
+        self, advance: Callable[..., Any], idle: Callable[[Any], Any], start: Any, last: int | None, is_test: bool
+    ) -> tuple[Any, Any]:
+        """Record a step of decoding; returns (outputs, where it ends)."""
+        return recurrence.until_finished(self, advance, idle, start, last, is_test)
 
     def recompute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call that backward runs again."""

@@ -11,7 +11,7 @@ import numpy as np
 from polyreme.core import state, unique_name
 from polyreme.eager.mode import no_grad
 from polyreme.errors import ConfigError, ProgramError
-from polyreme.program.current import default_main_program, program_guard
+from polyreme.program.current import default_main_program, of_training, program_guard
 from polyreme.program.program import Program
 from polyreme.program.scope import global_scope
 from polyreme.static.variables import create_global_var
@@ -95,7 +95,7 @@ class ExponentialMovingAverage(ProgramAverage):
 
     def update(self) -> None:
         """Record one update of every average."""
-        with no_grad():
+        with no_grad(), of_training():
             assign_variable(self._updates, self._updates + 1)
             if self._thres_steps is not None:
                 steps = self._thres_steps.astype("float32").reshape([1])

@@ -27,6 +27,10 @@ def test_linear_regression(script):
     (last,) = exe.run(test_program, feed={"x": HOUSE, "y": PRICE}, fetch_list=[loss])
     assert first.shape == (1,)
     assert first > 9
+    assert (float(first * 2), f"{int(first)}", "%.3f" % first) == (2 * first[0], str(int(first[0])), f"{first[0]:.3f}")  # noqa: UP031
+    assert type(first.mean()) is np.float32
+    with pytest.raises(TypeError):
+        float(np.concatenate([first, first]).view(type(first)))
     assert last < 1e-3
     weight = np.array(fluid.global_scope().find_var("fc_0.w_0").get_tensor())
     np.testing.assert_allclose(weight, np.arange(13).reshape(13, 1) / 10, atol=0.02)

@@ -89,13 +89,48 @@ def test_a_cell_of_ones_own():
     assert values[:, :, 0].tolist() == [[1, 1], [2, 2], [3, 3]]
 
 
-def test_an_unknown_number_of_steps_is_refused():
+class Mixing(layers.RNNCell):
+    """tanh of a layer on input and state; the layer is made when the cell is called."""
+
+    state_shape = (HIDDEN,)
+
+    def call(self, inputs, states):
+        new = layers.fc([inputs, states], HIDDEN, act="tanh", bias_attr=False)
+        return new, new
+
+
+def test_a_cell_with_layers_inside_has_one_set_of_parameters_and_walks_any_number_of_steps():
     with fluid.program_guard(fluid.Program(), fluid.Program()):
-        x = fluid.data("x", [None, None, 1], "float32")
-        with pytest.raises(ConfigError, match="rnn: the number of steps of inputs is unknown"):
-            layers.rnn(Counter(), x)
-        with pytest.raises(ConfigError, match="TrainingHelper: the number of steps of inputs is unknown"):
-            layers.TrainingHelper(x, fluid.data("lengths", [None], "int64"))
+        words, lengths = fluid.data("words", [None, None, SIZE], "float32"), fluid.data("lengths", [None], "int64")
+        outputs, _ = layers.rnn(Mixing(), words, sequence_length=lengths)
+        rows, rnn = layers.transpose(words, [1, 0, 2]), layers.StaticRNN()
+        with rnn.step():  # two memories, of which one is what the other was
+            row = rnn.step_input(rows)
+            a, b = (rnn.memory(shape=[-1, SIZE], batch_ref=row) for _ in range(2))
+            rnn.update_memory(a, a + row)
+            rnn.update_memory(b, a)
+            rnn.step_output(b)
+        loss = layers.reduce_mean(layers.square(outputs - 1.0))
+        ((_, gradient), *_) = fluid.backward.append_backward(loss)
+        script, feed = fluid.Executor(fluid.CPUPlace()), {"words": WORDS, "lengths": LENGTHS}
+        weights, (values, before, first_loss, slope) = run(script, feed, [outputs, rnn(), loss, gradient])
+        short = {"words": WORDS[:, :2], "lengths": np.minimum(LENGTHS, 2)}
+        (two,) = script.run(feed=short, fetch_list=[outputs])
+        fluid.global_scope().find_var("fc_0.w_0").get_tensor().set(weights[0] + 2.0**-8 * slope, "cpu")
+        (moved,) = script.run(feed=feed, fetch_list=[loss])
+    assert [w.shape for w in weights] == [(SIZE, HIDDEN), (HIDDEN, HIDDEN)]
+
+    def step(x, h):
+        return (np.tanh(x @ weights[0] + h @ weights[1]),) * 2
+
+    want, _ = walk(step, np.zeros((BATCH, HIDDEN)), range(STEPS))
+    np.testing.assert_allclose(values, want, atol=TOLERANCE)
+    np.testing.assert_allclose(two, want[:, :2], atol=TOLERANCE)
+    sums = np.cumsum(WORDS, 1).swapaxes(0, 1)
+    np.testing.assert_allclose(before, np.concatenate([np.zeros((2, BATCH, SIZE)), sums])[:STEPS], atol=TOLERANCE)
+    assert np.abs(slope).min() > 0
+    # first order in the step; the second is as small as the step itself
+    np.testing.assert_allclose(moved - first_loss, 2.0**-8 * (slope**2).sum(), rtol=2.0**-5)
 
 
 def test_a_temperature_of_0_is_refused():

@@ -233,6 +233,30 @@ def test_static_rnn_is_the_loop_written_out(script):
     np.testing.assert_allclose(gradient, u_now.grad.numpy(), rtol=1e-5, atol=1e-7)
 
 
+def test_what_is_recorded_after_minimize_is_in_copies_for_evaluation(script, tmp_path):
+    fluid, layers = script, script.layers
+    x = fluid.data("x", [None, 2])
+    out = layers.fc(x, 1, param_attr="w", bias_attr=False, act="tanh")
+    fluid.optimizer.SGD(0.5).minimize(layers.mean(out))
+    weight = fluid.default_main_program().global_block().var("w")
+    decoded = layers.mul(x, weight)  # of the updated weight
+    fluid.optimizer.ExponentialMovingAverage(0.5).update()
+    test = fluid.default_main_program().clone(for_test=True)
+    exe, feed = fluid.Executor(fluid.CPUPlace()), {"x": np.ones((3, 2), "f")}
+    exe.run(fluid.default_startup_program())
+    exe.run(feed=feed)
+    values = {
+        n: np.array(fluid.global_scope().find_var(n).get_tensor()) for n in fluid.global_scope().local_var_names()
+    }
+    (product,) = exe.run(test, feed=feed, fetch_list=[decoded])
+    np.testing.assert_allclose(product, feed["x"] @ values["w"], rtol=2.0**-22)
+    for name, before in values.items():
+        np.testing.assert_array_equal(np.array(fluid.global_scope().find_var(name).get_tensor()), before, err_msg=name)
+    fluid.io.save_inference_model(str(tmp_path), ["x"], [decoded], exe)
+    program, _, targets = fluid.io.load_inference_model(str(tmp_path), exe)
+    np.testing.assert_array_equal(exe.run(program, feed=feed, fetch_list=targets)[0], product)
+
+
 def test_a_seeded_initializer_gives_the_same_values(script):
     attrs = [script.ParamAttr(initializer=script.initializer.Uniform(-1, 1, seed=s)) for s in (3, 3, 4)]
     names = [script.layers.create_parameter([5], "float32", attr=a).name for a in attrs]

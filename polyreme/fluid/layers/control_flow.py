@@ -1,4 +1,4 @@
-"""Loops, branches and unrolled recurrences written as with blocks; the functional forms; py_func and Print.
+"""Loops, branches and recurrences written as with blocks; the functional forms; py_func and Print.
 
 A block is recorded once, where it is written. Variables that it gives new values (increment, assign with
 output=, cond=) have the loop's or branch's values afterwards.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from polyreme.core import dtype as dtypes
@@ -22,12 +21,10 @@ from polyreme.fluid.mode import begin
 from polyreme.jit import control_flow as functional
 from polyreme.ops import arithmetic as ar
 from polyreme.ops.attributes import is_empty as has_no_elements
-from polyreme.ops.manipulation import reshape, stack
-from polyreme.program import control, values
+from polyreme.ops.manipulation import reshape
+from polyreme.program import control, recurrence
 from polyreme.program.block import Block, Variable
 from polyreme.program.current import defaults, inside
-from polyreme.program.operation import Call, Operation
-from polyreme.program.values import Ref, SizeOf
 from polyreme.sequences import lod as lods
 
 cond: Callable[..., Any] = layer(functional.cond)
@@ -155,7 +152,7 @@ class Switch:
 
 
 class StaticRNN:
-    """A recurrence over the first dim of its step inputs [steps, batch, ...], a size that is known: it is unrolled.
+    """A recurrence over the first dim of its step inputs [steps, batch, ...], which may be open.
 
     rnn = StaticRNN()
     with rnn.step():
@@ -171,38 +168,46 @@ class StaticRNN:
         begin()
         self._block: Block | None = None
         self._inputs: list[tuple[Variable, Any]] = []
-        self._starts: dict[str, Any] = {}
-        self._next: dict[str, Any] = {}
+        self._memories: list[tuple[Variable, Any]] = []
+        self._next: dict[int, Any] = {}
         self._outputs: list[Any] = []
         self._results: list[Any] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One step. Raises ProgramError for a block without step inputs or with control flow inside."""
-        program = defaults.main
-        with control.recording(state.require_recorder("StaticRNN.step")) as side:
+        """One step. Raises ProgramError without a step input, and for a memory without an update."""
+        recorder = state.require_recorder("StaticRNN.step")
+        with control.recording(recorder) as side:
             self._block = side.block
             yield
-        program.blocks.remove(side.block)
-        if side.carried or any(op.blocks for op in side.block.ops):
-            raise ProgramError("StaticRNN: a step holds no loops and branches and changes no Variables from outside")
-        if not self._inputs or set(self._starts) != set(self._next):
-            raise ProgramError("StaticRNN: a step needs a step_input, and an update_memory for each memory")
-        self._results = self._unrolled(side.block.ops)
+            if not self._inputs or {id(m) for m, _ in self._memories} != self._next.keys():
+                raise ProgramError("StaticRNN: a step needs a step_input, and an update_memory for each memory")
+            side.result = control.as_now([*self._outputs, *(self._next[id(m)] for m, _ in self._memories)])
+        side.block.takes[:] = [v.name for v, _ in (*self._inputs, *self._memories)]
+        x, start = ([value for _, value in pairs] for pairs in (self._inputs, self._memories))
+        self._results, _ = recurrence.over_rows_of(recorder, side, x, start, len(self._outputs), False)
 
     def _inside(self, what: str) -> Block:
         if self._block is None or defaults.block is not self._block:
             raise ProgramError(f"StaticRNN.{what}: call it inside `with rnn.step():`")
         return self._block
 
+    def _outside(self, what: str, value: Any) -> Block:
+        block = self._inside(what)
+        if isinstance(value, Variable) and value.block is block:
+            raise ProgramError(f"StaticRNN.{what}: {value!r} is computed inside the step; compute it in front of it")
+        return block
+
     def step_input(self, x: Any) -> Any:
-        """What a step sees of x [steps, ...]. Raises ShapeError for a number of steps not known, or another one."""
-        block = self._inside("step_input")
-        if x.shape[0] < 0 or (self._inputs and self._inputs[0][1].shape[0] != x.shape[0]):
+        """What a step sees of x [steps, ...]. Raises ShapeError for another number of steps than the first's, and
+        ProgramError for what is computed inside the step."""
+        block = self._outside("step_input", x)
+        steps = [v.shape[0] for v in (x, *(other for _, other in self._inputs)) if v.shape[0] >= 0]
+        if len(set(steps)) > 1:
             raise ShapeError(f"StaticRNN.step_input: {x!r}; its first dim is the number of steps, one for all inputs")
-        made = block.create_var(None, x.shape[1:], x.dtype, stop_gradient=x.stop_gradient)
-        self._inputs.append((made, x))
-        return made
+        row = recurrence.take_row(block, x)
+        self._inputs.append((row, x))
+        return row
 
     def memory(
         self, init: Any = None, shape: Sequence[int] | None = None, batch_ref: Any = None, init_value: float = 0.0,
@@ -212,7 +217,7 @@ class StaticRNN:
 
         ref_batch_dim_idx: the dim of the batch in what batch_ref, a step input, is a step of; or in batch_ref itself.
         """
-        block = self._inside("memory")
+        block = self._outside("memory", init)
         if init is None:
             if shape is None or batch_ref is None:
                 raise ProgramError("StaticRNN.memory: give init, or shape and batch_ref")
@@ -221,14 +226,14 @@ class StaticRNN:
                 init = fill_constant_batch_size_like(
                     ref, shape, "float32", init_value, ref_batch_dim_idx, init_batch_dim_idx
                 )
-        variable = block.create_var(None, init.shape, init.dtype, stop_gradient=False)
-        self._starts[variable.name] = init
+        variable = recurrence.take_state(block, init)
+        self._memories.append((variable, init))
         return variable
 
     def update_memory(self, mem: Any, var: Any) -> None:
         """var is what mem is at the next step."""
         self._inside("update_memory")
-        self._next[mem.name] = var
+        self._next[id(mem)] = var
 
     def step_output(self, o: Any) -> None:
         """Keep o of every step: a result [steps, ...]."""
@@ -245,39 +250,6 @@ class StaticRNN:
         if not self._results:
             raise ProgramError("StaticRNN: no step_output; a recurrence has one or more")
         return self._results[0] if len(self._results) == 1 else self._results
-
-    def _unrolled(self, ops: Sequence[Operation]) -> list[Any]:
-        now, collected = dict(self._starts), [list[Any]() for _ in self._outputs]
-        for t in range(self._inputs[0][1].shape[0]):
-            known = {name: v._array.name for name, v in now.items()}
-            known |= {made.name: x[t]._array.name for made, x in self._inputs}
-            for op in ops:
-                _append_copy(op, known, self._block)  # type: ignore[arg-type]
-            block = defaults.block
-            for kept, o in zip(collected, self._outputs, strict=True):
-                kept.append(block.var(known.get(o._array.name, o._array.name)))
-            now = {m: block.var(known.get(v._array.name, v._array.name)) for m, v in self._next.items()}
-        return [stack(kept, 0) for kept in collected]
-
-
-def _append_copy(op: Operation, known: dict[str, str], origin: Block) -> None:
-    """op once more, on the values of this step; notes what its results are called in it."""
-    if not isinstance(op, Call):
-        raise ProgramError(f"StaticRNN: a step holds a {op.kind}, which cannot be unrolled; do it outside")
-
-    def renamed(name: str) -> str:
-        return known.get(name, name)
-
-    given = values.replace((op.args, op.kwargs), Ref, lambda ref: Ref(renamed(ref.name)))
-    args, kwargs = values.replace(given, SizeOf, lambda size: SizeOf(renamed(size.name), size.dim))
-    copied = replace(op, args=args, kwargs=kwargs, outputs=[])
-    for name in op.outputs:
-        old = origin.vars[name]
-        made = defaults.block.create_var(None, old.shape, old.dtype, stop_gradient=old.stop_gradient)
-        made._node = copied
-        copied.outputs.append(made.name)
-        known[name] = made.name
-    defaults.block.append(copied)
 
 
 __all__ = [

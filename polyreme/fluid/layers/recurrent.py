@@ -160,22 +160,12 @@ def rnn(
 ) -> tuple[Any, Any]:  # fmt: skip
     """A cell over inputs [batch, steps, ...] (time_major: [steps, batch, ...]) -> (outputs, last states).
 
-    The number of steps is part of the Program. sequence_length [batch]: behind it outputs are 0 and states stand still.
-    Raises ConfigError for an unknown number of steps.
+    sequence_length [batch]: behind it outputs are 0 and states stand still. In a Program the cell is called once, so
+    layers with parameters may stand in it, and the number of steps may be open.
     """
-    x = _by_step("rnn", inputs, time_major)
+    x = inputs if time_major else swap_steps(inputs)
     outputs, last = over_time(cell, x, initial_states, sequence_length, is_reverse, **kwargs)
     return outputs if time_major else swap_steps(outputs), last
-
-
-def _by_step(what: str, inputs: Any, time_major: bool) -> Any:
-    """inputs as [steps, batch, ...]. Raises ConfigError for an unknown number of steps."""
-    if jax.tree.leaves(inputs)[0].shape[0 if time_major else 1] < 0:
-        raise ConfigError(
-            f"fluid.layers.{what}: the number of steps of inputs is unknown, and is part of the Program; give it in "
-            "data(shape=), or use dynamic_lstm or dynamic_gru"
-        )
-    return inputs if time_major else swap_steps(inputs)
 
 
 class Decoder:
@@ -211,14 +201,11 @@ class DecodeHelper:
 
 
 class TrainingHelper(DecodeHelper):
-    """Inputs are the steps of sequences [batch, steps, ...] (time_major: [steps, batch, ...]) of sequence_length.
-
-    Raises ConfigError for an unknown number of steps.
-    """
+    """Inputs are the steps of sequences [batch, steps, ...] (time_major: [steps, batch, ...]) of sequence_length."""
 
     @layer
     def __init__(self, inputs: Any, sequence_length: Any, time_major: bool = False) -> None:
-        steps = _by_step("TrainingHelper", inputs, time_major)
+        steps = inputs if time_major else swap_steps(inputs)
         self._length = sequence_length
         # behind the last step there is one more, which no output comes of
         self._steps = jax.tree.map(lambda x: concat([x, zeros_like(x[:1])], 0), steps)

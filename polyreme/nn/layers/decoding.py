@@ -12,16 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from polyreme.core import state
-from polyreme.eager.tensor import to_tensor
-from polyreme.errors import ConfigError, ShapeError
-from polyreme.jit.control_flow import while_loop
-from polyreme.ops.arithmetic import cast, logical_and, logical_not, logical_or
+from polyreme.errors import ConfigError
+from polyreme.jit.steps import Decoding, until_finished
+from polyreme.ops.arithmetic import cast, logical_not, logical_or
 from polyreme.ops.creation import arange, full_like, zeros_like
 from polyreme.ops.indices.gather import where
-from polyreme.ops.manipulation import flatten, reshape, stack, transpose, unflatten, unsqueeze
+from polyreme.ops.manipulation import flatten, reshape, transpose, unflatten, unsqueeze
 from polyreme.ops.recurrent import NEVER_CHOSEN, beam_choice, beam_rows, gather_tree, initial_state
-from polyreme.ops.reduce import all as all_of
 from polyreme.ops.repetition import expand, repeat_interleave
 
 
@@ -128,15 +125,6 @@ class BeamSearchDecoder:
         return unflatten(x, 0, [-1, self.beam_size])
 
 
-class _Now(NamedTuple):
-    """Where decoding stands."""
-
-    inputs: Any
-    states: Any
-    finished: Any
-    lengths: Any
-
-
 def dynamic_decode(
     decoder: Any,
     inits: Any = None,
@@ -153,19 +141,17 @@ def dynamic_decode(
     [steps, batch, ...]). return_length: also how many steps each sequence was not finished. impute_finished: what is
     finished keeps its state, for decoders that do not see to that themselves (tracks_own_finished). kwargs go to step.
     Captured there are always max_step_num + 1 steps in the outputs: behind the end stands decoder.idle, or zeros;
-    is_test then computes none of these and saves nothing for a gradient. Raises ConfigError for a capture without
-    max_step_num.
+    is_test then computes none of these and saves nothing for a gradient. A static Program without max_step_num runs
+    operation by operation. Raises ConfigError for a capture without it.
     """
     inputs, states, finished = decoder.initialize(inits)
-    start = _Now(inputs, states, finished, cast(zeros_like(finished), "int64"))
+    start = Decoding(inputs, states, finished, cast(zeros_like(finished), "int64"))
 
-    def advance(time: Any, now: _Now) -> tuple[Any, _Now]:
+    def advance(time: Any, now: Decoding) -> tuple[Any, Decoding]:
         return _advance(decoder, time, now, impute_finished, kwargs)
 
-    if state.capturing():
-        outputs, now = _capture(decoder, advance, start, max_step_num, is_test)
-    else:
-        outputs, now = _eager(advance, start, max_step_num)
+    idle = getattr(decoder, "idle", lambda outputs: jax.tree.map(zeros_like, outputs))
+    outputs, now = until_finished(advance, idle, start, max_step_num, is_test)
     decoded, last = outputs, now.states
     if hasattr(decoder, "finalize"):
         decoded, last = decoder.finalize(outputs, now.states, now.lengths)
@@ -174,7 +160,7 @@ def dynamic_decode(
     return (decoded, last, now.lengths) if return_length else (decoded, last)
 
 
-def _advance(decoder: Any, time: Any, now: _Now, impute: bool, kwargs: dict[str, Any]) -> tuple[Any, _Now]:
+def _advance(decoder: Any, time: Any, now: Decoding, impute: bool, kwargs: dict[str, Any]) -> tuple[Any, Decoding]:
     outputs, states, inputs, finished = decoder.step(time, now.inputs, now.states, **kwargs)
     lengths = now.lengths + cast(logical_not(now.finished), "int64")
     if getattr(decoder, "tracks_own_finished", False):
@@ -183,7 +169,7 @@ def _advance(decoder: Any, time: Any, now: _Now, impute: bool, kwargs: dict[str,
         finished = logical_or(finished, now.finished)
         if impute:
             states = jax.tree.map(lambda a, b: where(_beside(now.finished, a), b, a), states, now.states)
-    return outputs, _Now(inputs, states, finished, lengths)
+    return outputs, Decoding(inputs, states, finished, lengths)
 
 
 def _beside(flags: Any, x: Any) -> Any:
@@ -191,40 +177,3 @@ def _beside(flags: Any, x: Any) -> Any:
     for _ in range(len(x.shape) - len(flags.shape)):
         flags = unsqueeze(flags, -1)
     return flags
-
-
-def _eager(advance: Callable[..., Any], now: _Now, last: int | None) -> tuple[Any, _Now]:
-    steps: list[Any] = []
-    while (last is None or len(steps) <= last) and not bool(all_of(now.finished)):
-        outputs, now = advance(to_tensor([len(steps)]), now)
-        steps.append(outputs)
-    if not steps:
-        raise ShapeError(f"dynamic_decode: no step was taken, max_step_num={last}; all was finished from the start")
-    return jax.tree.map(lambda *rows: stack(list(rows), 0), *steps), now
-
-
-def _capture(
-    decoder: Any, advance: Callable[..., Any], start: _Now, last: int | None, is_test: bool
-) -> tuple[Any, _Now]:
-    if last is None or last < 0:
-        raise ConfigError(
-            f"dynamic_decode: max_step_num={last} in a captured function, where the number of steps is part of the "
-            "program; give the most there may be"
-        )
-    first, now = advance(to_tensor([0]), start)
-    idle = decoder.idle(first) if hasattr(decoder, "idle") else jax.tree.map(zeros_like, first)
-    rows = jax.tree.map(lambda a, b: stack([a] + [b] * last, 0), first, idle)
-
-    def goes_on(time: Any, now: _Now, rows: Any) -> Any:
-        return logical_and(time[0] <= last, logical_not(all_of(now.finished)))
-
-    def body(time: Any, now: _Now, rows: Any) -> list[Any]:
-        outputs, now = advance(time, now)
-        leaves, structure = jax.tree.flatten(rows)
-        for row, made in zip(leaves, jax.tree.leaves(outputs), strict=True):
-            row[time[0]] = made
-        return [time + 1, now, jax.tree.unflatten(structure, leaves)]
-
-    most = None if is_test else last
-    _, now, rows = while_loop(goes_on, body, [to_tensor([1]), now, rows], maximum_iterations=most)
-    return rows, now

@@ -6,16 +6,14 @@ end of a padded sequence outputs are 0 and states stand still, whichever of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from polyreme.core import layout, state
+from polyreme.core import layout
 from polyreme.core.symbol import DYNAMIC
-from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.jit.control_flow import while_loop
+from polyreme.jit.steps import over_rows
 from polyreme.nn import functional as F
 from polyreme.nn.layer import Layer
 from polyreme.nn.layers.container import LayerList
@@ -29,13 +27,11 @@ from polyreme.nn.layers.recurrent_cell import (
     pair_of,
 )
 from polyreme.nn.parameter import ParamAttrLike
-from polyreme.ops.creation import zeros_like
+from polyreme.ops.creation import full, zeros_like
 from polyreme.ops.indices.gather import where
 from polyreme.ops.manipulation import concat, stack, transpose, unbind, unsqueeze
 from polyreme.ops.recurrent import check_lengths, recurrent_layer
-
-# captured, more steps of a user's cell are one loop: unrolled, what is compiled grows with each
-_UNROLLED = 16
+from polyreme.ops.scan import cumsum
 
 
 def swap_steps(x: Any) -> Any:
@@ -64,54 +60,22 @@ def _runs_as_written(cell: BuiltInCell) -> bool:
 def _step_by_step(
     cell: Any, x: Any, states: Any, lengths: Any, reverse: bool, kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    first = jax.tree.leaves(x)[0]
-    steps = first.shape[0]
-    if steps < 1:
-        raise ShapeError(f"RNN: inputs {list(first.shape)} have {steps} steps; a cell is called for at least one")
-    if lengths is not None:
+    steps = jax.tree.leaves(x)[0]._array.shape[0]
+    if lengths is not None and steps > 0:
         check_lengths("RNN", lengths, steps)
     states = cell.get_initial_states(x, batch_dim_idx=1) if states is None else states
+    if lengths is None:
+        return over_rows(lambda row, states: cell(row, states, **kwargs), x, states, reverse)
 
-    def call(t: Any, row: Any, states: Any) -> tuple[Any, Any]:
+    def step(row: Any, states: Any) -> tuple[Any, Any]:
+        row, t = row
         output, new = cell(row, states, **kwargs)
-        if lengths is not None:
-            real = lengths > t
-            output = jax.tree.map(lambda a: where(_beside(real, a), a, zeros_like(a)), output)
-            new = jax.tree.map(lambda a, b: where(_beside(real, a), a, b), new, states)
-        return output, new
+        real = lengths > t
+        output = jax.tree.map(lambda a: where(_beside(real, a), a, zeros_like(a)), output)
+        return output, jax.tree.map(lambda a, b: where(_beside(real, a), a, b), new, states)
 
-    order = range(steps - 1, -1, -1) if reverse else range(steps)
-    if steps > _UNROLLED and state.capturing() and not state.recording():
-        return _loop(call, x, states, order)
-    return _unroll(call, x, states, order)
-
-
-def _unroll(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
-    leaves, structure = jax.tree.flatten(x)
-    each = [unbind(leaf, 0) for leaf in leaves]
-    outputs: list[Any] = [None] * len(order)
-    for t in order:
-        outputs[t], states = call(t, jax.tree.unflatten(structure, [e[t] for e in each]), states)
-    return jax.tree.map(lambda *rows: stack(list(rows), 0), *outputs), states
-
-
-def _loop(call: Callable[..., Any], x: Any, states: Any, order: range) -> tuple[Any, Any]:
-    """The steps as one loop of the captured program; the first stands before it and says what is carried."""
-    output, states = call(order[0], jax.tree.map(lambda leaf: leaf[order[0]], x), states)
-    rows = jax.tree.map(lambda a: stack([a] * len(order), 0), output)
-
-    def body(k: Any, states: Any, rows: Any) -> list[Any]:
-        t = order[0] + k * order.step
-        made, states = call(t, jax.tree.map(lambda leaf: leaf[t], x), states)
-        leaves, structure = jax.tree.flatten(rows)
-        for row, new in zip(leaves, jax.tree.leaves(made), strict=True):
-            row[t] = new
-        return [k + 1, states, jax.tree.unflatten(structure, leaves)]
-
-    count = len(order)
-    start = [to_tensor(1), states, rows]
-    _, states, rows = while_loop(lambda k, *_: k < count, body, start, maximum_iterations=count - 1)
-    return rows, states
+    places = cumsum(full([steps], 1, "int64"), 0) - 1
+    return over_rows(step, (x, places), states, reverse)
 
 
 def _beside(real: Any, x: Any) -> Any:

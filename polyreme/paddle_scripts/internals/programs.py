@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyreme.core import rng
+from polyreme.program.current import of_training
 
 
 class ProgramNames:
@@ -22,7 +23,8 @@ class ProgramNames:
 
     @contextmanager
     def _optimized_guard(self, param_and_grads: Any) -> Iterator[None]:
-        yield
+        with of_training():
+            yield
 
     @contextmanager
     def _lr_schedule_guard(self, is_with_opt: bool = False) -> Iterator[None]:

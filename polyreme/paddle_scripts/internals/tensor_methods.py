@@ -11,19 +11,25 @@ import numpy as np
 
 from polyreme.core import state
 from polyreme.eager.tensor import HookHandle
+from polyreme.fluid.host_array import HostArray
 from polyreme.paddle_scripts.internals.dtypes import DType
 
 
 class TensorNames:
     """Attributes of Tensor and Parameter."""
 
-    _replaces = ("dtype",)
+    _replaces = ("dtype", "numpy")
     _init_func = None
 
     @property
     def dtype(self: Any) -> DType:
         """NumPy's dtype under PaddlePaddle's name."""
         return DType.of(self._array.dtype)
+
+    def numpy(self: Any, *_: Any) -> np.ndarray:
+        """A copy of the value; float() and the like take one of one element, whatever its dims."""
+        value = np.array(state.host(self, "Tensor.numpy()"))
+        return value.view(HostArray) if value.size == 1 and value.ndim else value
 
     @property
     def is_parameter(self: Any) -> bool:
