@@ -19,7 +19,9 @@ from polyreme.generation.speculation import Drafter, Speculation
 from polyreme.models.parts.cache import KVCache
 
 _LEAST_ROOM = 64
-"""Tokens of the smallest cache and prompt that programs are compiled for."""
+"""Tokens of the smallest cache that programs are compiled for."""
+_LEAST_PROMPT = 16
+"""Tokens of the smallest prompt that they are: fewer take as long, as the weights are read."""
 
 
 class TextGenerator:
@@ -99,7 +101,7 @@ class TextGenerator:
         # the last token that is made needs no place
         wanted = max(len(p) + count - 1 for p, count in zip(prompts, new_tokens, strict=True))
         room = room_for(min(wanted, positions), positions)
-        return room_for(max(map(len, prompts)), room), room
+        return room_for(max(map(len, prompts)), room, _LEAST_PROMPT), room
 
     def programs(self, rows: int, room: int) -> RowPrograms:
         """The programs that write so many texts in caches of so many places."""
@@ -249,9 +251,9 @@ def take_chosen(
             completion.finish_reason = "stop"
 
 
-def room_for(wanted: int, most: int) -> int:
-    """The least power of two that holds so many, at most `most`."""
-    room = _LEAST_ROOM
+def room_for(wanted: int, most: int, least: int = _LEAST_ROOM) -> int:
+    """The power of two, `least` or a larger one, that holds so many, at most `most`."""
+    room = least
     while room < wanted:
         room *= 2
     return min(room, most)
