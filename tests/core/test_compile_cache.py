@@ -22,7 +22,7 @@ def filled(folder, sizes):
 
 
 def names(folder):
-    return sorted(p.name.removesuffix("-cache") for p in folder.iterdir())
+    return sorted(p.name.removesuffix("-cache") for p in folder.iterdir() if p.name != "last-look")
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,35 @@ def test_a_folder_or_file_that_is_gone_is_no_error(tmp_path, monkeypatch):
 
 
 def test_trimmed_after_so_many_programs(tmp_path, monkeypatch):
-    folder, listeners, ends = filled(tmp_path, [60]), [], []
+    folder, listeners, ends = filled(tmp_path, [60, 60]), [], []
     monkeypatch.setattr(jax.monitoring, "register_event_listener", listeners.append)
     monkeypatch.setattr("atexit.register", ends.append)
     folder.keep_trimmed()
-    filled(tmp_path, [60, 60])
-    for end in ends:  # this process wrote nothing: it does not look again
-        end()
-    listeners[0]("/jax/compilation_cache/cache_hits")
+    (count,), (end,) = listeners, ends
+    count("/jax/compilation_cache/cache_hits")
+    end()
+    assert names(tmp_path) == ["p0", "p1"]  # who writes nothing does not look
     for _ in range(255):
-        listeners[0]("/jax/compilation_cache/cache_misses")
+        count("/jax/compilation_cache/cache_misses")
     assert names(tmp_path) == ["p0", "p1"]
-    listeners[0]("/jax/compilation_cache/cache_misses")
+    count("/jax/compilation_cache/cache_misses")
     assert names(tmp_path) == ["p1"]
+
+
+def test_at_its_end_a_process_that_wrote_trims_unless_another_has_just_looked(tmp_path, monkeypatch):
+    folder, listeners, ends = filled(tmp_path, [60, 60]), [], []
+    monkeypatch.setattr(jax.monitoring, "register_event_listener", listeners.append)
+    monkeypatch.setattr("atexit.register", ends.append)
+    folder.keep_trimmed()
+    listeners[0]("/jax/compilation_cache/cache_misses")
+    look = tmp_path / "last-look"
+    look.touch()
+    ends[0]()
+    assert names(tmp_path) == ["p0", "p1"]
+    os.utime(look, (1000, 1000))
+    ends[0]()
+    assert names(tmp_path) == ["p1"]
+    look.unlink()
     filled(tmp_path, [60, 60])
     ends[0]()
     assert names(tmp_path) == ["p1"]

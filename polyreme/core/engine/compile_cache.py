@@ -6,7 +6,9 @@ jax writes and reads the programs, one file each; its own bound needs another pa
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +16,11 @@ import jax
 
 # how jax ends the name of a program's file
 _ENDING = "-cache"
-# programs written between two looks at the folder: a look takes 1 ms for 1,000 files, a program 10 ms and more
+# programs written between two looks at the folder: a look takes 8 ms for 1,000 files, a program 10 ms and more
 _WRITES_BETWEEN = 256
+# seconds within which a process that has written fewer does not look again, after whichever process looked last
+_SECONDS_BETWEEN = 600.0
+_LAST_LOOK = "last-look"
 _WRITTEN = "/jax/compilation_cache/cache_misses"
 
 
@@ -37,13 +42,16 @@ class ProgramFolder:
         self._num_written = 0
 
     def keep_trimmed(self) -> None:
-        """Trim it now, after every so many programs that this process writes, and when it ends."""
-        self.trim()
+        """Trim it after every so many programs that this process writes, and when it ends if it has written some and
+        nobody has looked of late. Who only reads does not look: that takes longer than to load some programs."""
         jax.monitoring.register_event_listener(self._count)
         atexit.register(self._trim_written)
 
     def trim(self) -> None:
-        """Delete the programs that were not used for longest, until a tenth of max_bytes is free."""
+        """Delete the programs that were not used for longest, until a tenth of max_bytes is free, if they are more than
+        max_bytes; others see that they need not look."""
+        with contextlib.suppress(OSError):  # gone, or not ours to write to
+            (self.path / _LAST_LOOK).touch()
         programs = sorted(self._programs())
         excess = sum(program.nbytes for program in programs) - self.max_bytes
         if excess <= 0:
@@ -79,5 +87,11 @@ class ProgramFolder:
                 self.trim()
 
     def _trim_written(self) -> None:
-        if self._num_written:
+        if not self._num_written:
+            return
+        try:
+            age = time.time() - (self.path / _LAST_LOOK).stat().st_mtime
+        except OSError:
+            age = _SECONDS_BETWEEN
+        if age >= _SECONDS_BETWEEN:
             self.trim()
