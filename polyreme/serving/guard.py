@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from polyreme.serving.web import Response
 
 OPEN = ("/health",)
 """Paths that need no key: what watches a server has none."""
+_DROPPED_BODIES = 16
+"""Bodies of the longest size that is taken, after so many of which a client that was refused is not heard out."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 Receive = Callable[[], Awaitable[Any]]
@@ -94,13 +97,7 @@ class Guard:
                 self._check_key(headers, scope["path"])
             body = await self._body(headers, receive)
         except HttpRefusal as refusal:
-            response = Response(
-                refusal.encoded(),
-                refusal.status,
-                {**refusal.headers, "Connection": "close"},
-                media_type="application/json",
-            )
-            await response(scope, receive, send)
+            await self._refuse(refusal, receive, send)
             return
         await self._app(scope, _replayed(body, receive), _with_origin(send, origin, self._access.origins))
 
@@ -142,7 +139,30 @@ class Guard:
             headers={"WWW-Authenticate": scheme},
         )
 
+    async def _refuse(self, refusal: HttpRefusal, receive: Receive, send: Send) -> None:
+        """Answer, drop what the client still sends of its body, and close.
+
+        A connection that is closed on unread bytes is reset, and a client that sends a long body then never sees why it
+        was refused. What is dropped has bounds too, so that nobody sends for ever.
+        """
+        body = refusal.encoded()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        headers |= refusal.headers
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        if refusal.status != 408:  # who was too slow does not get more time
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.body_seconds):
+                    await _drop_body(receive, _DROPPED_BODIES * self._limits.body_bytes)
+        await send({"type": "http.response.body", "body": b""})
+
     async def _body(self, headers: Mapping[bytes, str], receive: Receive) -> bytes:
+        coding = headers.get(b"content-encoding", "identity")
+        if coding.strip().lower() != "identity":
+            raise HttpRefusal(
+                415, f"Content-Encoding {coding[:50]!r}: bodies are read as they are; send it without", code="encoding"
+            )
         most, seconds = self._limits.body_bytes, self._limits.body_seconds
         too_long = HttpRefusal(413, f"the body has over {most} bytes, the server's limit", code="body_too_long")
         if int(headers.get(b"content-length", 0)) > most:
@@ -161,6 +181,16 @@ class Guard:
                         return bytes(body)
         except TimeoutError:
             raise HttpRefusal(408, f"the body was not there within {seconds:g} seconds", code="timeout") from None
+
+
+async def _drop_body(receive: Receive, most: int) -> None:
+    """Read the rest of a body, up to so many bytes, and keep nothing of it."""
+    left = most
+    while left > 0:
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            return
 
 
 def _digest(key: bytes) -> bytes:
