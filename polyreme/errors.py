@@ -313,10 +313,13 @@ def nearest(name: object, choices: Iterable[str]) -> str:
     "; did you mean 'relu'?"
     >>> nearest("Adamw", ["Adam", "AdamW"])
     "; did you mean 'AdamW'?"
+    >>> nearest("nproc", ["rank", "nproc_per_node"])
+    "; did you mean 'nproc_per_node'?"
     """
-    names = list(choices)
-    folded = [each for each in names if each.casefold() == str(name).casefold()]
-    close = folded or get_close_matches(str(name), names, n=1)
+    names, text = list(choices), str(name)
+    same_letters = [choice for choice in names if choice.casefold() == text.casefold()]
+    longer = [choice for choice in names if len(text) > 2 and choice.startswith(text)]
+    close = same_letters or get_close_matches(text, names, n=1) or longer
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

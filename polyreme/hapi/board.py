@@ -24,7 +24,7 @@ class _Board(Callback):
         self._epoch = 0
 
     def write(self, phase: str, values: dict[str, float], at: int) -> None:
-        """Write numbers at a place on the phase's axis; an evaluation's are then to be seen at once."""
+        """Write numbers at a step of the phase's axis; those of an evaluation are flushed, to be seen at once."""
         raise NotImplementedError
 
     def close(self) -> None:

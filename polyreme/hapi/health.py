@@ -95,7 +95,7 @@ class TrainingWatch:
         return f"epoch {batch.epoch}, batch {batch.number}"
 
     def _out_of_range(self, inputs: list[Tensor], labels: list[Tensor]) -> IndexError | None:
-        """What eager code, which looks at indices, says of a batch that a program has computed with."""
+        """The error that eager code, which checks indices, raises for a batch that a program has computed with."""
         try:
             with eval_mode(self._steps.network), no_grad(), self._steps.step.policy.precision.autocast():
                 self._steps.step.forward(inputs, labels)

@@ -380,8 +380,8 @@ class Model:
 
 
 def callbacks_of(owner: Any, given: Any, params: dict[str, Any], *more: Callback) -> CallbackList:
-    """The callbacks given and those there always are (a progress bar, the schedule's steps, and more), of whose kinds
-    one that is given takes the place; bound to their owner, whose run has the settings params."""
+    """The callbacks of a run: those given, and each default one (a progress bar, the schedule's steps, and more) of
+    whose class none is given; bound to their owner, with the settings params of its run."""
     mine = as_list(given)
     kinds = tuple(type(c) for c in mine)
     every = [] if any(issubclass(k, ProgBarLogger) for k in kinds) else [

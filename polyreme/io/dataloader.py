@@ -304,7 +304,7 @@ def _check_batching(stream: bool, batch_sampler: Any, batch_size: Any, shuffle: 
 
 
 def _epoch_source(order: Any) -> Any:
-    """Who counts the epochs of an order: it, its sampler, or nobody."""
+    """The object that counts the epochs of an order: itself, its sampler, or None."""
     for source in (order, getattr(order, "sampler", None)):
         if hasattr(source, "epoch") and hasattr(source, "set_epoch"):
             return source

@@ -41,7 +41,7 @@ _file_kinds: dict[str, FileKind] = {}
 
 
 def register_file_kind(format_name: str, kind: FileKind) -> None:
-    """Let save and load take the values of a class of a higher floor."""
+    """Make save and load take the values of one more class, which a package above this one defines."""
     _file_kinds[format_name] = kind
 
 

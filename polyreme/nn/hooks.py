@@ -104,7 +104,7 @@ def run_after(layer: Any, inputs: tuple[Any, ...], keywords: dict[str, Any], out
 
 
 def run_after_error(layer: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """The hooks that are called after a forward that raised."""
+    """Runs the hooks that are called after a forward that raised."""
     with_kwargs = layer._forward_post_hooks_with_kwargs_flag
     for key in layer._forward_post_hooks_always_called:
         given = (inputs, keywords, None) if key in with_kwargs else (inputs, None)

@@ -45,12 +45,12 @@ class OwnUpdate(OptimizerState):
 
     @property
     def has_own_update(self) -> bool:
-        """True if a subclass says the update of one parameter with Tensors."""
+        """True if a subclass defines the update of one parameter with Tensors."""
         return type(self)._append_optimize_op is not OwnUpdate._append_optimize_op
 
     @property
     def is_written(self) -> bool:
-        """True if a subclass says the update or a clip with Tensors, so that a step is not one compiled update."""
+        """True if a subclass defines the update or a clip with Tensors, so that a step is not one compiled update."""
         return self.has_own_update or any(map(is_written_on_pairs, self._clip_of.values()))
 
     def refuse_own_update(self, where: str) -> None:

@@ -26,7 +26,7 @@ class CurvaturePairs(NamedTuple):
 
 
 def no_history(capacity: int, n: int, dtype: Any) -> CurvaturePairs:
-    """Room for so many pairs."""
+    """An empty history with room for so many pairs."""
     rows = jnp.zeros((capacity, n), dtype)
     return CurvaturePairs(rows, rows, jnp.zeros((), jnp.int32), jnp.ones((), dtype))
 

@@ -45,12 +45,12 @@ def _as_int(value: Any) -> Any:
 
 
 def as_list(value: Any) -> Any:
-    """One text is a list of it."""
+    """A list; a single text becomes a list of one."""
     return [value] if isinstance(value, str) else value
 
 
 def as_source(value: Any) -> Any:
-    """A text is the path of a source."""
+    """A source; a text is taken as the path of one."""
     return {"path": value} if isinstance(value, str) else value
 
 

@@ -67,7 +67,7 @@ class Corpus:
         return f"{self.num_tokens:,} tokens of a vocabulary of {self.vocab_size:,}"
 
     def shown(self, index: int, marks: Any = None) -> str:
-        """A training sample as the model sees it, decoded again; all of it is learnt, so that marks have no use."""
+        """A training sample as the model sees it, decoded again; every token counts in the loss: marks is not used."""
         inputs, labels = self.train[index]
         tokens, _, places = inputs if inputs.ndim == 2 else (inputs, None, np.arange(len(inputs)))
         counted = labels != NO_LABEL

@@ -163,12 +163,12 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, layer: Layer) -> Layer:
-        """layer with every BatchNorm in it replaced by a SyncBatchNorm that shares its parameters and statistics."""
+        """The layer, every BatchNorm in it replaced by a SyncBatchNorm that shares its parameters and statistics."""
         return with_twins(layer, _BatchNorm, cls)
 
 
 def with_twins(layer: Layer, kind: type[_BatchNorm], twin: Any) -> Layer:
-    """layer with every one of a kind in it replaced by a twin that shares its parameters and statistics."""
+    """The layer, in which every layer of a kind is replaced by a twin that shares its parameters and statistics."""
     if isinstance(layer, kind) and not isinstance(layer, twin):
         replacement = twin(layer.num_features, layer.momentum, layer.epsilon, False, False)
         replacement._parameters.clear()  # the order is the other's

@@ -74,7 +74,7 @@ class BeamSearchDecoder:
 
     @staticmethod
     def tile_beam_merge_with_batch(x: Any, beam_size: int) -> Any:
-        """Each entry beam_size times in a row: [batch, ...] -> [batch * beam_size, ...], of every Tensor in x."""
+        """Every Tensor in x with each entry repeated beam_size times: [batch, ...] -> [batch * beam_size, ...]."""
         return jax.tree.map(lambda leaf: repeat_interleave(leaf, beam_size, 0), x)
 
     def initialize(self, initial_cell_states: Any) -> tuple[Any, BeamState, Any]:
@@ -104,11 +104,11 @@ class BeamSearchDecoder:
         return BeamOutput(scores, tokens, parents), now, self._embedded(tokens), finished
 
     def finalize(self, outputs: BeamOutput, final_states: BeamState, sequence_lengths: Any) -> tuple[Any, BeamState]:
-        """(the whole sequence of each beam, int64 [steps, batch, beams], final_states)."""
+        """(the complete sequence of each beam, int64 [steps, batch, beams], final_states)."""
         return gather_tree(outputs.predicted_ids, outputs.parent_ids), final_states
 
     def idle(self, outputs: BeamOutput) -> BeamOutput:
-        """A step in which every beam goes on as itself, with the end token."""
+        """A step that extends every beam by the end token and keeps their order."""
         own = expand(reshape(arange(self.beam_size), [1, self.beam_size]), outputs.parent_ids.shape)
         return BeamOutput(zeros_like(outputs.scores), full_like(outputs.predicted_ids, self.end_token), own)
 

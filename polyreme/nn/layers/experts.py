@@ -493,7 +493,7 @@ class MoE(Layer):
         return self.router(ids) if is_hashed else self.router(x, allowed)
 
     def mix(self, x: Any, choices: Any, gates: Any) -> Any:
-        """What these choices among the experts give, weighed by gates, and the shared expert: [..., d_model]."""
+        """The outputs of the chosen experts, weighted by gates, plus the shared expert's: [..., d_model]."""
         if self.is_quantized and not self.changes and math.prod(choices.shape) < self.num_experts:
             out = self._mix_few(x, choices, gates)
             return out if self.shared is None else out + self.shared(x)

@@ -165,7 +165,7 @@ class AvgPool3D(FunctionalLayer):
 
 
 class AdaptiveAvgPool1D(FunctionalLayer):
-    """Means of windows that share out [batch, channel, length] into output_size."""
+    """Mean of each of output_size windows that together cover [batch, channel, length]."""
 
     _function = staticmethod(F.adaptive_avg_pool1d)
 
@@ -178,7 +178,7 @@ class AdaptiveAvgPool1D(FunctionalLayer):
 
 
 class AdaptiveAvgPool2D(FunctionalLayer):
-    """Means of windows that share out [batch, channel, height, width] into output_size."""
+    """Mean of each of output_size windows that together cover [batch, channel, height, width]."""
 
     _function = staticmethod(F.adaptive_avg_pool2d)
     _attribute_prefix = "_"
@@ -194,7 +194,7 @@ class AdaptiveAvgPool2D(FunctionalLayer):
 
 
 class AdaptiveAvgPool3D(FunctionalLayer):
-    """Means of windows that share out [batch, channel, depth, height, width] into output_size."""
+    """Mean of each of output_size windows that together cover [batch, channel, depth, height, width]."""
 
     _function = staticmethod(F.adaptive_avg_pool3d)
     _attribute_prefix = "_"
@@ -210,7 +210,7 @@ class AdaptiveAvgPool3D(FunctionalLayer):
 
 
 class AdaptiveMaxPool1D(FunctionalLayer):
-    """Largest elements of windows that share out [batch, channel, length] into output_size."""
+    """Largest element of each of output_size windows that together cover [batch, channel, length]."""
 
     _function = staticmethod(F.adaptive_max_pool1d)
     return_indices: Alias[bool] = Alias("return_mask")
@@ -226,7 +226,7 @@ class AdaptiveMaxPool1D(FunctionalLayer):
 
 
 class AdaptiveMaxPool2D(FunctionalLayer):
-    """Largest elements of windows that share out [batch, channel, height, width] into output_size."""
+    """Largest element of each of output_size windows that together cover [batch, channel, height, width]."""
 
     _function = staticmethod(F.adaptive_max_pool2d)
     _attribute_prefix = "_"
@@ -243,7 +243,7 @@ class AdaptiveMaxPool2D(FunctionalLayer):
 
 
 class AdaptiveMaxPool3D(FunctionalLayer):
-    """Largest elements of windows that share out [batch, channel, depth, height, width] into output_size."""
+    """Largest element of each of output_size windows that together cover [batch, channel, depth, height, width]."""
 
     _function = staticmethod(F.adaptive_max_pool3d)
     _attribute_prefix = "_"
@@ -395,7 +395,7 @@ class LPPool2D(FunctionalLayer):
 
 
 class FractionalMaxPool2D(FunctionalLayer):
-    """Largest elements of output_size windows by dim whose uneven places random_u, or a drawn number, says."""
+    """Max pooling with output_size windows a dim, whose uneven borders follow from random_u, drawn if None."""
 
     _function = staticmethod(F.fractional_max_pool2d)
     _attribute_prefix = "_"

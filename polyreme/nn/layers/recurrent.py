@@ -52,7 +52,7 @@ def over_time(cell: Layer, x: Any, states: Any, lengths: Any, reverse: bool, **k
 
 
 def _runs_as_written(cell: BuiltInCell) -> bool:
-    """Whether nobody has changed what calling the cell does, by a subclass or a hook."""
+    """Whether no subclass and no hook has changed what calling the cell does."""
     own = type(cell).forward is BuiltInCell.forward and "forward" not in vars(cell)
     return own and not cell._forward_pre_hooks and not cell._forward_post_hooks
 

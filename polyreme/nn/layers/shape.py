@@ -21,7 +21,7 @@ class Identity(Layer):
 
 
 class Flatten(FunctionalLayer):
-    """Dims start_axis to stop_axis, both included, made one.
+    """Merges dims start_axis to stop_axis, both included, into one.
 
     >>> from polyreme.eager.tensor import to_tensor
     >>> Flatten()(to_tensor([[[1.0], [2.0]]])).shape
@@ -35,7 +35,7 @@ class Flatten(FunctionalLayer):
 
 
 class Unflatten(FunctionalLayer):
-    """Dim axis made several dims of the sizes in shape, one of which may be -1."""
+    """Splits dim axis into dims of the sizes in shape, one of which may be -1."""
 
     _function = staticmethod(unflatten)
 

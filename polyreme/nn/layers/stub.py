@@ -8,8 +8,8 @@ from polyreme.nn.layer import Layer
 
 
 class Stub(Layer):
-    """Lets pass what comes; quantization.QAT and PTQ put a quanter in its place: of the factory `observer`, of their
-    configuration's if None. For functions that no layer is called for."""
+    """Returns its input; quantization.QAT and PTQ put a quanter in its place, which the factory `observer` makes, or
+    their configuration's if it is None. It marks inputs of functions, such as matmul, that are no layers."""
 
     def __init__(self, observer: Any = None) -> None:
         super().__init__()

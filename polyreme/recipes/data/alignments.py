@@ -128,7 +128,7 @@ def draw_alignments(config: PretrainConfig, steps: int) -> list[tuple[np.ndarray
 
 
 def check_letters(batch: Batch, model: ModelConfig, what: str) -> None:
-    """Raises DataError naming the sample for arrays that are not of the model's shape, and letters that are none."""
+    """Raises DataError naming the sample for arrays that are not of the model's shape, and letters out of range."""
     letters, (asked, distances) = batch.inputs, batch.labels
     shape = (model.num_sequences, model.num_residues)
     ranges = (("letter", letters, 0, LETTERS), ("class of distance", distances, 0, DISTANCE_BINS - 1))

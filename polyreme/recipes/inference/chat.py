@@ -24,7 +24,7 @@ def run(
     ask: Callable[[], str | None],
     say: Callable[[str], None],
 ) -> None:
-    """Answer what ask gives, until it gives None or a word of LEAVE; ANEW forgets what was said.
+    """Answer each text that ask returns, until it returns None or a word of LEAVE; ANEW begins a new conversation.
 
     path, dtype, adapter: as of load_writer. system: what stands before every conversation. say: takes each piece of an
     answer as soon as it is sure, and that a conversation has no room for a question: answers end at the model's last

@@ -137,7 +137,7 @@ def prune(
     force: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> CompressionReport:
-    """Write a decoder with weights that are zero, or, by the method `structured`, with channels that are gone.
+    """Write a decoder with some weights set to zero, or, by the method `structured`, with channels removed.
 
     Else as quantize. Raises ConfigError too for n of m or skip with `structured`.
     """

@@ -56,7 +56,7 @@ def search(
     kv_cache_dtype: str | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Say the n texts of highest score after the prompt, as `run` says texts. Raises as run does."""
+    """Show the n continuations of the prompt with the highest scores, as `run` shows texts. Raises as run does."""
     check_cache_dtype(kv_cache_dtype)
     model, tokenizer = load_writer(path, dtype, adapter)
     ids = prompt_ids(tokenizer, prompt, chat=chat)
@@ -83,7 +83,7 @@ def write(
     params: SamplingParams,
     say: Callable[[str], None],
 ) -> None:
-    """Say the text after ids, piece by piece. Where the model's positions end, it goes on from the latter half."""
+    """Show the text that follows ids, piece by piece. Where positions end, it goes on from the latter half."""
     known, positions, left, part = list(ids), generator.model.config.seq_len, params.max_tokens, 0
 
     def take(_: int, token: int) -> bool:

@@ -148,7 +148,7 @@ FEATURES = ("recompute", "offload", "sharding", "pp", "mp", "sep", "ep", "sequen
 
 
 def space_of(config: PretrainConfig, cluster: Cluster, without: Sequence[str] = ()) -> Space:
-    """The plans that a configuration can say for a cluster, less what is not wanted."""
+    """The plans that a configuration can have on a cluster, without the features that are excluded."""
     for name in without:
         if name not in FEATURES:
             raise ConfigError(f"--without {name}{did_you_mean(name, FEATURES)}")
