@@ -59,7 +59,7 @@ def main():
         weights = (rng.standard_normal((experts, ins, outs)) / np.sqrt(ins)).astype(np.float32)
         sizes = rng.multinomial(rows, [1 / experts] * experts).astype(np.int32)
         blocks = matmul_blocks(rows, experts)
-        counts = block_counts(sizes, blocks, is_within=True)
+        counts = block_counts(sizes, blocks)
         executed = sum(block * count.sum() for block, count in zip(blocks, counts, strict=True)) / rows
         sides = (grouped_matmul, jax.lax.ragged_dot)
         forward = [on_sizes(product, jnp.asarray(sizes)) for product in sides]

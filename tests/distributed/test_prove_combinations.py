@@ -95,13 +95,20 @@ def draw_job(seed, devices):
     streams = "param" in words["offload"] or "expert" in words["offload"]
     # an adapter has the names of published weights, and tokens that an id sends have none
     can_adapt = not streams and sizes.get("routing") != "hash"
-    return family, sizes, words, amp, shares_rows and not streams, can_adapt and draw.random() < 0.4
+    has_adapters = can_adapt and draw.random() < 0.4
+    if "pp" not in degrees and not streams:
+        words["compile"] = draw.choice(("step", "blocks"))
+    return family, sizes, words, amp, shares_rows and not streams, has_adapters
 
 
 def words_of(seed, devices):
     """What a job says, as a set of text."""
     family, sizes, plan, amp, *switches = draw_job(seed, devices)
     said = {"family": family, **sizes, **plan, **plan["overlap"], "amp": amp, "switches": switches}
+    if family in EXPERTS and "sep" in plan:
+        said["attention beside experts"] = plan["sep_attention"]
+    if plan.get("compile") == "blocks":
+        said["in blocks"] = plan["offload"], family in EXPERTS
     return {f"{name}={value}" for name, value in said.items() if name != "overlap"}
 
 
