@@ -22,7 +22,7 @@ _WIDTH = 150  # of tables that do not go to a terminal
 
 def plan(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="YAML configuration of a pretraining run.")
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML configuration of a run, pretraining or fine-tuning.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's, dotted.")
@@ -139,9 +139,16 @@ def _plan(
         _draw(answer, answer.found.plans[chosen], explain, as_json)
     if output is not None:
         write(output, recipe.run_file(loaded, answer, output))
-        _say(f"\nwritten: {output}; run it with: polyreme pretrain {output}", as_json)
+        _say(f"\nwritten: {output}; run it with: polyreme {_command(loaded.config)} {output}", as_json)
     elif not as_json:
-        typer.echo("\n--output FILE writes the plan marked * as a configuration for polyreme pretrain")
+        typer.echo(
+            f"\n--output FILE writes the plan marked * as a configuration for polyreme {_command(loaded.config)}"
+        )
+
+
+def _command(config: Any) -> str:
+    """What runs a configuration: that of fine-tuning names weights."""
+    return "finetune" if isinstance(config.model, str) else "pretrain"
 
 
 def _deal_out(
@@ -149,10 +156,11 @@ def _deal_out(
 ) -> None:
     """The file's plan over stages of several kinds."""
     from polyreme.recipes import config_file
+    from polyreme.recipes.config import PretrainConfig
     from polyreme.recipes.planning import drawing, mixed
     from polyreme.recipes.planning.plan import plan_words
 
-    answer = mixed.answer(config_file.load(path, settings).config, kinds)
+    answer = mixed.answer(config_file.load(path, settings, PretrainConfig).config, kinds)
     best = answer.best
     if as_json:
         typer.echo(json.dumps(mixed.to_json(answer), indent=1))
@@ -205,12 +213,11 @@ def _verify(answer: Any, where: Any, topology: str | None, *, is_quiet: bool) ->
 
 def _draw(answer: Any, ranked: Any, path: Path, as_json: bool) -> None:
     from polyreme.planner.predict import chunk_durations
-    from polyreme.recipes.estimate import shape_of
     from polyreme.recipes.planning import drawing
-    from polyreme.recipes.planning.plan import plan_words
+    from polyreme.recipes.planning.plan import graph_of_run, plan_words
 
-    shape, batch = shape_of(answer.config.dimensions), answer.config.train.global_batch
-    durations = chunk_durations(shape, ranked.plan, answer.cluster, batch, answer.training)
+    graph, batch = graph_of_run(answer.config, answer.training.attention)
+    durations = chunk_durations(graph, ranked.plan, answer.cluster, batch, answer.training)
     title = f"{plan_words(ranked.plan)}  on {answer.cluster.num_devices} x {answer.cluster.device.name}"
     is_serial = answer.cluster.shared > 1
     drawing.draw(path, title, ranked.plan, ranked.prediction, durations, is_serial=is_serial)

@@ -109,6 +109,25 @@ def relative(name: str) -> str:
     return max(near, key=len, default="a100")
 
 
+def kind_called(device_kind: str) -> str:
+    """The kind whose words are all among those of what a driver calls its devices, the most words first; "" for none.
+
+    >>> kind_called("NVIDIA A100-SXM4-80GB"), kind_called("NVIDIA A100 80GB PCIe"), kind_called("NVIDIA A10G")
+    ('a100-80g', 'a100-pcie-80g', 'a10g')
+    >>> kind_called("TPU v5 lite"), kind_called("NVIDIA GeForce RTX 4090"), kind_called("unheard of")
+    ('tpu-v5e', 'rtx4090', '')
+    """
+    said = device_kind.lower().replace(" lite", "e")
+    words = {*re.findall(r"[a-z0-9]+", re.sub(r"\b(\d+g)b\b", r"\1", said)), _letters(said)}
+    names = [
+        (len(each.split("-")), each == name, name)
+        for name, row in _sheet()["kinds"].items()
+        for each in (name, *row["also"])
+        if words >= {*each.split("-")}
+    ]
+    return max(names, default=(0, False, ""))[2]
+
+
 def torus_of(num_devices: int, dims: int) -> tuple[int, ...]:
     """The most even torus of so many devices, the longest dim last; dims of multiples of 4 where there are enough.
 
@@ -146,16 +165,18 @@ def _links(node: dict[str, Any], name: str, per_slice: int, torus: tuple[int, ..
 def _row(name: str) -> dict[str, Any]:
     kinds = _sheet()["kinds"]
     names = {each: row for key, row in kinds.items() for each in (key, *row["also"], row["name"].lower())}
-    found = {_letters(each): row for each, row in names.items()}.get(_letters(str(name)))
-    if found is None:
+    rows = {_letters(each): row for each, row in names.items()}
+    if _letters(str(name)) not in rows:
         near = [each for each in names if each.startswith(str(name).lower()[:3])]
-        raise ConfigError(f"unknown device kind {name!r}{did_you_mean(str(name).lower(), near or _sheet()['kinds'])}")
-    return found
+        meant = did_you_mean(str(name).lower(), near or kinds)
+        raise ConfigError(f"unknown device kind {name!r}{meant}, or describe it in a file (--cluster)")
+    return rows[_letters(str(name))]
 
 
 def _letters(name: str) -> str:
-    """Without case and signs: H100-80G, h100 80g."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Without case, signs and makers' names: H100-80G, NVIDIA h100 80g."""
+    makers = r"\b(nvidia|geforce|tesla|amd|instinct|intel|google|cloud|huawei)\b"
+    return re.sub(r"[^a-z0-9]", "", re.sub(makers, "", name.lower()))
 
 
 def _count(what: str, name: str, value: object) -> None:

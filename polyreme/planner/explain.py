@@ -42,7 +42,7 @@ class Change:
 
 
 def changes(
-    model: ModelShape,
+    model: ModelShape | ModelGraph,
     cluster: Cluster,
     batch: int,
     training: Training,
@@ -66,11 +66,11 @@ def changes(
 
 
 def nearest_counts(
-    model: ModelShape, cluster: Cluster, batch: int, training: Training, space: Space
+    model: ModelShape | ModelGraph, cluster: Cluster, batch: int, training: Training, space: Space
 ) -> tuple[int | None, int | None]:
     """(fewer, more) devices nearest to the cluster's for which some mesh divides model and batch; None where none of
     the next _NEAREST counts does."""
-    graph = model.graph(training.attention)
+    graph = model.graph(training.attention) if isinstance(model, ModelShape) else model
 
     def divides(count: int) -> bool:
         try:
@@ -112,7 +112,12 @@ _Asked = tuple[str, Cluster, Training, Space]
 
 
 def _asked(
-    model: ModelShape, cluster: Cluster, batch: int, training: Training, space: Space, refuse: Refuse | None
+    model: ModelShape | ModelGraph,
+    cluster: Cluster,
+    batch: int,
+    training: Training,
+    space: Space,
+    refuse: Refuse | None,
 ) -> Iterator[_Asked]:
     allowed = list(_allowed(space))
     if len(allowed) > 1:

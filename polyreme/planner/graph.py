@@ -7,9 +7,9 @@ read from this one description.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from polyreme.errors import ConfigError, did_you_mean
 
@@ -22,6 +22,10 @@ PipelineCut = Literal["items", "layers", "balanced"]
 """How a pipeline cuts a model: "items" counts the embedding and the head as a layer each (PipelineLayer's uniform),
 "layers" gives every chunk as many layers, the first the embedding besides, the last the head; "balanced" gives every
 chunk as much arithmetic as layers allow, the last fewer of them by what the head takes."""
+
+
+Besides = Callable[[Any, Any, Any], Any]
+"""Of a Plan, a tuple of Memory and a Training that tuple again (planner/prediction.py stands on this file)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +115,15 @@ class ModelGraph:
     """A whole model: blocks in the order data flows.
 
     tied: the head's weight is the embedding's: the head's operation names it, and only the embedding's block lists it.
-    tokens: of one sample: what throughput is counted in. digest: the hash.
+    tokens: of one sample: what throughput is counted in. besides: of (plan, memory of each stage, training), that
+    memory with what lies on devices beside the blocks; None for nothing. digest: the hash.
     """
 
     name: str
     blocks: tuple[BlockCost, ...]
     tied: bool = False
     tokens: int = 1
+    besides: Besides | None = None
     digest: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

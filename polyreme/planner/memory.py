@@ -54,7 +54,8 @@ def memory(
         if content not in alike:
             alike[content] = Stage(graph, plan, batch, training, chunks)
         result.append(_of(alike[content], at, compiler))
-    return tuple(result)
+    stages = tuple(result)
+    return stages if graph.besides is None else graph.besides(plan, stages, training)
 
 
 @lru_cache(maxsize=64)

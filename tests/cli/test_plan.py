@@ -13,6 +13,7 @@ import pytest
 from polyreme.cli.main import main
 from polyreme.planner import calibration
 from polyreme.recipes import config_file
+from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.planning import calibrate
 from polyreme.recipes.planning import verify as plan_verify
 
@@ -70,6 +71,32 @@ def test_json_has_everything(small, capsys):
     assert len({each["words"] for each in answer["plans"]}) == 3
     assert answer["own"] is None  # of 8 devices
     assert all(set(each) == {"why", "meshes"} for each in answer["ruled_out"])
+
+
+def test_a_fine_tuning_run_is_planned_with_what_it_trains(tmp_path, capsys):
+    """Weights of 4 bits lie where those of 16 do not; the plan comes back as a configuration of fine-tuning."""
+    dims = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024}
+    base = {"model_type": "llama", "intermediate_size": 1024, "max_position_embeddings": 256, "rms_norm_eps": 1e-6}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(dims | base), encoding="utf-8")
+    (tmp_path / "chats.jsonl").write_text('{"messages": []}', encoding="utf-8")
+    train = {"global_batch": 8, "amp_level": "O2"}
+    config = {"model": str(tmp_path / "base"), "stage": "sft", "max_seq_len": 128, "train": train}
+    file = tmp_path / "tune.yaml"
+    file.write_text(json.dumps(config | {"data": {"train": str(tmp_path / "chats.jsonl")}}), encoding="utf-8")
+    words, written = ["plan", str(file), "--topology", "h100:2", "--top", "2", *FAST], tmp_path / "tuned.yaml"
+    assert main([*words, "--output", str(written)]) == 0
+    told = capsys.readouterr().out
+    assert "sft of LoRA of rank 8" in told
+    assert f"polyreme finetune {written}" in told.replace("\n", "")
+    assert config_file.load(written, (), FinetuneConfig).config.plan.num_devices == 2
+    bytes_held = []
+    for codes in ([], ["weight_quantize_algo=nf4"]):
+        assert main([*words, *codes, "--json", "--without", "sharding"]) == 0
+        best = json.loads(capsys.readouterr().out)["plans"][0]
+        assert "adapters" in best["less_sure_by"]
+        bytes_held.append(best["memory"]["parameters"])
+    assert bytes_held[1] < 0.6 * bytes_held[0]
 
 
 def test_float32_on_devices_that_are_faster_in_16_bits_is_told(small, capsys):

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.mesh import SCHEDULES, Plan
 from polyreme.mesh.axes import AXES
 from polyreme.models.families import FAMILIES
-from polyreme.planner import Memory, Training
+from polyreme.planner import Memory, ModelGraph, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.explain import Change, changes, nearest_counts
 from polyreme.planner.memory import Compiler, memory
@@ -29,8 +29,10 @@ from polyreme.recipes.config import PlanConfig, PretrainConfig, RunConfig
 from polyreme.recipes.config_file import Loaded
 from polyreme.recipes.estimate import shape_of
 from polyreme.recipes.finetune_config import FinetuneConfig
-from polyreme.recipes.planning.tuning import rows_of, training_of_tuning, tuning_graph, with_besides
+from polyreme.recipes.planning.tuning import rows_of, training_of_tuning, tuning_graph
 from polyreme.units import bytes_text
+
+Run = TypeVar("Run", bound=RunConfig)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Answer:
     the next smaller and larger number of devices for which one does.
     """
 
-    config: PretrainConfig
+    config: RunConfig
     cluster: Cluster
     training: Training
     space: Space
@@ -81,8 +83,15 @@ class PlanVerification(Protocol):
         ...
 
 
+def graph_of_run(config: RunConfig, attention: Literal["fused", "plain"] = "fused") -> tuple[ModelGraph, int]:
+    """(operations, rows of a step) of what a configuration trains."""
+    if isinstance(config, FinetuneConfig):
+        return tuning_graph(config, attention), rows_of(config)
+    return shape_of(config.dimensions).graph(attention), config.train.global_batch
+
+
 def answer(
-    config: PretrainConfig,
+    config: RunConfig,
     cluster: Cluster,
     *,
     top: int = 10,
@@ -94,28 +103,24 @@ def answer(
     without: what may not be used, any of FEATURES. report is called with a line about each change that is tried where
     nothing fits, which may take a minute. Raises ConfigError for another word.
     """
-    space, training, shape = (
-        space_of(config, cluster, without),
-        training_of(config, cluster),
-        shape_of(config.dimensions),
-    )
-    batch = config.train.global_batch
+    space, training = space_of(config, cluster, without), training_of(config, cluster)
+    graph, batch = graph_of_run(config, training.attention)
     refuse = functools.partial(_refuse, config)
-    result = search(shape, cluster, batch, training, space, top, refuse)
+    result = search(graph, cluster, batch, training, space, top, refuse)
     asked = None
     if config.plan.num_devices == cluster.num_devices:
         plan = config.parallel_plan
-        asked = Ranked(plan, predict(shape, plan, cluster, batch, training))
+        asked = Ranked(plan, predict(graph, plan, cluster, batch, training))
     wanted: tuple[Change, ...] = ()
     nearest: tuple[int | None, int | None] = (None, None)
     if not result.plans and not result.too_big:
-        nearest = nearest_counts(shape, cluster, batch, training, space)
+        nearest = nearest_counts(graph, cluster, batch, training, space)
     if not result.plans:
-        wanted = changes(shape, cluster, batch, training, space, refuse, report=report)
+        wanted = changes(graph, cluster, batch, training, space, refuse, report=report)
     return Answer(config, cluster, training, space, result, asked, changes=wanted, nearest=nearest)
 
 
-def training_of(config: PretrainConfig, cluster: Cluster) -> Training:
+def training_of(config: RunConfig, cluster: Cluster) -> Training:
     """The planner's Training for the configured step on a cluster's devices."""
     training = fused_training(config)
     return replace(training, attention=_attention(config, cluster, training.dtype))
@@ -126,7 +131,8 @@ def fused_training(config: RunConfig) -> Training:
     train = config.train
     dtype = "float32" if train.amp_level == "O0" else train.amp_dtype
     cut = FAMILIES[config.dimensions.family].cut
-    return Training(dtype=dtype, master=train.amp_level == "O2", cut=cut, sums="program")
+    training = Training(dtype=dtype, master=train.amp_level == "O2", cut=cut, sums="program")
+    return training_of_tuning(config, training) if isinstance(config, FinetuneConfig) else training
 
 
 def memory_of(config: RunConfig) -> Memory:
@@ -134,12 +140,8 @@ def memory_of(config: RunConfig) -> Memory:
     compiler for it keeps them. Of fine-tuning with all that it holds besides (tuning.py)."""
     compiler: Compiler = "cpu" if config.device == "cpu" else "accelerator"
     plan, training = config.parallel_plan, fused_training(config)
-    if isinstance(config, FinetuneConfig):
-        training = training_of_tuning(config, training)
-        stages = memory(tuning_graph(config), plan, rows_of(config), training, compiler)
-        stages = with_besides(config, stages, training)
-    else:
-        stages = memory(shape_of(config.dimensions).graph(), plan, config.train.global_batch, training, compiler)
+    graph, batch = graph_of_run(config)
+    stages = memory(graph, plan, batch, training, compiler)
     return max(stages, key=lambda stage: stage.total)
 
 
@@ -147,7 +149,7 @@ FEATURES = ("recompute", "offload", "sharding", "pp", "mp", "sep", "ep", "sequen
 """What `polyreme plan --without` takes."""
 
 
-def space_of(config: PretrainConfig, cluster: Cluster, without: Sequence[str] = ()) -> Space:
+def space_of(config: RunConfig, cluster: Cluster, without: Sequence[str] = ()) -> Space:
     """The plans that a configuration can have on a cluster, without the features that are excluded."""
     for name in without:
         if name not in FEATURES:
@@ -170,7 +172,7 @@ def space_of(config: PretrainConfig, cluster: Cluster, without: Sequence[str] = 
     return space
 
 
-def _refuse(config: PretrainConfig, plan: Plan) -> str:
+def _refuse(config: RunConfig, plan: Plan) -> str:
     try:
         with_plan(config, plan)
     except ConfigError as error:
@@ -178,7 +180,7 @@ def _refuse(config: PretrainConfig, plan: Plan) -> str:
     return ""
 
 
-def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
+def with_plan(config: Run, plan: Plan) -> Run:
     """The configuration with this plan in place of its own, and train.accumulation as the plan's microbatches.
 
     Raises ConfigError for a plan that a configuration cannot say, or that its model or batch does not divide into.
@@ -212,7 +214,7 @@ def with_plan(config: PretrainConfig, plan: Plan) -> PretrainConfig:
     values["plan"] = PlanConfig(**section).model_dump()
     values["train"]["accumulation"] = plan.num_microbatches
     try:
-        return PretrainConfig.model_validate(values)
+        return type(config).model_validate(values)
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"plan {mesh} does not go with the configuration: {message}") from None
@@ -258,7 +260,7 @@ def plan_words(plan: Plan) -> str:
 
 
 def run_file(loaded: Loaded, answer: Answer, output: Path) -> str:
-    """The file that `polyreme pretrain` takes to run the chosen plan; for a processor it says so.
+    """The file that `polyreme pretrain` or `finetune` takes to run the chosen plan; for a processor it says so.
 
     Data that lie beside the configuration are named so that they are found from the new file too.
     """
@@ -268,7 +270,8 @@ def run_file(loaded: Loaded, answer: Answer, output: Path) -> str:
     values: dict[str, Any] = {}
     if answer.cluster.shared > 1 and config.device is None:
         values["device"] = "cpu"
-    if not config.data.is_synthetic and output.parent.resolve() != loaded.folder.resolve():
+    moved = output.parent.resolve() != loaded.folder.resolve()
+    if isinstance(config, PretrainConfig) and not config.data.is_synthetic and moved:
         beside = [(loaded.folder / name) for name in config.data.text]
         names = [str(p.resolve()) if p.exists() else name for p, name in zip(beside, config.data.text, strict=True)]
         values["data"] = config.data.model_copy(update={"text": names})
@@ -282,16 +285,18 @@ def run_file(loaded: Loaded, answer: Answer, output: Path) -> str:
     return to_yaml(config.model_copy(update=values), heading)
 
 
-def to_yaml(config: PretrainConfig, heading: str) -> str:
+def to_yaml(config: RunConfig, heading: str) -> str:
     """A whole configuration file, every setting that its family has spelled out, under lines of heading."""
-    own = FAMILIES[config.model.family].settings
-    others = {name for family in FAMILIES.values() for name in family.settings}.difference(own)
-    values = config.model_dump(mode="json", exclude={"model": others})
+    others: set[str] = set()
+    if isinstance(config, PretrainConfig):
+        own = FAMILIES[config.model.family].settings
+        others = {name for family in FAMILIES.values() for name in family.settings}.difference(own)
+    values = config.model_dump(mode="json", exclude={"model": others} if others else None)
     text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, allow_unicode=True)
     return "".join(f"# {line}\n" for line in heading.splitlines()) + text
 
 
-def _attention(config: PretrainConfig, cluster: Cluster, dtype: str) -> Literal["fused", "plain"]:
+def _attention(config: RunConfig, cluster: Cluster, dtype: str) -> Literal["fused", "plain"]:
     """The kind of attention that kernels/attention.py uses: blocks on CPUs, cuDNN on GPUs for 16 bits without dropout,
     else all scores at once."""
     name = cluster.device.name.lower()

@@ -14,8 +14,10 @@ from polyreme.planner.cluster import Cluster
 from polyreme.planner.interval import reasons
 from polyreme.planner.prediction import Memory, Prediction
 from polyreme.planner.search import TIE, Ranked, shortfall
-from polyreme.recipes.estimate import num_parameters, shape_of
-from polyreme.recipes.planning.plan import Answer, plan_words
+from polyreme.recipes.config import RunConfig
+from polyreme.recipes.estimate import num_parameters
+from polyreme.recipes.finetune_config import FinetuneConfig
+from polyreme.recipes.planning.plan import Answer, graph_of_run, plan_words
 from polyreme.units import bytes_text, seconds_text
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
@@ -33,7 +35,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
     return {
         "cluster": _cluster_values(answer.cluster),
         "model": {"family": answer.config.dimensions.family, "parameters": _num_parameters(answer)},
-        "global_batch": answer.config.train.global_batch,
+        "global_batch": graph_of_run(answer.config)[1],
         "training": asdict(answer.training),
         "looked_at": result.looked_at,
         "chosen": chosen,
@@ -84,10 +86,23 @@ def _heading(answer: Answer) -> str:
     shared = ", which share one machine's cores" if cluster.shared > 1 else ""
     return (
         f"{model.family} of {_num_parameters(answer):,} parameters, {model.seq_len:,} tokens a row, "
-        f"{config.train.global_batch:,} rows a step, {answer.training.dtype}, on {count}{shared}\n"
+        f"{graph_of_run(config)[1]:,} rows a step, {answer.training.dtype}{_tuning(config)}, on {count}{shared}\n"
         f"{answer.found.looked_at:,} plans predicted; figures of the devices: {cluster.device.source or 'cluster file'}"
         f"{_half_precision(answer)}"
     )
+
+
+def _tuning(config: RunConfig) -> str:
+    """What of a model is fine-tuned; nothing for pretraining."""
+    if not isinstance(config, FinetuneConfig):
+        return ""
+    codes = f" beside {config.weight_dtype}" if config.weight_dtype else ""
+    kinds = {
+        "full": "all of it",
+        "freeze": f"its last {config.freeze_trainable_layers} blocks",
+        "lora": f"LoRA of rank {config.lora_rank}{codes}",
+    }
+    return f", {config.stage} of {kinds[config.fine_tuning]}"
 
 
 def _half_precision(answer: Answer) -> str:
@@ -195,7 +210,8 @@ def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
     reasons = sorted(answer.found.refused.items(), key=lambda item: -item[1])
     if reasons:
         lines = [f"  {count:4} {'mesh' if count == 1 else 'meshes'}: {why}" for why, count in reasons[:_SHOWN]]
-        more = [f"  and {len(reasons) - _SHOWN} other reasons (--json lists all)"] if len(reasons) > _SHOWN else []
+        others = len(reasons) - _SHOWN
+        more = [f"  and {others} other reason{'s' * (others > 1)} (--json lists all)"] if others > 0 else []
         yield Text("\n".join(["", "No plans:", *lines, *more]))
 
 
@@ -248,7 +264,7 @@ def _num_parameters(answer: Answer) -> int:
 
 
 def _less_sure(answer: Answer, ranked: Ranked) -> tuple[str, ...]:
-    graph = shape_of(answer.config.dimensions).graph()
+    graph, _ = graph_of_run(answer.config, answer.training.attention)
     return reasons(graph, ranked.plan, answer.cluster, answer.training)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -25,13 +26,13 @@ LABELS = 5
 teacher's, their softened logarithms and probabilities, the student's logarithms, and those of the tokens' own cost."""
 
 
-def tuning_graph(config: FinetuneConfig) -> ModelGraph:
+def tuning_graph(config: FinetuneConfig, attention: str = "fused") -> ModelGraph:
     """The model that trains: of one whose first blocks are frozen those above; of adapters, products as frozen ones.
-    Over pipeline stages, whose chunks all run backwards, all blocks."""
+    Over pipeline stages, whose chunks all run backwards, all blocks. With what lies beside it: with_besides."""
     shape = shape_of(config.dimensions)
     if config.fine_tuning == "freeze" and config.plan.pp == 1:
         shape = replace(shape, layers=min(config.freeze_trainable_layers, shape.layers))
-    graph = shape.graph()
+    graph = replace(shape.graph(attention), besides=functools.partial(with_besides, config))
     if config.fine_tuning != "lora" or config.lora_target == ["all"]:
         return graph
     return beside_adapters(graph, [_MAPS.get(name, name) for name in config.lora_target])
@@ -55,10 +56,12 @@ def training_of_tuning(config: FinetuneConfig, training: Training) -> Training:
     return replace(training, trains="adapters", adapted="attention" if maps <= of_attention else "all")
 
 
-def with_besides(config: FinetuneConfig, stages: tuple[Memory, ...], training: Training) -> tuple[Memory, ...]:
+def with_besides(
+    config: FinetuneConfig, plan: Plan, stages: tuple[Memory, ...], training: Training
+) -> tuple[Memory, ...]:
     """Memory of each stage with what a graph does not hold: adapters and their state, weights in few bits, frozen
     blocks, and, where the loss is computed, a teacher with its soft labels."""
-    plan, shape = config.parallel_plan, shape_of(config.dimensions)
+    shape = shape_of(config.dimensions)
     graph = shape.graph()
     result = []
     for stage, chunks in zip(stages, stage_pieces(graph, plan, training.cut), strict=True):

@@ -21,7 +21,8 @@ from polyreme.distributed.comm_report import find_collectives
 from polyreme.distributed.pipeline.dry_run import local_bytes, working_bytes
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.mesh import Plan
-from polyreme.recipes.config import PretrainConfig
+from polyreme.recipes.config import PretrainConfig, RunConfig
+from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.planning.job import AbstractJob, TrainingJob, devices_for, job_of
 
 
@@ -87,14 +88,14 @@ class Verified:
         return cls(values["platform"], tuple(stages))
 
 
-def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "") -> Verified:
+def verify(job: TrainingJob | RunConfig, plan: Plan, *, topology: str = "") -> Verified:
     """Compile a step of a job, or of a pretraining configuration, under a plan (whose num_microbatches count, not the
     configuration's) for this process's devices.
 
     topology: a TPU slice to compile for instead, such as "v5e:4x4". Raises PlacementError if there are fewer devices
     than the plan's mesh has: verify_apart starts a process that has as many.
     """
-    job = job_of(job) if isinstance(job, PretrainConfig) else job
+    job = job_of(job) if isinstance(job, RunConfig) else job
     devices = devices_for(plan, topology)
     if len(devices) < plan.mesh.size:
         raise PlacementError(
@@ -119,7 +120,7 @@ def verify(job: TrainingJob | PretrainConfig, plan: Plan, *, topology: str = "")
         abstract.close()
 
 
-def verify_apart(config: PretrainConfig, plan: Plan, *, topology: str = "") -> Verified:
+def verify_apart(config: RunConfig, plan: Plan, *, topology: str = "") -> Verified:
     """Run verify in a process of its own that has as many virtual devices as the plan needs.
 
     Raises PlacementError with what that process wrote if it fails.
@@ -201,7 +202,8 @@ def exchanges_of(programs: Iterable[tuple[str, int]], plan: Plan) -> tuple[Excha
 def main() -> None:
     """Read a configuration, a plan and a topology as JSON, write what verify finds as JSON."""
     told = json.loads(sys.stdin.read())
-    config = PretrainConfig.model_validate(told["config"])
+    kind = FinetuneConfig if isinstance(told["config"]["model"], str) else PretrainConfig
+    config = kind.model_validate(told["config"])
     found = verify(config, Plan.from_dict(told["plan"]), topology=told["topology"])
     sys.stdout.write(json.dumps(found.to_dict()) + "\n")
 

@@ -122,4 +122,5 @@ def test_what_is_known_of_devices():
 
     assert cluster_of([Device("NVIDIA H100 80GB HBM3")] * 8).device.name.startswith("H100")
     assert cluster_of([Device("TPU v5 lite")] * 4).device.name == "TPU-v5e"
+    assert cluster_of([Device("NVIDIA A100-SXM4-80GB")] * 8).device.name.startswith("A100-SXM4-80GB")  # not an A10
     assert cluster_of(jax.devices()).num_devices == 8

@@ -34,7 +34,7 @@ from polyreme.nn.parameter import Unmade
 from polyreme.planner import ModelGraph, Training
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.cluster_file import of_devices
-from polyreme.planner.devices import cluster_of_kind, device_kinds
+from polyreme.planner.devices import cluster_of_kind, kind_called
 from polyreme.planner.search import TIE, Ranked, Refuse, SearchResult, search
 from polyreme.planner.space import Space
 from polyreme.units import bytes_text
@@ -190,10 +190,9 @@ def _rank(chosen: Chosen, space: Space, inputs: Sequence[Any]) -> tuple[Ranked, 
 def cluster_of(devices: Sequence[Device]) -> Cluster:
     """The cluster that the planner assumes: the data sheet of the devices' kind, else this machine as it was calibrated
     or declared."""
-    kind = devices[0].device_kind.lower().replace(" lite", "e")
-    known = [name for name in device_kinds() if all(word in kind for word in name.split("-"))]
+    known = kind_called(devices[0].device_kind)
     if devices[0].platform != "cpu" and known:
-        return cluster_of_kind(known[-1], len(devices))
+        return cluster_of_kind(known, len(devices))
     return of_devices(len(devices))
 
 
