@@ -15,6 +15,7 @@ from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.jit import to_static
 from polyreme.models.auto import AutoModel
 from polyreme.models.encoders.bert import Bert
+from polyreme.models.encoders.modernbert import ModernBert
 from polyreme.models.files.folder import read_json, read_json_list
 from polyreme.nn import functional as F
 
@@ -25,13 +26,13 @@ _POOLINGS = ("mean", "cls")
 
 
 class TextEmbedder:
-    """Vectors of texts by a BERT or one of its kin, which is put into evaluation mode.
+    """Vectors of texts by a BERT, one of its kin or a ModernBERT, which is put into evaluation mode.
 
     pooling: "mean" of the places, or "cls", the first one. normalize: vectors are of length 1. max_tokens: of a text,
     those around it included; the model's positions if None. Raises ConfigError for another model or pooling.
     """
 
-    model: Bert
+    model: Bert | ModernBert
     tokenizer: TextTokenizer
     normalize: bool
     max_tokens: int
@@ -45,7 +46,7 @@ class TextEmbedder:
         normalize: bool = True,
         max_tokens: int | None = None,
     ) -> None:
-        if not isinstance(model, Bert):
+        if not isinstance(model, (Bert, ModernBert)):
             raise ConfigError(f"TextEmbedder: {type(model).__name__} is no BERT, and none of its kin; give one")
         if pooling not in _POOLINGS:
             raise ConfigError(f"TextEmbedder: pooling={pooling!r}; give {' or '.join(map(repr, _POOLINGS))}")

@@ -14,6 +14,7 @@ from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.sampling import settings_of
 from polyreme.mesh import Plan
 from polyreme.models.encoders.bert import BertConfig
+from polyreme.models.encoders.modernbert import ModernBertConfig
 from polyreme.models.parts.cache import check_cache_dtype
 from polyreme.models.pretrained import open_published
 from polyreme.recipes.weights.base import is_run
@@ -93,7 +94,8 @@ def load_served(
     chores. Raises as reading weights does,
     CheckpointError for a model without a tokenizer.
     """
-    if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), BertConfig):
+    encoders = (BertConfig, ModernBertConfig)
+    if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), encoders):
         if options.adapter is not None or options.adapters:
             raise ConfigError(f"{path}: makes vectors, and adapters are of decoders; leave out --adapter")
         if options.speculative is not None:

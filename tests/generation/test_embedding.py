@@ -13,6 +13,7 @@ from polyreme.generation import TextTokenizer
 from polyreme.generation.embedding import TextEmbedder
 from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.encoders.bert import Bert, BertConfig
+from polyreme.models.encoders.modernbert import ModernBert, ModernBertConfig
 from polyreme.models.encoders.mpnet import MPNet, MPNetConfig
 from polyreme.models.files.packages import MINILM, cached, is_cached
 
@@ -37,7 +38,7 @@ def bert():
 
 
 def reference(bert, ids, pooling, normalize):
-    hidden = bert(to_tensor([ids]))[0].numpy()[0].astype(np.float64)
+    hidden = bert.encode(to_tensor([ids])).numpy()[0].astype(np.float64)
     vector = hidden[0] if pooling == "cls" else hidden.mean(0)
     return vector / np.linalg.norm(vector) if normalize else vector
 
@@ -57,10 +58,16 @@ def test_a_vector_is_of_its_own_text(bert, pooling, normalize):
     np.testing.assert_array_equal(embedder.embed([TEXTS[1]])[0], vectors[1])
 
 
-def test_kin_of_a_bert_make_vectors():
-    """Whose scores have a bias of distances, and whose places are counted behind the padding's id."""
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [(MPNet, MPNetConfig.nano(vocab_size=64)), (ModernBert, ModernBertConfig.nano(vocab_size=64, window=2))],
+    ids=["mpnet", "modernbert"],
+)
+def test_kin_of_a_bert_make_vectors(model_class, config):
+    """Whose scores have a bias of distances, and whose places are counted behind the padding's id; and one whose
+    padding lies out of sight of the text."""
     rng.seed(1)
-    model = MPNet(MPNetConfig.nano(vocab_size=64, seq_len=16))
+    model = model_class(config)
     vectors = TextEmbedder(model, words()).embed(TEXTS)
     bound = 64 * model.config.hidden_size * np.finfo(np.float32).eps
     for ids, vector in zip(TEXTS, vectors, strict=True):

@@ -1,6 +1,7 @@
 """Published weights: transformers' folders of every family, their logits, back to the same files, plans, refusals."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -451,6 +452,9 @@ def gguf():
 GGUF_KINDS = {
     "llama_llama3": "LLAMA", "llama_linear": "LLAMA", "llama_yarn": "LLAMA", "gemma": "GEMMA", "gemma2": "GEMMA2",
     "gemma3": "GEMMA3", "granite": "GRANITE", "olmo2": "OLMO2", "phi3_long": "PHI3", "phi3_partial": "PHI3",
+    "phi": "PHI2", "olmo": "OLMO", "smollm3": "SMOLLM3", "stablelm": "STABLELM", "starcoder2": "STARCODER2",
+    "cohere": "COMMAND_R", "cohere2": "COHERE2", "ernie4_5": "ERNIE4_5", "glm4": "GLM4", "mixtral": "LLAMA",
+    "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE",
 }  # fmt: skip
 GGUF_NUMBERS = {
     "sliding_window": "add_sliding_window",
@@ -461,6 +465,17 @@ GGUF_NUMBERS = {
     "attention_multiplier": "add_attention_scale",
     "logits_scaling": "add_logit_scale",
     "head_dim": "add_key_length",
+    "rms_norm_eps": "add_layer_norm_rms_eps",
+    "layer_norm_eps": "add_layer_norm_eps",
+    "norm_epsilon": "add_layer_norm_eps",
+    "logit_scale": "add_logit_scale",
+    "clip_qkv": "add_clamp_kqv",
+    "use_parallel_residual": "add_parallel_residual",
+    "num_experts": "add_expert_count",
+    "num_local_experts": "add_expert_count",
+    "num_experts_per_tok": "add_expert_used_count",
+    "moe_intermediate_size": "add_expert_feed_forward_length",
+    "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
 }
 
 
@@ -475,7 +490,6 @@ def write_gguf(gguf, folder, path, change=lambda name, array: array, kind="LLAMA
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     for key, add in GGUF_NUMBERS.items():
         if config.get(key) is not None:
@@ -484,18 +498,30 @@ def write_gguf(gguf, folder, path, change=lambda name, array: array, kind="LLAMA
     for name, value in fields.items():
         writer.add_string(name.replace("__", "."), value)
     names = gguf.get_tensor_name_map(model, layers)
-    for name, array in load_file(folder / "model.safetensors").items():
+    for name, array in stacked_experts(load_file(folder / "model.safetensors")).items():
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         part = next((part for part in heads if part in name), None)
-        if part and kind in ("LLAMA", "GRANITE"):  # pairs that turn together as neighbours
+        if part and kind in ("LLAMA", "GRANITE", "OLMO", "SMOLLM3"):  # pairs that turn together as neighbours
             array = array.reshape(heads[part], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
         if kind.startswith("GEMMA") and name.endswith("norm.weight"):
             array = array + 1
-        writer.add_tensor(names.get_name(name.removesuffix(".weight")) + ".weight", change(name, array))
+        stem, ending = name.rsplit(".", 1)
+        array = array[0] if stem.endswith("shared_expert_gate") else array
+        writer.add_tensor(f"{names.get_name(stem)}.{ending}", change(name, array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stacked_experts(weights):
+    """Weights, those of a block's experts in one array each."""
+    stacks = {}
+    for name in weights:
+        if hit := re.search(r"\.experts\.\d+", name):
+            stacks.setdefault(name.replace(hit[0], ".experts"), []).append((int(hit[0].split(".")[-1]), name))
+    plain = {name: array for name, array in weights.items() if ".experts." not in name}
+    return plain | {name: np.stack([weights[n] for _, n in sorted(parts)]) for name, parts in stacks.items()}
 
 
 def write_rotary(writer, config):
@@ -527,7 +553,14 @@ def write_rotary(writer, config):
 def test_gguf_files_of_other_kinds_give_the_same_logits(gguf, name, tmp_path):
     write_gguf(gguf, FOLDERS / name, tmp_path / "model.gguf", kind=GGUF_KINDS[name])
     # what files do not say follows from the sizes of the public models
-    unsaid = {"gemma2": {"query_scalar": 7}, "gemma3": {"query_scalar": 256, "full_blocks": (1,)}}.get(name, {})
+    unsaid = {
+        "gemma2": {"query_scalar": 7},
+        "gemma3": {"query_scalar": 256, "full_blocks": (1,)},
+        "smollm3": {"unturned_blocks": (0,)},
+        "cohere2": {"full_blocks": (1,)},
+        "starcoder2": {"sliding_window": 5},
+        "qwen3_moe": {"normalize_gates": False},
+    }.get(name, {})
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model.gguf", **unsaid)
     got, want, atol = logits_and_recorded(model, name)
     # factors and gains less 1 are rounded once more

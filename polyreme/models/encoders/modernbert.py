@@ -138,7 +138,7 @@ class TurnedAttention(Layer):
             window = (self.reach, self.reach)
             mixed = F.flashmask_attention(q, k, v, window_size=window, dropout=self.dropout, training=self.training)
         else:
-            seen = mask & _near(seq, self.reach) if is_local else mask
+            seen = _seen_near(mask, seq, self.reach) if is_local else mask
             mixed = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=seen, dropout_p=self.dropout, training=self.training
             )
@@ -146,10 +146,13 @@ class TurnedAttention(Layer):
         return F.dropout(mixed, self.dropout, training=self.training) if self.dropout else mixed
 
 
-def _near(seq: int, reach: int) -> Any:
-    """Which places lie at most `reach` apart, bool [seq, seq]."""
+def _seen_near(mask: Any, seq: int, reach: int) -> Any:
+    """Which places see which, at most `reach` apart, of keys that a mask [batch, 1, 1, seq] shows: bool [batch, 1, seq,
+    seq]. Padding that is too far from the text sees itself: of what sees nothing no number comes."""
     places = arange(seq, dtype="int32")
-    return (places.unsqueeze(1) - places).abs() <= reach
+    distance = (places.unsqueeze(1) - places).abs()
+    seen = mask & (distance <= reach)
+    return seen | ((distance == 0) & ~seen.any(-1, keepdim=True))
 
 
 class GatedFeedForward(Layer):

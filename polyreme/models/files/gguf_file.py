@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -58,6 +58,21 @@ _AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "p
 _AROUND = {**INNER, **_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_EPSILON = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+_TWO_LAYERS = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_ROUTED = {"expert_feed_forward_length": "moe_intermediate_size"}
+_BIASED = {"attention_bias": "blk.0.attn_q.bias"}
+
+
+def _expert_names(router: str, experts: str, gate: str, up: str, down: str) -> dict[str, str]:
+    """Names of a block's experts, of which all are in one array in a GGUF file, and their router."""
+    exps = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
+    return {**INNER, "ffn_gate_inp": router, **{name: f"{experts}.{{e}}.{ours}" for name, ours in exps.items()}}
+
+
+_MLP_EXPERTS = _expert_names("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj")
+_SHARED = {f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")}
 _SCALES = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -70,15 +85,20 @@ _SCALES = {
 class GGUFKind:
     """What files call a family.
 
-    architecture, model_type: of config.json. keys: metadata of this family alone, as KEYS. inner: names of weights in
-    blocks. by_neighbours: whether rows of queries' and keys' weights lie in pairs of neighbours. offset: what is added
-    to the gains of norms there. scalar_layers: so many layers has the model whose scores are divided by the root of the
-    width over the heads, and not of a head's width, 0 for no such.
+    architecture, model_type: of config.json. keys: metadata of this family alone, as KEYS; fixed: what config.json says
+    and files do not, as it is the same in all of them; flags: keys of config.json that are true where there is a weight
+    of this name. outer, inner: names of weights outside of blocks and in them, with {e} where the experts of a block
+    are in one array. by_neighbours: whether rows of queries' and keys' weights lie in pairs of neighbours. offset: what
+    is added to the gains of norms there. scalar_layers: so many layers has the model whose scores are divided by the
+    root of the width over the heads, and not of a head's width, 0 for no such.
     """
 
     architecture: str
     model_type: str
     keys: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
     inner: Mapping[str, str] = field(default_factory=lambda: INNER)
     by_neighbours: bool = False
     offset: float = 0.0
@@ -90,12 +110,14 @@ KINDS = {
     "qwen2": GGUFKind("Qwen2ForCausalLM", "qwen2"),
     "qwen3": GGUFKind("Qwen3ForCausalLM", "qwen3"),
     "gemma": GGUFKind("GemmaForCausalLM", "gemma", offset=1.0),
-    "gemma2": GGUFKind("Gemma2ForCausalLM", "gemma2", {**_WINDOW, **_CAPS}, _AROUND, offset=1.0, scalar_layers=46),
+    "gemma2": GGUFKind(
+        "Gemma2ForCausalLM", "gemma2", {**_WINDOW, **_CAPS}, inner=_AROUND, offset=1.0, scalar_layers=46
+    ),
     "gemma3": GGUFKind(
         "Gemma3ForCausalLM",
         "gemma3_text",
         {**_WINDOW, **_CAPS, "rope.freq_base_swa": "rope_local_base_freq"},
-        _AROUND,
+        inner=_AROUND,
         offset=1.0,
         scalar_layers=62,
     ),
@@ -105,10 +127,67 @@ KINDS = {
         "Phi3ForCausalLM",
         "phi3",
         _WINDOW,
-        {**INNER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        inner={**INNER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+    "phi2": GGUFKind(
+        "PhiForCausalLM",
+        "phi",
+        _EPSILON,
+        outer={**OUTER, "output_norm": "model.final_layernorm"},
+        inner={**INNER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+    ),
+    "olmo": GGUFKind("OlmoForCausalLM", "olmo", {"attention.clamp_kqv": "clip_qkv"}, by_neighbours=True),
+    "smollm3": GGUFKind("SmolLM3ForCausalLM", "smollm3", by_neighbours=True),
+    "stablelm": GGUFKind(
+        "StableLmForCausalLM",
+        "stablelm",
+        {**_EPSILON, "use_parallel_residual": "use_parallel_residual"},
+        flags={"use_qkv_bias": "blk.0.attn_q.bias"},
+    ),
+    "starcoder2": GGUFKind(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        {"attention.layer_norm_epsilon": "norm_epsilon"},
+        flags={"use_bias": "blk.0.attn_q.bias"},
+        inner={**INNER, **_TWO_LAYERS},
+    ),
+    "command-r": GGUFKind("CohereForCausalLM", "cohere", {**_EPSILON, "logit_scale": "logit_scale"}, flags=_BIASED),
+    "cohere2": GGUFKind(
+        "Cohere2ForCausalLM", "cohere2", {**_EPSILON, **_WINDOW, "logit_scale": "logit_scale"}, flags=_BIASED
+    ),
+    "ernie4_5": GGUFKind("Ernie4_5ForCausalLM", "ernie4_5", flags={"use_bias": "blk.0.attn_q.bias"}),
+    "glm4": GGUFKind(
+        "Glm4ForCausalLM",
+        "glm4",
+        flags=_BIASED,
+        inner={
+            **INNER,
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+    ),
+    # gates are divided by their sum, or not, in all files of a kind
+    "qwen2moe": GGUFKind(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        {**_EXPERTS, **_ROUTED, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        {"norm_topk_prob": False},
+        inner={**_MLP_EXPERTS, **_SHARED, "ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+    ),
+    "qwen3moe": GGUFKind(
+        "Qwen3MoeForCausalLM", "qwen3_moe", {**_EXPERTS, **_ROUTED}, {"norm_topk_prob": True}, inner=_MLP_EXPERTS
     ),
 }
 """Families by the word that a file has for them."""
+MIXTRAL = GGUFKind(
+    "MixtralForCausalLM",
+    "mixtral",
+    {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+    inner=_expert_names("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
+    by_neighbours=True,
+)
+"""What files call a llama with experts."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -130,8 +209,8 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, WeightSource]]:
     name = fields.get("general.architecture")
     if name not in KINDS:
         raise ConfigError(f"{path}: architecture {name!r}; of GGUF files {', '.join(KINDS)} can be had here")
-    kind = KINDS[name]
     said = {key.removeprefix(f"{name}."): value for key, value in fields.items() if key.startswith(f"{name}.")}
+    kind = MIXTRAL if name == "llama" and said.get("expert_count") else KINDS[name]
     needed = (*_NEEDED, *(() if kind.scalar_layers is None else ("attention.key_length",)))
     lost = next((key for key in needed if type(said.get(key)) is not int or said[key] < 1), None)
     if lost is not None:
@@ -140,6 +219,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, WeightSource]]:
         )
     config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.model_type}
     config |= {theirs: said[key] for key, theirs in {**KEYS, **kind.keys}.items() if key in said}
+    config |= {**kind.fixed, **{key: weight in tensors for key, weight in kind.flags.items()}}
     factors = {key: _decode(gguf, path, tensors[key]).tolist() for key in _ROPE_TENSORS if key in tensors}
     config |= _rotary_config(path, said, factors)
     if kind.scalar_layers is not None:
@@ -150,11 +230,12 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, WeightSource]]:
         config.pop("head_dim", None)  # which is there always the width over the heads
     config["vocab_size"] = tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    heads = config.get("num_attention_heads", 0)
-    groups = {"attn_q": heads, "attn_k": config.get("num_key_value_heads", heads)} if kind.by_neighbours else {}
+    groups = turned_by_neighbours(kind, config)
     weights = {key: tensor for key, tensor in tensors.items() if key not in factors}
     return config, {
-        _name(path, key, kind): _source(gguf, path, tensor, groups, kind.offset) for key, tensor in weights.items()
+        name: _source(gguf, path, entry, groups, kind.offset)
+        for key, tensor in weights.items()
+        for name, entry in _named(gguf, path, key, tensor, kind)
     }
 
 
@@ -192,6 +273,12 @@ def _rotary_config(path: Path, said: Mapping[str, Any], factors: Mapping[str, li
             "read from GGUF files; use the folder that it was made of"
         )
     return config
+
+
+def turned_by_neighbours(kind: GGUFKind, config: Mapping[str, Any]) -> dict[str, int]:
+    """Heads of the weights in blocks whose rows lie in pairs of neighbours, given config.json."""
+    heads = config.get("num_attention_heads", 0)
+    return {"attn_q": heads, "attn_k": config.get("num_key_value_heads") or heads} if kind.by_neighbours else {}
 
 
 def gguf_fields(path: Path, prefix: str) -> dict[str, Any]:
@@ -300,10 +387,28 @@ def _header_of(path: Path, changed: int, nbytes: int) -> tuple[Mapping[str, Any]
         raise CheckpointError(f"{path}: a damaged GGUF file ({error})") from None
 
 
+def _named(gguf: Any, path: Path, key: str, entry: _Entry, kind: GGUFKind) -> Iterator[tuple[str, _Entry]]:
+    """A tensor under its name in a folder, or those that it is there, one for each expert."""
+    name = _name(path, key, kind)
+    if "{e}" not in name:
+        # a map to one number, which lies as a vector in a file
+        is_flat = key.split(".")[-2] == "ffn_gate_inp_shexp" and len(entry.shape) == 1
+        yield name, entry._replace(shape=(1, *entry.shape)) if is_flat else entry
+        return
+    if len(entry.shape) != 3:
+        raise CheckpointError(f"{path}: {key!r} is {list(entry.shape)}; experts are [experts, out, in]")
+    count, *shape = entry.shape
+    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(entry.encoding)]
+    nbytes = math.prod(shape) // block * block_bytes
+    for number in range(count):
+        begin = entry.begin + number * nbytes
+        yield name.replace("{e}", str(number)), entry._replace(shape=tuple(shape), begin=begin)
+
+
 def _name(path: Path, name: str, kind: GGUFKind) -> str:
     stem, _, ending = name.rpartition(".")
-    if stem in OUTER:
-        return f"{OUTER[stem]}.{ending}"
+    if stem in kind.outer:
+        return f"{kind.outer[stem]}.{ending}"
     _, number, part = [*stem.split(".", 2), "", ""][:3]
     if not stem.startswith("blk.") or part not in kind.inner:
         raise CheckpointError(f"{path}: unknown weight {name!r}")

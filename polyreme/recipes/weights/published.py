@@ -228,6 +228,20 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _check_described(config: Any, read: Any) -> None:
+    """Raise ConfigError where a GGUF file does not say what a family's config does: numbers are of 32 bits there."""
+    lost = []
+    for field in fields(config):
+        want, got = getattr(config, field.name), getattr(read, field.name)
+        if field.name == "rotary_fraction":  # a number of dims there
+            want, got = config.rotary_width, read.rotary_width
+        is_same = np.float32(want) == np.float32(got) if isinstance(want, float) else want == got
+        if not is_same:
+            lost.append(f"{field.name} {want!r}, which would be read as {got!r}")
+    if lost:
+        raise ConfigError(f"a GGUF file cannot say of this model: {'; '.join(lost)}; write a folder")
+
+
 def _convert_to_gguf(
     source: Path, target: Path, encoding: str, verify: bool, ignore: Sequence[str], say: Callable[[str], None]
 ) -> None:
@@ -250,6 +264,7 @@ def _convert_to_gguf(
     try:
         stored = store_weights(published, weights.config, weights.shapes, weights.read)
         write_gguf(partial, config, stored, encoding, tokenizer)
+        _check_described(weights.config, read_family_config(open_published(partial)))
         if verify:
             written = open_matched(partial)
             # as they are in a folder: what is rounded together lies in a row there
@@ -259,7 +274,7 @@ def _convert_to_gguf(
                 strict=True,
             )
             for (name, want), (_, got) in pairs:
-                if decoded(want, encoding).tobytes() != np.asarray(got, np.float32).tobytes():
+                if decoded(want, encoding, name).tobytes() != np.asarray(got, np.float32).tobytes():
                     raise CheckpointError(f"{target}: {name} is not what was written")
             say(f"weights       {len(written.shapes)} tensors, the same bits as {encoding}")
             for line in _outputs_lines(weights.dtypes(), [encoding], _outputs(source, ignore), _outputs(partial, ())):

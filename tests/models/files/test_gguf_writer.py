@@ -1,6 +1,7 @@
 """GGUF files of published weights: as llama.cpp's own names and order have them, read again, with a tokenizer."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ from safetensors.numpy import load_file
 
 from polyreme.errors import ConfigError
 from polyreme.generation import AutoTokenizer, TextTokenizer
+from polyreme.models import AutoModelForCausalLM
 from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.tokenizer import train_byte_level_bpe
 from polyreme.recipes.weights import published
@@ -64,6 +66,33 @@ def test_weights_are_where_llama_cpp_looks_for_them(tmp_path, encoding):
             assert np.abs(got - array).max() <= np.abs(array).max() / 127
 
 
+@pytest.mark.slow_cases("granite", "olmo2", "stablelm", "cohere")
+@pytest.mark.parametrize(
+    "name",
+    ["granite", "olmo2", "phi", "phi3_partial", "stablelm", "cohere", "ernie4_5", "glm4", "qwen2_moe", "mixtral"],
+)
+def test_other_families_are_read_again_as_they_were(name, tmp_path):
+    """Under the library's names, in its ranks, and with the same config: positions that turn a part of a head too."""
+    source = shutil.copytree(FOLDERS / name, tmp_path / name)
+    config = json.loads((source / "config.json").read_text())
+    if name == "phi3_partial":  # whose positions are stretched
+        config["rope_scaling"] = None
+        (source / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "model.gguf"
+    convert(source, path)
+    models = [AutoModelForCausalLM.from_pretrained(at) for at in (source, path)]
+    for (ours, want), (_, got) in zip(*(model.named_parameters() for model in models), strict=True):
+        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=ours)
+    reader = gguf.GGUFReader(path)
+    word = reader.fields["general.architecture"].contents()
+    (arch,) = (arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == word)
+    known = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[arch]}
+    stems = {re.sub(r"^blk\.\d+", "blk.{bid}", tensor.name.rsplit(".", 1)[0]) for tensor in reader.tensors}
+    assert stems <= known
+    ranks = {len(tensor.shape) for tensor in reader.tensors if "_exps" in tensor.name}
+    assert ranks == ({3} if name in ("qwen2_moe", "mixtral") else set())
+
+
 def test_the_tokenizer_comes_with_it(folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     fields = tokenizer.gguf_fields(264)
@@ -90,7 +119,9 @@ def test_what_cannot_be_written_is_said(folder, tmp_path):
     with pytest.raises(ConfigError, match="there is something already; give a new file"):
         convert(folder, tmp_path / "model.gguf")
     for name, settings, message in (
-        ("mixtral", {}, "a MixtralForCausalLM cannot be written as a GGUF file; LlamaForCausalLM"),
+        ("gpt_oss", {}, "a GptOssForCausalLM cannot be written as a GGUF file; LlamaForCausalLM"),
+        ("starcoder2", {}, "cannot say of this model: sliding_window 5, which would be read as 0; write a folder"),
+        ("qwen3_moe", {}, "cannot say of this model: normalize_gates False, which would be read as True"),
         ("llama_llama3", {}, "rotary positions that are stretched"),
         ("qwen2", {}, "sliding windows cannot be written"),
         ("llama", {"dtype": "q3"}, "encoding 'q3' of a GGUF file; the choices are float32"),
