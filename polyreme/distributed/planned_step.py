@@ -238,7 +238,9 @@ def _check_recompute(model: Layer, plan: Plan) -> None:
 
 def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
     in_files = plan.offload.get("state") == "disk" or "expert" in plan.offload
-    if in_files and not optimizer.is_streamed and not mode.on:
+    is_alone = "state" in plan.offload and not plan.streams
+    has_none = (in_files and not optimizer.is_streamed) or (is_alone and not optimizer.keeps_arrays)
+    if has_none and not mode.on:
         raise ConfigError(
             f"plan: offload {plan.offload.plain()}, and {type(optimizer).__name__} keeps no arrays for each parameter "
             "that could go there; leave offload out, or use another optimizer, such as AdamW"

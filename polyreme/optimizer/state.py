@@ -154,6 +154,11 @@ class OptimizerState:
         )
 
     @property
+    def keeps_arrays(self) -> bool:
+        """True if a parameter has state of its own size: moments, say, or master weights."""
+        return any(map(self._keeps_arrays, self._parameters))
+
+    @property
     def files(self) -> StateFiles | None:
         """The files of the state on disk, None if there are none; str() of it tells their size, place and speed."""
         return self._files

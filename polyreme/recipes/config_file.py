@@ -241,6 +241,9 @@ def _explain(error: ValidationError, values: _Values, path: str, kind: type[RunC
     others = list(dict.fromkeys(other for other in keys[1:] if other not in ("", key)))
     rest = f" (wrong as well: {', '.join(others[:5])})" if others else ""
     if first["type"] == "extra_forbidden":
+        inner, known = first["loc"][-1], _keys_inside(key, kind)
+        if known:  # of a mapping that is the value of a key
+            return f"{where}: unknown key {inner!r} in it{nearest(str(inner), known)}{rest}"
         return f"{where}: unknown key{_hint(key, kind)}{rest}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
@@ -254,6 +257,14 @@ def _key_of(location: tuple[int | str, ...], kind: type[RunConfig]) -> str:
     """Dotted key of a pydantic location, without the indices and union branches at its end."""
     parts = [str(part) for part in location[:2]]
     return ".".join(parts if parts and _section(parts[0], kind) else parts[:1])
+
+
+def _keys_inside(key: str, kind: type[RunConfig]) -> list[str]:
+    """The keys of the mapping that is a known key's value, [] for other values."""
+    section, _, leaf = key.partition(".")
+    of = _section(section, kind)
+    info = of.model_fields.get(leaf) if of else None
+    return list(getattr(info.annotation, "model_fields", {})) if info else []
 
 
 def _section(name: str, kind: type[RunConfig]) -> type[Section] | None:

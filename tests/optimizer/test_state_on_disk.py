@@ -265,10 +265,11 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
     ):
         Bare(make_adam, disk(tmp_path / "ssd")).optimizer.create_state()
     assert os.listdir(tmp_path) == ["file"]
-    plan = Plan.from_degrees(**disk(tmp_path / "ssd"))
     policy = StepPolicy(MixedPrecision("O0", "bfloat16"))
-    with pytest.raises(ConfigError, match="SGD keeps no arrays for each parameter"):
-        PlannedStep(Net(), plan, lambda m: opt.SGD(0.1, m.parameters()), policy, jax.devices()[:1])
+    for words in (disk(tmp_path / "ssd"), {"offload": ["state"]}):
+        plan = Plan.from_degrees(**words)
+        with pytest.raises(ConfigError, match="SGD keeps no arrays for each parameter"):
+            PlannedStep(Net(), plan, lambda m: opt.SGD(0.1, m.parameters()), policy, jax.devices()[:1])
 
 
 def test_a_captured_step_says_where_to_call_it(tmp_path):

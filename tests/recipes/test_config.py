@@ -139,6 +139,7 @@ def test_a_configuration_that_names_code_imports_none(write, tmp_path, monkeypat
     [
         ("train.steps", "command line: 'train.steps' is not key=value"),
         ("train.stps=1", r"command line: unknown key 'train\.stps'; did you mean 'train\.steps'"),
+        ("plan.overlap={mo: 2}", r"plan\.overlap: unknown key 'mo' in it; did you mean 'moe'"),
         ("train.lr=1", r"unknown key 'train\.lr'; did you mean 'train\.learning_rate'"),
         ("train=1", r"command line: train is a section; set one of its keys, such as train\.steps"),
         ("train.steps=[1", r"command line: train\.steps: '\[1' cannot be read"),
