@@ -22,14 +22,13 @@ from polyreme.core.checked import checked
 from polyreme.core.devices import place as places
 from polyreme.core.engine import backend, forks
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError, DTypeError, HostValueError, ProgramError, ShapeError
+from polyreme.errors import ProgramError
 from polyreme.jit.fusing import fusing
 from polyreme.program.buckets import BucketRun, Buckets
 from polyreme.program.current import defaults
 from polyreme.program.feed import arrays_of, fed, fetch_key, fetched, shapes_in, without_unused
-from polyreme.program.padded_rows import PaddedRun, RowPadding
+from polyreme.program.padded_rows import PADDING_SEEN, PaddedRun, RowPadding
 from polyreme.program.program import Program
-from polyreme.program.row_flow import MixedRows
 from polyreme.program.run import make_run
 from polyreme.program.scope import Scope, global_scope
 
@@ -161,7 +160,7 @@ class Executor:
         """What is fetched, of sequences padded with rows; None without sequences, and where padding would be seen."""
         sizes = RowPadding.of(program).sizes(arrays)
         which = (program.identity, scope.identity, asked)
-        if not sizes or which in self._as_fed:
+        if not sizes or not self.pads(which):
             return None
         given = tuple(
             [(n, (sizes.get(n, a.shape[0]), *a.shape[1:]) if a.ndim else (), a.dtype) for n, a in arrays.items()]
@@ -172,9 +171,8 @@ class Executor:
             if run is None:
                 try:
                     run = PaddedRun(program, scope, arrays, sizes, fetched(program, fetch_list))
-                except (MixedRows, HostValueError, ShapeError, DTypeError, ConfigError) as error:
-                    _log.info("Executor: the Program is compiled for each number of rows of its sequences: %s", error)
-                    self._as_fed.add(which)
+                except PADDING_SEEN as error:
+                    self.run_as_fed(which, error)
                     return None
                 self.keep((program.identity, scope.identity, *about), run)
             return run(arrays) if run.fits(arrays) else None
@@ -200,6 +198,15 @@ class Executor:
         """What was kept under this key, if it still serves."""
         run = self._compiled.get(key)
         return run if run is not None and run.serves(given) else None
+
+    def pads(self, which: tuple[Any, ...]) -> bool:
+        """Whether sequences of a run are padded with rows."""
+        return self._pads and which not in self._as_fed
+
+    def run_as_fed(self, which: tuple[Any, ...], error: Exception) -> None:
+        """From now on pad no sequences of this run, in which padding would be seen."""
+        _log.info("Executor: the Program is compiled for each number of rows of its sequences: %s", error)
+        self._as_fed.add(which)
 
     def keep(self, key: tuple[Any, ...], run: Any) -> None:
         """Keep what was compiled under this key; the oldest of too many goes."""

@@ -25,11 +25,12 @@ from polyreme.core.op import OPS
 from polyreme.core.symbol import DYNAMIC
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
+from polyreme.errors import ConfigError, DTypeError, HostValueError, ShapeError
 from polyreme.jit.capture import Capture, watching
 from polyreme.program import values
 from polyreme.program.block import Block, Variable
 from polyreme.program.branches import Cond, OverRows, Recompute, While
-from polyreme.program.frame import Frame
+from polyreme.program.frame import Frame, as_it_is
 from polyreme.program.operation import Call, Operation
 from polyreme.program.program import Program
 from polyreme.program.row_flow import PLACE, SAME, Dims, MixedRows, PaddedDim, RowFlow
@@ -37,6 +38,9 @@ from polyreme.program.run import CompiledRun, drawing, results
 from polyreme.program.scope import Scope
 from polyreme.program.training import Backward
 from polyreme.program.values import Ref, SizeOf
+
+PADDING_SEEN = (MixedRows, HostValueError, ShapeError, DTypeError, ConfigError)
+"""What making a padded run raises for a Program that is to run as it is fed."""
 
 # sizes
 
@@ -94,6 +98,16 @@ class RowPadding:
         met |= {d - 1 for d in met}  # offsets are one more than their sequences
         return {name: self._free(rows_for(rows), met) for name, rows in fed.items()}
 
+    def sizes_of_parts(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """sizes() that the parts of all devices are padded to; {} where one part has none, or where what else is fed,
+        or the number of sequences, differs from part to part.
+        """
+        if not all(map(self.sizes, parts)) or len({_beside(part, self.offsets) for part in parts}) > 1:
+            return {}
+        fed = [name for name in self.offsets if name in parts[0]]
+        most = {name: max(parts, key=lambda part: part[name].shape[0])[name] for name in fed}
+        return self.sizes({**parts[0], **most})
+
     def _free(self, size: int, met: set[int]) -> int:
         while size in self._taken or size in met:
             size += 1
@@ -103,6 +117,11 @@ class RowPadding:
 def padded(arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """The arrays with copies of their first row behind them, up to these numbers of rows."""
     return {name: _pad(a, sizes[name]) if name in sizes else a for name, a in arrays.items()}
+
+
+def _beside(part: Mapping[str, Any], sequences: Mapping[str, str]) -> tuple[Any, ...]:
+    """The shapes of what is fed, but for the number of rows of sequences."""
+    return tuple((n, a.shape[1:] if n in sequences else a.shape) for n, a in part.items())
 
 
 def _pad(array: Any, size: int) -> np.ndarray:
@@ -135,6 +154,64 @@ class _CountedRows(PaddedDim):
         return Tensor(is_true.reshape([-1 if i == dim else 1 for i in range(ndim)]))
 
 
+class PaddedReplay:
+    """Runs a Program on feeds of sequences padded to these sizes, and cuts what is fetched.
+
+    parts: the feeds that it is made for, those of each device. Which of them have to have as many rows is noted when
+    it runs: fits says whether others do.
+    """
+
+    def __init__(self, program: Program, parts: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> None:
+        self.sizes = dict(sizes)
+        self._offsets = RowPadding.of(program).offsets
+        self._totals = [{name: part[name].shape[0] for name in sizes} for part in parts]
+        self._pairs: set[tuple[str, str]] = set()
+        self.cuts: list[dict[int, int]] = []
+
+    def have_as_many(self, one: str, other: str) -> bool:
+        """Whether two feeds have as many rows, on each device; others that fit have as well."""
+        self._pairs.add((one, other))
+        return self.sizes[one] == self.sizes[other] and all(total[one] == total[other] for total in self._totals)
+
+    def fits(self, parts: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether feeds whose rows stand beside each other have as many."""
+        return all(part[one].shape[0] == part[other].shape[0] for part in parts for one, other in self._pairs)
+
+    def __call__(
+        self,
+        program: Program,
+        scope: Scope,
+        feeds: Mapping[str, Tensor],
+        names: Sequence[str],
+        reduced: Callable[[str, Tensor], Tensor] = as_it_is,
+    ) -> list[Tensor]:
+        """The values of the names, and behind them how many true rows there are of what is to be cut."""
+        frame = PaddedFrame(program.global_block(), scope, reduced=reduced)
+        for name, size in self.sizes.items():
+            total = state.read(feeds[self._offsets[name]])[-1]
+            frame.rows[name] = (
+                _CountedRows(size, total, name, self.have_as_many),
+                *[None] * (len(feeds[name].shape) - 1),
+            )
+        outs = results(program, scope, feeds, names, frame=frame)
+        totals: list[Tensor] = []
+        self.cuts = []
+        for name in names:
+            rows = {i: d for i, d in enumerate(frame.dims(name)) if isinstance(d, _CountedRows)}
+            self.cuts.append({i: len(totals) + at for at, i in enumerate(rows)})
+            totals += [Tensor(d.total) for d in rows.values()]
+        return [*outs, *totals]
+
+    def cut(self, out: Any, which: int, totals: Sequence[int]) -> Any:
+        """The value of a name without padding, of what a run gave."""
+        cuts = self.cuts[which]
+        if not cuts:
+            return out
+        # on the host: a slice of every size would be compiled
+        array = np.asarray(out)
+        return array[tuple(slice(totals[cuts[i]]) if i in cuts else slice(None) for i in range(array.ndim))]
+
+
 class PaddedRun:
     """A Program compiled for feeds of sequences with so many rows, padding included, in a scope; called with feeds
     as they are.
@@ -145,17 +222,13 @@ class PaddedRun:
     def __init__(
         self, program: Program, scope: Scope, arrays: Mapping[str, Any], sizes: Mapping[str, int], names: Sequence[str]
     ) -> None:
-        self._sizes = dict(sizes)
-        self._offsets = RowPadding.of(program).offsets
-        self._totals = {name: arrays[name].shape[0] for name in sizes}
-        self._pairs: set[tuple[str, str]] = set()
-        self._cuts: list[dict[int, int]] = []
-        self._run = CompiledRun(program, scope, padded(arrays, sizes), names, self._replay)
+        self._replay = PaddedReplay(program, [arrays], sizes)
 
-    def have_as_many(self, one: str, other: str) -> bool:
-        """Whether two feeds have as many rows in the run that this is made for; others that serves must as well."""
-        self._pairs.add((one, other))
-        return self._sizes[one] == self._sizes[other] and self._totals[one] == self._totals[other]
+        def replayed(*args: Any) -> list[Tensor]:
+            with drawing(program, scope):
+                return self._replay(*args)
+
+        self._run = CompiledRun(program, scope, padded(arrays, sizes), names, replayed)
 
     def serves(self, arrays: Mapping[str, Any]) -> bool:
         """Whether the scope still looks as it did."""
@@ -163,42 +236,13 @@ class PaddedRun:
 
     def fits(self, arrays: Mapping[str, Any]) -> bool:
         """Whether feeds whose rows stand beside each other have as many."""
-        return all(arrays[one].shape[0] == arrays[other].shape[0] for one, other in self._pairs)
+        return self._replay.fits([arrays])
 
     def __call__(self, arrays: Mapping[str, Any]) -> list[Any]:
-        found = self._run(padded(arrays, self._sizes))
-        outs = found[: len(self._cuts)]
-        totals = [int(total) for total in found[len(outs) :]]
-        return [self._cut(out, cuts, totals) for out, cuts in zip(outs, self._cuts, strict=True)]
-
-    @staticmethod
-    def _cut(out: Any, cuts: Mapping[int, int], totals: Sequence[int]) -> Any:
-        if not cuts:
-            return out
-        # on the host: a slice of every size would be compiled
-        array = np.asarray(out)
-        return array[tuple(slice(totals[cuts[i]]) if i in cuts else slice(None) for i in range(array.ndim))]
-
-    def _replay(
-        self, program: Program, scope: Scope, feeds: Mapping[str, Tensor], names: Sequence[str]
-    ) -> list[Tensor]:
-        """The values of the names, and behind them how many true rows there are of what is to be cut."""
-        frame = PaddedFrame(program.global_block(), scope)
-        for name, size in self._sizes.items():
-            total = state.read(feeds[self._offsets[name]])[-1]
-            frame.rows[name] = (
-                _CountedRows(size, total, name, self.have_as_many),
-                *[None] * (len(feeds[name].shape) - 1),
-            )
-        with drawing(program, scope):
-            outs = results(program, scope, feeds, names, frame=frame)
-        totals: list[Tensor] = []
-        self._cuts = []
-        for name in names:
-            rows = {i: d for i, d in enumerate(frame.dims(name)) if isinstance(d, _CountedRows)}
-            self._cuts.append({i: len(totals) + at for at, i in enumerate(rows)})
-            totals += [Tensor(d.total) for d in rows.values()]
-        return [*outs, *totals]
+        values = self._run(padded(arrays, self._replay.sizes))
+        count = len(self._replay.cuts)
+        totals = [int(total) for total in values[count:]]
+        return [self._replay.cut(out, i, totals) for i, out in enumerate(values[:count])]
 
 
 class PaddedFrame(Frame):

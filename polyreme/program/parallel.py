@@ -25,6 +25,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import HostValueError, ProgramError
 from polyreme.jit.program import CapturedProgram as Captured
 from polyreme.program.operation import Initialize, Operation
+from polyreme.program.padded_rows import PaddedReplay
 from polyreme.program.parts import Feeds, joined_offsets, pieces
 from polyreme.program.placing import AXIS, spread, state_of, updated
 from polyreme.program.program import Program
@@ -48,7 +49,8 @@ class ParallelRun:
     """A Program compiled for feeds of certain shapes over devices, in a scope.
 
     reduce: what is done to a parameter's gradient over the devices. sync_batch_norm: whether batch norms use the
-    statistics of the whole batch. Raises ProgramError for what has no meaning on part of a batch.
+    statistics of the whole batch. padding: of sequences, to which feeds are padded. Raises ProgramError for what has no
+    meaning on part of a batch.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ParallelRun:
         devices: tuple[Any, ...],
         reduce: Reduce,
         sync_batch_norm: bool,
+        padding: PaddedReplay | None = None,
     ) -> None:
         _check(program)
         feeds.check(program)
@@ -68,13 +71,13 @@ class ParallelRun:
         self._scope = scope  # kept alive: its id is part of the key
         self._split = NamedSharding(mesh, PartitionSpec(AXIS))
         spread(state_of(program, scope), NamedSharding(mesh, PartitionSpec()))
-        self._names = names
+        self._names, self._padding = names, padding
         self._offsets = {v._array.name for var in program.list_vars() for v in getattr(var, "lod", ())}
         self._arguments = [Tensor(self._placed(a)) for a in feeds.arrays.values()]
         dtypes = {n: a.dtype for n, a in feeds.arrays.items()}
         try:
             self._uneven = None if feeds.is_even else Uneven(program, scope, feeds.shapes, dtypes, names)
-            step = _Step(program, scope, list(feeds.arrays), names, reduce, sync_batch_norm, self._uneven)
+            step = _Step(program, scope, list(feeds.arrays), names, reduce, sync_batch_norm, self._uneven, padding)
             self._captured = _Replicated(step, mesh, self._arguments)
         except HostValueError as error:
             raise ProgramError(
@@ -89,12 +92,29 @@ class ParallelRun:
         """Whether the scope still looks as it did."""
         return self._captured.serves(self._arguments)  # type: ignore[arg-type]
 
+    def fits(self, feeds: Feeds) -> bool:
+        """Whether feeds whose rows stand beside each other have as many."""
+        return self._padding is None or self._padding.fits(feeds.parts)
+
     def __call__(self, feeds: Feeds) -> list[Any]:
         self._captured.settle()
         for tensor, array in zip(self._arguments, feeds.arrays.values(), strict=True):
             tensor._array = self._placed(array)
         outs = [out._array for out in self._captured.run(self._arguments)]  # type: ignore[arg-type]
+        if self._padding is not None:
+            return self._without_padding(self._padding, outs)
         return [self._together(n, out) for n, out in zip(self._names, outs, strict=True)]
+
+    def _without_padding(self, padding: PaddedReplay, outs: list[Any]) -> list[Any]:
+        """Fetches, of what the devices gave with the numbers of true rows of each behind them."""
+        values, totals = outs[: len(self._names)], np.asarray(outs[len(self._names) :]).T
+        result = []
+        for i, (name, out) in enumerate(zip(self._names, values, strict=True)):
+            each = np.split(np.asarray(out), self._split.mesh.size)
+            if padding.cuts[i]:
+                each = [padding.cut(piece, i, totals[device]) for device, piece in enumerate(each)]
+            result.append(joined_offsets(each) if name in self._offsets else np.concatenate(each))
+        return result
 
     def _together(self, name: str, out: Any) -> Any:
         """A fetch as it is returned, of what the devices gave one after the other."""
@@ -160,7 +180,9 @@ class _Step:
         reduce: Reduce,
         sync_batch_norm: bool,
         uneven: Uneven | None,
+        padding: PaddedReplay | None,
     ) -> None:
+        self._padding = padding
         self.program, self.scope = program, scope
         self._sync_batch_norm = sync_batch_norm
         self._wanted, self._names, self._reduce, self._uneven = wanted, names, reduce, uneven
@@ -171,7 +193,9 @@ class _Step:
         named: Any = dict(zip(self._wanted, feeds, strict=True))
         parts = batch_parts.along(AXIS if self.over_devices else None, self._sync_batch_norm)
         with drawing(self.program, self.scope), self._own_numbers(), parts:
-            if self._uneven is None:
+            if self._padding is not None:
+                tensors = self._padding(self.program, self.scope, named, self._names, self._reduced)
+            elif self._uneven is None:
                 tensors = results(self.program, self.scope, named, self._names, self._reduced)
             else:
                 device = jax.lax.axis_index(AXIS) if self.over_devices else 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,14 @@ class Feeds:
     """name -> array with the devices' parts along dim 0, each padded to the largest.
 
     shapes: of each device's part without padding; of one part if all are alike. is_checked: names, dtypes and shapes
-    fit the Program; else check does that.
+    fit the Program; else check does that. parts: what each device is given, as it was fed; () if it was cut evenly.
     """
 
     arrays: Mapping[str, Any]
     shapes: tuple[Shapes, ...]
     count: int
     is_checked: bool
+    parts: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_even(self) -> bool:
@@ -40,6 +41,10 @@ class Feeds:
     def key(self) -> tuple[Any, ...]:
         """What a program is compiled for."""
         return (shapes_in(self.arrays), self.shapes)
+
+    def padded(self, pad: Callable[[dict[str, Any]], dict[str, Any]]) -> Feeds:
+        """These with each device's part padded to one size."""
+        return replace(_together([pad(part) for part in self.parts], self.count), parts=self.parts)
 
     def check(self, program: Program) -> None:
         """Raise ProgramError unless a part fits the Program."""
@@ -110,7 +115,7 @@ def _together(parts: list[dict[str, Any]], count: int) -> Feeds:
             raise ProgramError(f"feed: device 0 is given {sorted(parts[0])}, device {i} {sorted(part)}")
     shapes = [tuple((n, tuple(part[n].shape)) for n in parts[0]) for part in parts]
     arrays = {n: np.concatenate([_pad(p[n], [q[n].shape for q in parts]) for p in parts]) for n in parts[0]}
-    return Feeds(arrays, tuple(shapes) if len(set(shapes)) > 1 else (shapes[0],), count, True)
+    return Feeds(arrays, tuple(shapes) if len(set(shapes)) > 1 else (shapes[0],), count, True, tuple(parts))
 
 
 def _pad(array: Any, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:

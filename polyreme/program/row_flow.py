@@ -296,7 +296,7 @@ _KINDS: dict[Rule, str] = {
     lambda eqn, operands: [[(0, i)] for i in eqn.params["permutation"]]: "transpose",
     lambda eqn, operands: _whole_dims([not any(p) for p in eqn.params["padding_config"]]): "pad",
     lambda eqn, operands: _whole_dims([i not in eqn.params["dimensions"] for i in range(len(operands[0]))]): "rev",
-    _elementwise: ELEMENTWISE,
+    _elementwise: f"{ELEMENTWISE} reshard",  # what a device of several computes is placed, and stays as it is
     _lengthwise("dimension"): "concatenate sort",
     _lengthwise("axis"): "split top_k",
     _broadcast: "broadcast_in_dim",

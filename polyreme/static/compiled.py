@@ -15,6 +15,7 @@ from polyreme.errors import ConfigError, DeviceError, ProgramError
 from polyreme.program.executor import Executor
 from polyreme.program.feed import current_name, fetched
 from polyreme.program.operation import Call, Operation
+from polyreme.program.padded_rows import PADDING_SEEN, PaddedReplay, RowPadding, padded
 from polyreme.program.parallel import MEAN, SUM, ParallelRun
 from polyreme.program.parts import Feeds, parts_of
 from polyreme.program.program import Program
@@ -141,7 +142,11 @@ class CompiledProgram:
             return executor.run_program(self._program, feed, fetch_list, scope, return_numpy)
         scope = self._settled(self._parallel, executor, scope)
         feeds = parts_of(self._runs, {} if feed is None else feed, len(self._devices))
-        run = self._run_for(self._parallel, executor, feeds, fetched(self._program, fetch_list), scope)
+        names = fetched(self._program, fetch_list)
+        run, feeds = self._padded_run(self._parallel, executor, feeds, names, scope) or (
+            self._run_for(self._parallel, executor, feeds, names, scope),
+            feeds,
+        )
         outs = run(feeds)
         for _ in range(self._parallel.repeat - 1):
             outs = run(feeds)
@@ -162,15 +167,34 @@ class CompiledProgram:
         self._scope = scope
         return scope
 
-    def _run_for(
+    def _padded_run(
         self, parallel: _Parallel, executor: Executor, feeds: Feeds, names: list[str], scope: Scope
-    ) -> ParallelRun:
-        sync = self._build.sync_batch_norm
-        about = ("parallel", self._runs.identity, parallel.scale, sync, self._devices, tuple(names), feeds.key)
+    ) -> tuple[ParallelRun, Feeds] | None:
+        """What runs sequences padded with rows, and the feeds for it; None without sequences, and where padding would
+        be seen."""
+        sizes = RowPadding.of(self._runs).sizes_of_parts(feeds.parts) if feeds.parts else {}
+        which = ("parallel", self._runs.identity, scope.identity, tuple(names))
+        if not sizes or not executor.pads(which):
+            return None
+        replay = PaddedReplay(self._runs, feeds.parts, sizes)
+        filled = feeds.padded(lambda part: padded(part, sizes))
+        try:
+            run = self._run_for(parallel, executor, filled, names, scope, replay)
+        except PADDING_SEEN as error:
+            executor.run_as_fed(which, error)
+            return None
+        return (run, filled) if run.fits(feeds) else None
+
+    def _run_for(
+        self, parallel: _Parallel, executor: Executor, feeds: Feeds, names: list[str], scope: Scope,
+        padding: PaddedReplay | None = None,
+    ) -> ParallelRun:  # fmt: skip
+        sync, kind = self._build.sync_batch_norm, "parallel" if padding is None else "padded"
+        about = (kind, self._runs.identity, parallel.scale, sync, self._devices, tuple(names), feeds.key)
         run = executor.compiled((scope.identity, *about), feeds)
         if run is None:
             reduce = MEAN if parallel.scale is GradientScaleStrategy.CoeffNumDevice else SUM
-            run = ParallelRun(self._runs, scope, feeds, names, self._devices, reduce, sync)
+            run = ParallelRun(self._runs, scope, feeds, names, self._devices, reduce, sync, padding)
             executor.keep((scope.identity, *about), run)
         return run
 

@@ -13,6 +13,7 @@ from polyreme.core import unique_name
 from polyreme.errors import ProgramError
 from polyreme.fluid import layers
 from polyreme.program.padded_rows import PaddedRun
+from polyreme.program.parallel import ParallelRun
 
 F32 = float(np.finfo("float32").eps)
 WIDTH, WORDS = 4, 11
@@ -224,6 +225,47 @@ def test_an_epoch_of_random_lengths_compiles_few_programs():
         starts = feed.lod()[0][:-1]
         assert np.asarray(largest) == np.add.reduceat(words[:, 0], starts).max()
         np.testing.assert_allclose(mean, words.mean(), rtol=len(words) * F32)
+
+
+def test_devices_are_padded_together_and_train_as_by_hand(monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+    rng = np.random.default_rng(0)
+    feeds = [rows([int(n) for n in rng.integers(1, 7, 4)], i) for i in range(6)]
+    table = np.arange(WORDS, dtype="f")[:, None] / WORDS
+    main, startup = static.Program(), static.Program()
+    with unique_name.guard(), static.program_guard(main, startup), static.scope_guard(static.Scope()):
+        words = fluid.data("words", [None, 1], "int64", lod_level=1)
+        value = fluid.initializer.NumpyArrayInitializer(table)
+        looked_up = layers.embedding(words, [WORDS, 1], param_attr=fluid.ParamAttr(name="table", initializer=value))
+        pooled = layers.sequence_pool(looked_up, "sum")
+        loss = layers.mean(layers.square(looked_up)) + layers.mean(pooled)
+        fluid.optimizer.SGD(0.5).minimize(loss)
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        program = fluid.CompiledProgram(main).with_data_parallel(loss.name)
+        runs = [
+            exe.run(program, feed={"words": f}, fetch_list=[looked_up, loss, pooled], return_numpy=False) for f in feeds
+        ]
+        trained = np.array(fluid.global_scope().find_var("table").get_tensor())
+        compiled = [run for run in exe._compiled.values() if isinstance(run, ParallelRun)]
+    paddle.disable_static()
+    assert len({len(np.asarray(f)) for f in feeds}) > 4
+    assert (len(compiled), compiled[0]._padding is not None) == (1, True)
+    for feed, (seen, losses, sums) in zip(feeds, runs, strict=True):
+        ids, cuts = np.asarray(feed)[:, 0], feed.lod()[0]
+        np.testing.assert_allclose(seen, table[ids], rtol=64 * F32)
+        assert seen.lod() == feed.lod()
+        np.testing.assert_allclose(sums, np.add.reduceat(table[ids], cuts[:-1]), rtol=64 * F32)
+        slopes = []
+        for device, part in enumerate((ids[: cuts[2]], ids[cuts[2] :])):
+            np.testing.assert_allclose(
+                np.asarray(losses)[device], (table[part] ** 2).mean() + table[part].sum() / 2, rtol=64 * F32
+            )
+            slope = np.zeros_like(table)
+            np.add.at(slope, part, 2 * table[part] / len(part) + 1 / 2)
+            slopes.append(slope)
+        table = table - 0.5 * np.mean(slopes, 0)
+    np.testing.assert_allclose(trained, table, rtol=64 * F32, atol=64 * F32)
 
 
 def squares(x):
