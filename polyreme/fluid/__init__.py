@@ -16,6 +16,7 @@ from polyreme.fluid import (
     debugger,
     dygraph,
     dygraph_grad_clip,
+    evaluator,
     executor,
     framework,
     incubate,
@@ -33,10 +34,20 @@ from polyreme.fluid import (
     profiler,
     reader,
     regularizer,
+    transpiler,
 )
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.backward import append_backward, gradients
 from polyreme.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+from polyreme.fluid.contrib.inferencer import Inferencer
+from polyreme.fluid.contrib.trainer import (
+    BeginEpochEvent,
+    BeginStepEvent,
+    CheckpointConfig,
+    EndEpochEvent,
+    EndStepEvent,
+    Trainer,
+)
 from polyreme.fluid.data_feeder import DataFeeder
 from polyreme.fluid.dataset import DatasetFactory, InMemoryDataset, QueueDataset
 from polyreme.fluid.dygraph.checkpoint import load_dygraph, save_dygraph
@@ -61,6 +72,7 @@ from polyreme.fluid.layers import learning_rate_scheduler as learning_rate_decay
 from polyreme.fluid.mode import disable_dygraph, enable_dygraph, in_dygraph_mode
 from polyreme.fluid.parallel_executor import ParallelExecutor
 from polyreme.fluid.param_attr import ParamAttr, WeightNormParamAttr
+from polyreme.fluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from polyreme.program.scope import Scope, global_scope, scope_guard
 from polyreme.sequences.lod_tensor import LoDTensor, LoDTensorArray, create_lod_tensor, create_random_int_lodtensor
 from polyreme.static.places import device_guard
@@ -68,16 +80,24 @@ from polyreme.static.places import device_guard
 Tensor = LoDTensor
 
 __all__ = [
+    "BeginEpochEvent",
+    "BeginStepEvent",
     "BuildStrategy",
     "CPUPlace",
     "CUDAPinnedPlace",
     "CUDAPlace",
+    "CheckpointConfig",
     "CompiledProgram",
     "DataFeeder",
     "DatasetFactory",
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "EndEpochEvent",
+    "EndStepEvent",
     "ExecutionStrategy",
     "Executor",
     "InMemoryDataset",
+    "Inferencer",
     "LoDTensor",
     "LoDTensorArray",
     "ParallelExecutor",
@@ -86,6 +106,7 @@ __all__ = [
     "QueueDataset",
     "Scope",
     "Tensor",
+    "Trainer",
     "VarBase",
     "Variable",
     "WeightNormParamAttr",
@@ -113,6 +134,7 @@ __all__ = [
     "dygraph_grad_clip",
     "embedding",
     "enable_dygraph",
+    "evaluator",
     "executor",
     "framework",
     "get_flags",
@@ -148,6 +170,7 @@ __all__ = [
     "save_dygraph",
     "scope_guard",
     "set_flags",
+    "transpiler",
     "unique_name",
 ]
 

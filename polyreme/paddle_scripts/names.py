@@ -154,8 +154,6 @@ fluid.contrib.mixed_precision.fp16_lists
   fluid.contrib.mixed_precision: AutoMixedPrecisionLists
 fluid.log_helper
   internals.logs: get_logger
-fluid.transpiler
-  fluid: memory_optimize release_memory
 fluid.transpiler.memory_optimization_transpiler
   fluid: memory_optimize release_memory
 base.executor
@@ -329,12 +327,11 @@ _DATA = (
 ABSENT: dict[str, str] = {
     "static.quantization": "use paddle.quantization",
     "onnx": "save with jit.save, which polyreme.inference serves",
-    "fluid.transpiler fluid.incubate.fleet.parameter_server": _PARAMETER_SERVERS,
+    "fluid.transpiler.ps_dispatcher fluid.incubate.fleet.parameter_server": _PARAMETER_SERVERS,
     "fluid.incubate.fleet.utils fluid.contrib.utils": "read files from a mounted folder",
     "fluid.contrib.slim fluid.contrib.quantize": "use paddle.quantization and paddle.incubate.asp",
     "fluid.contrib.decoder": "train with DynamicRNN, decode with beam_search in a While or with dynamic_decode",
     "fluid.contrib.model_stat": "print the Program, or use paddle.summary and paddle.flops",
-    "fluid.evaluator": "use fluid.metrics",
     "cost_model incubate.cc incubate.passes": _PASSES,
     "incubate.xpu": "XLA compiles the layers of nn for the device at hand",
     "incubate.nn.layer.io": _PARAMETER_SERVERS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyreme import fluid as package
-from polyreme.errors import AbsentError, ConfigError, DataError, NotReadyError
+from polyreme.errors import ConfigError, DataError, NotReadyError
 from polyreme.fluid.incubate import data_generator
 from polyreme.fluid.incubate.fleet.base import role_maker
 from polyreme.fluid.incubate.fleet.collective import Collective, DistributedStrategy, fleet
@@ -75,9 +75,18 @@ def amp():
     return strategy
 
 
-def test_the_transpiler_says_what_to_use():
-    with pytest.raises(AbsentError, match=r"use polyreme\.distributed\.fleet"):
-        package.DistributeTranspiler()
+def test_the_transpiler_leaves_one_trainer_as_it_is_and_says_what_others_use():
+    config, program = package.DistributeTranspilerConfig(), package.Program()
+    with pytest.raises(ConfigError, match="no parameter servers"):
+        package.DistributeTranspiler(config).transpile(0, program)
+    config.mode = "nccl2"
+    transpiler = package.DistributeTranspiler(config)
+    with pytest.raises(ConfigError, match="call transpile first"):
+        transpiler.get_trainer_program()
+    with pytest.raises(ConfigError, match=r"trainer 1 of 2; several processes train with polyreme\.distributed"):
+        transpiler.transpile(1, program, trainers="a:1,b:1")
+    transpiler.transpile(0, program, trainers="127.0.0.1:6170")
+    assert transpiler.get_trainer_program() is program
 
 
 class Squares(data_generator.MultiSlotDataGenerator):

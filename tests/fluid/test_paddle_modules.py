@@ -14,17 +14,17 @@ SAME = {
     "contrib.mixed_precision.fp16_lists": ("AutoMixedPrecisionLists", static.amp.AutoMixedPrecisionLists),
     "contrib.layers.rnn_impl": ("basic_lstm", fluid.contrib.layers.basic_lstm),
     "incubate.fleet.base.fleet_base": ("Fleet", fluid.incubate.fleet.base.fleet_base.Fleet),
-    "transpiler": ("memory_optimize", fluid.memory_optimize),
+    "transpiler.distribute_transpiler": ("DistributeTranspilerConfig", fluid.DistributeTranspilerConfig),
+    "transpiler.memory_optimization_transpiler": ("memory_optimize", fluid.memory_optimize),
+    "contrib.trainer": ("Trainer", fluid.Trainer),
     "core_avx": ("AnalysisConfig", fluid.core.AnalysisConfig),
     "layers": ("Variable", static.Variable),
 }
 STAND_INS = {
-    "transpiler": ("DistributeTranspilerConfig", "parameter servers"),
     "transpiler.ps_dispatcher": ("RoundRobin", "parameter servers"),
     "incubate.fleet.parameter_server.pslib": ("PSLib", "parameter servers"),
     "contrib.slim.quantization": ("QuantizationTransformPass", "quantization"),
     "contrib.decoder.beam_search_decoder": ("StateCell", "beam_search in a While"),
-    "evaluator": ("ChunkEvaluator", "metrics"),
 }
 
 
