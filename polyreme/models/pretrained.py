@@ -18,6 +18,7 @@ import numpy as np
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
+from polyreme.core.devices.transfer import in_c_order
 from polyreme.distributed.placement import apply_plan
 from polyreme.eager.host import from_host
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
@@ -470,10 +471,10 @@ def _dtype(dtype: Any, opened: Opened) -> Any:
 
 def _place(source: WeightSource, dtype: np.dtype, where: Any) -> Any:
     def read(index: tuple[slice, ...]) -> np.ndarray:
-        return np.asarray(source.read(index).astype(dtype, copy=False), order="C")
+        return in_c_order(source.read(index).astype(dtype, copy=False))
 
-    if where is None:
-        return from_host(read(tuple(slice(None) for _ in source.shape)), dtype)
+    if where is None:  # copied once anyway, which turns what is read as a transpose
+        return from_host(source.read(tuple(slice(None) for _ in source.shape)), dtype)
     return jax.make_array_from_callback(source.shape, where, read, dtype=dtype)
 
 

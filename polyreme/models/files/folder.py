@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from polyreme.core.devices.transfer import in_c_order
 from polyreme.errors import CheckpointError
 from polyreme.io import safetensors_file
 from polyreme.models.files.published import Index, WeightSource
@@ -150,7 +151,7 @@ def write_weights(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], max_s
         if part and nbytes + array.nbytes > max_shard_bytes:
             flush()
             nbytes = 0
-        part[name] = np.asarray(array, order="C")
+        part[name] = in_c_order(np.asarray(array))
         nbytes += array.nbytes
         total += array.nbytes
     flush()
