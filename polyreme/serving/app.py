@@ -13,6 +13,7 @@ import numpy as np
 
 from polyreme.errors import ConfigError
 from polyreme.generation.choosing import TokenGrammar
+from polyreme.generation.embedding import TextScorer
 from polyreme.generation.grammar import without_words
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer, rerank_answer, score_answer
@@ -180,20 +181,38 @@ class Endpoints:
         return _json(embedding_answer(name, vectors, num_tokens, body.encoding_format))
 
     async def score(self, request: Request) -> Response:
-        """POST /v1/score: the cosine of the vectors of each pair of texts."""
+        """POST /v1/score: of each pair of texts what a scorer gives, or the cosine of their vectors."""
         body = read_body(ScoreBody, await request.body())
         name = self.service.name_of(body.model)
+        if (scorer := self.service.scorer) is not None:
+            repeated = body.text_1 * (len(body.text_2) // len(body.text_1))
+            pairs = list(zip(repeated, body.text_2, strict=True))
+            return _json(score_answer(name, *await self._scores(request, scorer, pairs, "text_1")))
         vectors, num_tokens = await self._vectors(request, name, [*body.text_1, *body.text_2], "text_1")
         first, second = np.split(vectors, [len(body.text_1)])
         return _json(score_answer(name, (first * second).sum(-1).tolist(), num_tokens))
 
     async def rerank(self, request: Request) -> Response:
-        """POST /v1/rerank: documents by the cosine of their vectors and the query's."""
+        """POST /v1/rerank: documents by what a scorer gives of each beside the query, or by the cosine of vectors."""
         body = read_body(RerankBody, await request.body())
         name = self.service.name_of(body.model)
+        if (scorer := self.service.scorer) is not None:
+            pairs = [(body.query, document) for document in body.documents]
+            scores, num_tokens = await self._scores(request, scorer, pairs, "documents")
+            return _json(rerank_answer(name, body.documents, scores, body.top_n, num_tokens))
         vectors, num_tokens = await self._vectors(request, name, [body.query, *body.documents], "documents")
         scores = (vectors[1:] * vectors[0]).sum(-1).tolist()
         return _json(rerank_answer(name, body.documents, scores, body.top_n, num_tokens))
+
+    async def _scores(
+        self, request: Request, scorer: TextScorer, pairs: Sequence[tuple[Any, Any]], param: str
+    ) -> tuple[list[float], int]:
+        """Scores of pairs of texts, and how many tokens they have. Raises HttpRefusal 400 for token ids."""
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise HttpRefusal(400, f"{param}: the model reads pairs; give texts, not token ids", param=param)
+        encoded = await asyncio.to_thread(lambda: [scorer.encode_pair(*pair) for pair in pairs])
+        scores = await unless_gone(request.receive, self.service.score(scorer, encoded, param))
+        return scores.tolist(), sum(len(ids) for ids, _ in encoded)
 
     async def _vectors(
         self, request: Request, name: str, given: Sequence[str | list[int]], param: str

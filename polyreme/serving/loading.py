@@ -9,14 +9,14 @@ from pathlib import Path
 
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
-from polyreme.generation.embedding import TextEmbedder
+from polyreme.generation.embedding import TextEmbedder, TextEncoder, TextScorer
 from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.sampling import settings_of
 from polyreme.mesh import Plan
 from polyreme.models.encoders.bert import BertConfig
 from polyreme.models.encoders.modernbert import ModernBertConfig
 from polyreme.models.parts.cache import check_cache_dtype
-from polyreme.models.pretrained import open_published
+from polyreme.models.pretrained import open_published, read_family_config
 from polyreme.recipes.weights.base import is_run
 from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_adapters, load_writer
 from polyreme.serving.service import ServedModel
@@ -86,23 +86,27 @@ class EngineOptions:
 
 def load_served(
     path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None
-) -> ServedModel | TextEmbedder:
+) -> ServedModel | TextEncoder:
     """Load the model at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served:
-    one that writes text, or a BERT or one of its kin that makes vectors.
+    one that writes text, or a BERT or one of its kin, which scores pairs of texts where it is a classifier with one
+    label and else makes vectors.
 
     Programs that write are compiled for one size of prompt; those for other sizes and ways of choosing are the model's
     chores. Raises as reading weights does,
     CheckpointError for a model without a tokenizer.
     """
     encoders = (BertConfig, ModernBertConfig)
-    if not is_run(path) and issubclass(open_published(path, needs_weights=False).family.config.load(), encoders):
+    opened = None if is_run(path) else open_published(path, needs_weights=False)
+    if opened is not None and issubclass(opened.family.config.load(), encoders):
         if options.adapter is not None or options.adapters:
-            raise ConfigError(f"{path}: makes vectors, and adapters are of decoders; leave out --adapter")
+            raise ConfigError(f"{path}: is an encoder, and adapters are of decoders; leave out --adapter")
         if options.speculative is not None:
-            raise ConfigError(f"{path}: makes vectors and writes no text; leave out --speculative")
+            raise ConfigError(f"{path}: is an encoder and writes no text; leave out --speculative")
         if options.plan is not None:
-            raise ConfigError(f"{path}: makes vectors, on one device; leave out --plan")
-        return TextEmbedder.from_pretrained(path, dtype=options.dtype)
+            raise ConfigError(f"{path}: is an encoder, on one device; leave out --plan")
+        is_scorer = opened.family.task == "classification" and read_family_config(opened).num_labels == 1
+        kind = TextScorer if is_scorer else TextEmbedder
+        return kind.from_pretrained(path, dtype=options.dtype)
     plan = None if options.plan is None else Plan.from_degrees(mp=options.degree)
     model, tokenizer = load_writer(path, options.dtype, options.adapter, plan)
     if options.chat_template is not None:

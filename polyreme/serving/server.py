@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyreme.errors import ConfigError
-from polyreme.generation.embedding import TextEmbedder
+from polyreme.generation.embedding import TextEncoder
 from polyreme.serving.app import Endpoints
 from polyreme.serving.connection import BoundedConnection
 from polyreme.serving.guard import Access, Guard
@@ -39,7 +39,7 @@ class ServerOptions:
     adapters: tuple[str, ...] = ()
 
 
-def serve(options: ServerOptions, load: Callable[[], ServedModel | TextEmbedder], say: Callable[[str], None]) -> None:
+def serve(options: ServerOptions, load: Callable[[], ServedModel | TextEncoder], say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C, in the main thread; what is under way is finished first.
 
     load: makes the model, while /health says 503. Raises ConfigError for an address that cannot be had, and whatever
@@ -99,9 +99,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _load(service: TextService, load: Callable[[], ServedModel | TextEmbedder]) -> None:
+async def _load(service: TextService, load: Callable[[], ServedModel | TextEncoder]) -> None:
     loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[ServedModel | TextEmbedder] = loop.create_future()
+    loaded: asyncio.Future[ServedModel | TextEncoder] = loop.create_future()
 
     def tell(name: str, value: Any) -> None:
         if not loaded.done():

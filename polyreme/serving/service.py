@@ -17,7 +17,7 @@ import numpy as np
 
 from polyreme.errors import ConfigError
 from polyreme.generation.choosing import TokenGrammar
-from polyreme.generation.embedding import TextEmbedder
+from polyreme.generation.embedding import TextEmbedder, TextEncoder, TextScorer
 from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
@@ -124,12 +124,12 @@ class TextService:
         self.state: State = "loading"
         self.num_texts = 0
         self.metrics = ServerMetrics(self.names[0])
-        self._model: ServedModel | TextEmbedder | None = None
+        self._model: ServedModel | TextEncoder | None = None
         self._thread: EngineThread | None = None
         # vectors are computed one call after another, beside the event loop
         self._embedding = ThreadPoolExecutor(1, "polyreme-embedding")
 
-    def start(self, model: ServedModel | TextEmbedder) -> None:
+    def start(self, model: ServedModel | TextEncoder) -> None:
         """Take requests for this model from now on; called in the event loop."""
         self._model = model
         if isinstance(model, ServedModel):
@@ -151,21 +151,31 @@ class TextService:
 
     @property
     def model(self) -> ServedModel:
-        """The model that writes. Raises HttpRefusal: 503 while there is none, 400 where it is an embedder."""
+        """The model that writes. Raises HttpRefusal: 503 while there is none, 400 where it is an encoder."""
         model = self._any_model()
         if not isinstance(model, ServedModel):
-            message = f"{self.names[0]} makes vectors and writes no text; ask /v1/embeddings"
+            is_scorer = isinstance(model, TextScorer)
+            what, path = ("scores texts", "/v1/rerank") if is_scorer else ("makes vectors", "/v1/embeddings")
+            message = f"{self.names[0]} {what} and writes no text; ask {path}"
             raise HttpRefusal(400, message, code="task")
         return model
 
     @property
     def embedder(self) -> TextEmbedder:
-        """The model that makes vectors. Raises HttpRefusal: 503 while there is none, 400 where it writes text."""
+        """The model that makes vectors. Raises HttpRefusal: 503 while there is none, 400 where it does other work."""
         model = self._any_model()
         if not isinstance(model, TextEmbedder):
-            message = f"{self.names[0]} writes text and makes no vectors; serve a BERT for those"
+            what = "scores texts" if isinstance(model, TextScorer) else "writes text"
+            message = f"{self.names[0]} {what} and makes no vectors; serve a BERT for those"
             raise HttpRefusal(400, message, code="task")
         return model
+
+    @property
+    def scorer(self) -> TextScorer | None:
+        """The model that scores pairs of texts, None where it does something else. Raises HttpRefusal 503 while there
+        is none."""
+        model = self._any_model()
+        return model if isinstance(model, TextScorer) else None
 
     def writing_tokenizer(self, name: str) -> TextTokenizer:
         """tokenizer_of, of a model that writes. Raises as `model` does."""
@@ -183,7 +193,7 @@ class TextService:
     def max_model_len(self) -> int:
         """Tokens that the model takes. Raises HttpRefusal 503 while there is none."""
         model = self._any_model()
-        return model.max_tokens if isinstance(model, TextEmbedder) else model.max_model_len
+        return model.max_tokens if isinstance(model, TextEncoder) else model.max_model_len
 
     @property
     def dtype(self) -> str | None:
@@ -195,7 +205,7 @@ class TextService:
         """The plan of the parameters, where it is known."""
         return self._model.plan if isinstance(self._model, ServedModel) else None
 
-    def _any_model(self) -> ServedModel | TextEmbedder:
+    def _any_model(self) -> ServedModel | TextEncoder:
         if self._model is None or self.state != "ready":
             message = f"the model is {self.state}; try again"
             raise HttpRefusal(503, message, code=self.state, headers={"Retry-After": "1"})
@@ -236,12 +246,19 @@ class TextService:
 
         Raises HttpRefusal: 429 where too many ask at once, 400 for texts that the model does not take.
         """
-        embedder, loop = self.embedder, asyncio.get_running_loop()
+        return await self._in_parts(self.embedder.embed, texts, param)
+
+    async def score(self, scorer: TextScorer, pairs: Sequence[Any], param: str) -> np.ndarray:
+        """Scores of pairs that scorer.encode_pair gave, float32 [pairs]. Raises as `embed`."""
+        return await self._in_parts(scorer.score, pairs, param)
+
+    async def _in_parts(self, compute: Callable[[Any], np.ndarray], texts: Sequence[Any], param: str) -> np.ndarray:
+        """What compute gives of texts, a part of them after the other, between which others come in."""
+        loop = asyncio.get_running_loop()
         self._admit(1)
         try:
-            # others come in between parts of a long list
             parts = [texts[start : start + _TEXTS_AT_ONCE] for start in range(0, len(texts), _TEXTS_AT_ONCE)]
-            return np.concatenate([await loop.run_in_executor(self._embedding, embedder.embed, part) for part in parts])
+            return np.concatenate([await loop.run_in_executor(self._embedding, compute, part) for part in parts])
         except ConfigError as error:
             raise HttpRefusal(400, str(error), param=param, code="context_length_exceeded") from None
         finally:

@@ -1,5 +1,7 @@
 """Vectors over HTTP, by OpenAI's own client; models that write refuse it, models that embed refuse to write."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,14 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from scipy.special import expit  # noqa: E402
+from tokenizers import processors  # noqa: E402
+
 from polyreme.core import rng  # noqa: E402
-from polyreme.models.encoders.bert import Bert, BertConfig  # noqa: E402
+from polyreme.eager.tensor import to_tensor  # noqa: E402
+from polyreme.errors import ConfigError  # noqa: E402
+from polyreme.generation.embedding import TextScorer  # noqa: E402
+from polyreme.models.encoders.bert import Bert, BertConfig, BertForSequenceClassification  # noqa: E402
 from polyreme.serving import loading  # noqa: E402
 from tests.generation.test_embedding import words  # noqa: E402
 from tests.serving.scripted import ServedThread, scripted_model  # noqa: E402
@@ -67,6 +75,61 @@ def test_texts_are_scored_and_ranked_by_their_vectors(served):
     assert answer["usage"]["total_tokens"] == sum(len(served.model.encode(text)) for text in texts)
     best = httpx.post(f"{served.url}/v1/rerank", json=body | {"top_n": 1}).json()["results"]
     assert [row["index"] for row in best] == order[:1]
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scorer")
+    rng.seed(2)
+    BertForSequenceClassification(BertConfig.nano(vocab_size=64, seq_len=32, num_labels=1)).save_pretrained(folder)
+    tokenizer = words()
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
+    tokenizer.tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, special)
+    tokenizer.save_pretrained(folder)
+    with ServedThread(loading.load_served(folder, loading.EngineOptions())) as served:
+        yield served
+
+
+def test_a_classifier_with_one_label_reads_query_and_document_together(scorer):
+    model, first, documents = scorer.model.model, "w1 w2", ["w3", "w2 w1 w5", "w7"]
+    want = []
+    for document in documents:
+        ids, types = scorer.model.encode_pair(first, document)
+        assert types == [0] * 4 + [1] * (len(ids) - 4)
+        want.append(expit(model(to_tensor([ids]), token_type_ids=to_tensor([types])).numpy()[0, 0].astype("float64")))
+    atol = 64 * 32 * np.finfo(np.float32).eps  # sums of up to hidden_size terms, in two layers, each a few times
+    answer = httpx.post(f"{scorer.url}/score", json={"text_1": first, "text_2": documents}).json()
+    got = [row["score"] for row in answer["data"]]
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    body = {"query": first, "documents": documents}
+    answer = httpx.post(f"{scorer.url}/v1/rerank", json=body).json()
+    assert [row["index"] for row in answer["results"]] == sorted(range(3), key=lambda index: -got[index])
+    assert answer["usage"]["total_tokens"] == sum(len(scorer.model.encode_pair(first, d)[0]) for d in documents)
+    # the same bits alone
+    alone = httpx.post(f"{scorer.url}/score", json={"text_1": first, "text_2": "w3"}).json()
+    assert alone["data"][0]["score"] == got[0]
+    for path, body, message in (
+        ("/score", {"text_1": [1, 2], "text_2": "w3"}, "give texts, not token ids"),
+        ("/v1/rerank", {"query": "a", "documents": ["a " * 40]}, "tokens; give 1 to 32"),
+        ("/v1/embeddings", {"input": "a"}, "scores texts and makes no vectors"),
+        ("/v1/completions", {"prompt": "a"}, "ask /v1/rerank"),
+    ):
+        status, error = post(scorer, path, body)
+        assert (status, message in error["message"]) == (400, True), error
+
+
+def test_a_scorer_says_which_models_it_takes(scorer, tmp_path):
+    scorer.model.model.save_pretrained(tmp_path)
+    scorer.model.tokenizer.save_pretrained(tmp_path)
+    said = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0"}}
+    config = json.loads((tmp_path / "config.json").read_text()) | said
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert TextScorer.from_pretrained(tmp_path).activation == "identity"
+    with pytest.raises(ConfigError, match="BertForSequenceClassification is no classifier of BERT's kin with one"):
+        TextScorer(BertForSequenceClassification(BertConfig.nano()), words())
+    with pytest.raises(ConfigError, match="activation='tanh'; give 'sigmoid' or 'identity'"):
+        TextScorer(BertForSequenceClassification(BertConfig.nano(num_labels=1)), words(), activation="tanh")
 
 
 def test_tokens_and_models_are_told(served):

@@ -215,7 +215,7 @@ _WITHOUT_EFFECT = frozenset(
     num_beams num_beam_groups max_length min_length do_sample early_stopping temperature top_k top_p typical_p
     repetition_penalty diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
     num_return_sequences remove_invalid_values return_dict output_hidden_states output_attentions
-    chunk_size_feed_forward
+    chunk_size_feed_forward sentence_transformers sbert_ce_default_activation_function
     """.split()  # noqa: SIM905  (a list would take forty lines)
 )
 # of config.json: what another model would have, and this has not where it says no
