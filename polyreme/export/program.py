@@ -17,7 +17,7 @@ from jax import export as jax_export
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import layout
-from polyreme.errors import CaptureError, ConfigError
+from polyreme.errors import CaptureError, ConfigError, HostValueError
 from polyreme.export.spec import BATCH, ArraySpec, aval, described, sizes_of, symbol_plans
 from polyreme.jit import host_calls
 from polyreme.kernels import select
@@ -123,8 +123,16 @@ def lowering_for(platforms: tuple[str, ...]) -> Iterator[None]:
 
 def _refuse(
     call: Call, state: Mapping[str, Any], specs: Sequence[ArraySpec], platforms: tuple[str, ...], first: Exception
-) -> CaptureError:
-    """The error for sizes that cannot stay open: says which, by leaving one open at a time."""
+) -> Exception:
+    """The error for sizes that cannot stay open: says which, by leaving one open at a time. A value that code wants on
+    the host whatever the sizes are is no matter of theirs: then the error is that one."""
+    if isinstance(first, HostValueError):
+        try:
+            _export(call, state, [_tried(spec, ()) for spec in specs], platforms)
+        except HostValueError as error:
+            return error
+        except OPEN_SIZE_ERRORS:  # the sizes that were tried do not fit
+            pass
     groups: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for spec in specs:
         for dim in spec.open_dims:

@@ -44,6 +44,14 @@ distribution.variable
   internals.distributions: Variable=RandomVariable Real Positive Independent=IndependentValues real positive
 cuda
   device: is_current_stream_capturing max_memory_reserved reset_max_memory_allocated reset_max_memory_reserved
+cuda.nvtx
+  internals.devices: range_push range_pop
+device.nvtx
+  internals.devices: range_push range_pop
+nn.layer.rnn
+  nn.layers.recurrent: RNNBase=_Stack
+utils.data
+  io: default_collate=default_collate_fn default_convert=default_convert_fn
 signal
   internals.signals: frame overlap_add
 tensor

@@ -38,6 +38,7 @@ PATHS: dict[str, str] = {
     "pir_utils": "paddle_scripts.internals.framework",
     "base.unique_name": "core.unique_name",
     "utils.unique_name": "core.unique_name",
+    **dict.fromkeys(["utils.data", "utils.data.dataset", "utils.data.sampler", "utils.data.dataloader"], "io"),
     "base.layers": "static.nn",
     # layers and functions
     "nn.layer": "nn",

@@ -454,6 +454,11 @@ def test_what_cannot_be_an_artefact_is_refused(tmp_path, body, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_value_wanted_on_the_host_is_no_matter_of_open_sizes(tmp_path):
+    with pytest.raises(CaptureError, match=r"test_jit_save.py:\d+: nonzero\(\), whose result has a shape only known"):
+        jit.save(Bad(lambda self, x: paddle.nonzero(x)), tmp_path / "m", [InputSpec([None, 2])])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

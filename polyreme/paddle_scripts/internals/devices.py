@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
 from polyreme import device as devices
 from polyreme.device.chosen import get_device, place_of, set_device
+from polyreme.errors import NotReadyError
+from polyreme.profiler import RecordEvent
 
 CUDA_HOME = None
 """Folder of a CUDA toolkit: XLA brings what it needs of one."""
@@ -41,3 +44,27 @@ class PlaceNames:
 
     def _equals(self: Any, other: Any) -> bool:
         return self == other
+
+
+class _Ranges(threading.local):
+    """The ranges that this thread has open, outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[RecordEvent] = []
+
+
+_ranges = _Ranges()
+
+
+def range_push(msg: str) -> None:
+    """Begin a range of this name in the trace of a Profiler that records, inside those that are open."""
+    event = RecordEvent(msg)
+    event.begin()
+    _ranges.open.append(event)
+
+
+def range_pop() -> None:
+    """End the range that was begun last. Raises NotReadyError where none is open."""
+    if not _ranges.open:
+        raise NotReadyError("range_pop() without range_push(); push a range first")
+    _ranges.open.pop().end()
