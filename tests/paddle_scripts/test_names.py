@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import polyreme
-from polyreme.errors import AbsentError, ConfigError, DTypeError, ProgramError, ShapeError
+from polyreme.errors import AbsentError, ConfigError, DTypeError, NotReadyError, ProgramError, ShapeError
 from polyreme.paddle_scripts import as_paddle, lookup
 from polyreme.paddle_scripts.names import CLASSES, NAMES, REASONS
 from polyreme.stand_ins import Absent
@@ -620,6 +620,24 @@ def test_modules_of_one_name_are_where_their_names_are():
     assert paddle.incubate.nn.functional.masked_multihead_attention is masked_multihead_attention
     assert paddle.incubate.optimizer.lookahead.LookAhead is paddle.incubate.LookAhead is LookAhead
     assert paddle.sparse.nn.BatchNorm is BatchNorm
+
+
+def test_names_that_converted_code_imports():
+    import paddle
+    from paddle.cuda.nvtx import range_pop, range_push
+    from paddle.utils.data import DataLoader, default_collate
+    from paddle.utils.data.dataset import ConcatDataset
+
+    assert (DataLoader, ConcatDataset) == (paddle.io.DataLoader, paddle.io.ConcatDataset)
+    assert default_collate([{"a": 1}, {"a": 2}])["a"].tolist() == [1, 2]
+    made = [paddle.nn.GRU(2, 2), paddle.nn.RNN(paddle.nn.GRUCell(2, 2)), paddle.nn.Linear(2, 2)]
+    assert [isinstance(layer, paddle.nn.layer.rnn.RNNBase) for layer in made] == [True, False, False]
+    range_push("outer")
+    range_push("inner")
+    range_pop()
+    paddle.device.nvtx.range_pop()
+    with pytest.raises(NotReadyError, match="without range_push"):
+        range_pop()
 
 
 def test_a_captured_function_is_rolled_back():
