@@ -79,7 +79,7 @@ nn.layer.conv
   nn.layers.conv: _ConvNd
 nn.layer.layers
   internals.framework: in_declarative_mode
-  eager.tensor: HookRemoveHelper=HookHandle
+  internals.layers: HookRemoveHelper=NumberedHook
 nn.layer.transformer
   internals.layers: _convert_attention_mask _convert_param_attr_to_list
   .: tensor=paddle.tensor
@@ -94,6 +94,8 @@ nn.functional.conv
 nn.initializer
   fluid.initializer: ConstantInitializer MSRAInitializer NormalInitializer NumpyArrayInitializer
     TruncatedNormalInitializer UniformInitializer XavierInitializer
+nn.initializer.lazy_init
+  internals.initializers: LazyInitHelper=LazyInitialization lazy_init_helper
 nn.functional.flash_attention
   internals.attention: _select_sdp flash_attn_unpadded
 incubate.nn.functional

@@ -640,6 +640,31 @@ def test_names_that_converted_code_imports():
         range_pop()
 
 
+def test_projects_ask_whether_parameters_get_values():
+    import paddle
+    from paddle.nn.initializer.lazy_init import lazy_init_helper
+
+    assert not lazy_init_helper().state
+    with paddle.LazyGuard():
+        assert lazy_init_helper()._state
+    lazy_init_helper().enable()
+    try:
+        assert lazy_init_helper()._state
+    finally:
+        lazy_init_helper().disable()
+    assert not lazy_init_helper()._state
+
+
+def test_layers_of_projects_number_their_own_hooks():
+    from paddle.nn.layer.layers import HookRemoveHelper
+
+    hooks = {}
+    first, second = HookRemoveHelper(hooks), HookRemoveHelper(hooks)
+    hooks[first._hook_id], hooks[second._hook_id] = "first", "second"
+    first.remove()
+    assert list(hooks.values()) == ["second"]
+
+
 def test_a_captured_function_is_rolled_back():
     import paddle
 

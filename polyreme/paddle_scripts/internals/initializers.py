@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme.nn import parameter
 from polyreme.nn.initializer.base import fans
 
 
@@ -44,3 +45,30 @@ class WeightDecayNames:
     """Attributes of L1Decay and L2Decay."""
 
     _coeff = _second_name("_coeff", "coeff")
+
+
+class LazyInitialization:
+    """Whether parameters are made without values: what nn.LazyGuard switches on, by PaddlePaddle's private names."""
+
+    @property
+    def state(self) -> bool:
+        """True inside a LazyGuard, and between enable() and disable()."""
+        return parameter.making.lazily
+
+    _state = state
+
+    def enable(self) -> None:
+        """Make parameters without values from here on in this thread."""
+        parameter.making.lazily = True
+
+    def disable(self) -> None:
+        """Make them with values again."""
+        parameter.making.lazily = False
+
+
+_lazy_initialization = LazyInitialization()
+
+
+def lazy_init_helper() -> LazyInitialization:
+    """The one of this process."""
+    return _lazy_initialization

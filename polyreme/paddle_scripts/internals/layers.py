@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyreme.core import dtype as dtypes
+from polyreme.eager.tensor import HookHandle
 from polyreme.errors import ConfigError
 from polyreme.nn import BatchNorm2D, Conv2D, LayerDict, Linear, ReLU, Sequential
 from polyreme.nn import functional as F
@@ -211,3 +213,13 @@ class ConvNormActivation(Sequential):
             *(() if norm_layer is None else (norm_layer(out_channels),)),
             *(() if activation_layer is None else (activation_layer(),)),
         )  # fmt: skip
+
+
+class NumberedHook(HookHandle):
+    """Handle of a hook that a Layer of the script's own keeps under `_hook_id` in a dict, hooks."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, hooks: dict[int, Any]) -> None:
+        self._hook_id = next(self._numbers)
+        super().__init__(lambda: hooks.pop(self._hook_id, None) is not None)
