@@ -130,6 +130,30 @@ def test_a_frozen_parameter_and_a_changed_mode_need_another_program():
     assert not program.serves()
 
 
+class Scaled(nn.Layer):
+    """scale x; last keeps the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.unread, self.last = 2.0, 0, None
+
+    def forward(self, x):
+        self.last = x * self.scale
+        return self.last
+
+
+def test_a_setting_that_the_code_reads_needs_another_program_once_it_changes():
+    layer = Scaled()
+    flow = Flow.of(paddle.ones([2]))
+    program = SplitProgram(layer, flow, None, backward=False, cut=False)
+    program.forward([], KEY, flow.arrays)
+    layer.unread = 1
+    layer.last = None  # what the code itself leaves there
+    assert program.serves()
+    layer.scale = 3.0
+    assert not program.serves()
+
+
 def test_a_function_that_keeps_changing_other_tensors_is_refused():
     made = [paddle.zeros([2]) for _ in range(8)]
 
