@@ -147,6 +147,7 @@ class Eager:
         full = op.bind(args, kwargs) if kwargs or len(args) != len(op.names) or op.positional < len(args) else args
         arrays: list[Any] = []
         edges: list[Any] = []
+        keys: list[Any] = []
         key: list[Any] = [(_autocast.policy, _default.dtype)]
         large: list[int] = []
         for index, (value, kind) in enumerate(zip(full, op.kinds, strict=True)):
@@ -172,7 +173,8 @@ class Eager:
             elif kind is KEY:
                 # a string: the name of the result, which PaddlePaddle's functions take here
                 drawn = value is _EMPTY or value is None or value.__class__ is str
-                arrays.append(rng.default_generator.next_key() if drawn else constant(value))
+                keys.append(rng.default_generator.next_key() if drawn else constant(value))
+                arrays.append(keys[-1])
                 edges.append(None)
                 key.append(-1)
             else:
@@ -186,7 +188,7 @@ class Eager:
                         edges.append(None)
                 key.append(len(tensors))
         if large and op.integers != "any":
-            _check_integers(op, large, arrays)
+            _check_integers(op, large, [a for a in arrays if not any(a is k for k in keys)])
         kernel_key = tuple(key)
         try:
             kernel = op.kernels.get(kernel_key)

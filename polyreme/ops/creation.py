@@ -327,15 +327,28 @@ def triu(x: Array, diagonal: int = 0) -> Array:
     return jnp.triu(x, diagonal)
 
 
+def _check_sizes(what: str, row: int, col: int) -> None:
+    if row < 0 or col < 0:
+        raise ShapeError(f"{what}: row={row}, col={col}; sizes are at least 0")
+
+
 @op(method=False)
 def tril_indices(row: int, col: int, offset: int = 0, dtype: DTypeLike = "int64") -> Array:
-    """Rows and columns of the elements on and below a diagonal of a [row, col] matrix -> [2, count]."""
+    """Rows and columns of the elements on and below a diagonal of a [row, col] matrix -> [2, count].
+
+    Raises ShapeError for sizes below 0.
+    """
+    _check_sizes("tril_indices", row, col)
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(dtypes.as_dtype(dtype)))
 
 
 @op(method=False)
 def triu_indices(row: int, col: int | None = None, offset: int = 0, dtype: DTypeLike = "int64") -> Array:
-    """Rows and columns of the elements on and above a diagonal of a [row, col] matrix -> [2, count]."""
+    """Rows and columns of the elements on and above a diagonal of a [row, col] matrix -> [2, count].
+
+    Raises ShapeError for sizes below 0.
+    """
+    _check_sizes("triu_indices", row, row if col is None else col)
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(dtypes.as_dtype(dtype)))
 
 

@@ -16,7 +16,7 @@ from jax import Array
 from polyreme.core import dtype as dtypes
 from polyreme.core.annotations import Axes, DTypeLike
 from polyreme.core.op import op
-from polyreme.errors import ShapeError
+from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.sharding import reduction
 
 
@@ -161,8 +161,10 @@ def var(
 ) -> Array:
     """Variance over axis: sum |x - mean|^2 / (n - correction); NaN or inf where n <= correction.
 
-    unbiased, if given, stands for correction 1 (True) or 0 (False).
+    unbiased, if given, stands for correction 1 (True) or 0 (False). Raises ConfigError where both are given.
     """
+    if unbiased is not None and correction != 1:
+        raise ConfigError(f"var: unbiased={unbiased} and correction={correction}; give one of them")
     if unbiased is not None:
         correction = 1 if unbiased else 0
     return _variance(_real(x), dims_of(x, axis, "var"), keepdim, correction)

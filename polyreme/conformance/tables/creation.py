@@ -83,7 +83,7 @@ CASES = [
     Case("tril", with_x((2, 3, 4), -1), np.tril, tag="below"),
     Case("triu", floats(3, 4), np.triu),
     Case("triu", with_x((2, 3, 4), 1), np.triu, tag="above"),
-    Case("tril_indices", given(3, 4, 1), lambda m, n, k: np.stack(np.tril_indices(m, k, n)), no_grad=NONE, check=has("int64", (2, 9))),
+    Case("tril_indices", given(3, 4, 1), lambda m, n, k: np.stack(np.tril_indices(m, k, n)), no_grad=NONE, check=has("int64", (2, 9)), bad=((-3, 4), ShapeError, "row=-3, col=4; sizes are at least 0")),
     Case("triu_indices", given(3, None, 0, "int32"), lambda m, n, k, d: np.stack(np.triu_indices(m, k)), no_grad=NONE, check=has("int32", (2, 6))),
     Case(
         "meshgrid",

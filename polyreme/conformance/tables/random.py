@@ -108,6 +108,7 @@ CASES = [
     Case("uniform", given([N], None, -2, 4), check=moments(1, 6 * 12**-0.5, low=-2, high=4), no_grad=RANDOM, bad=BAD_SHAPE),
     Case("gaussian", given([N], 3.0, 0.5), check=moments(3, 0.5), no_grad=RANDOM, bad=BAD_SHAPE),
     Case("normal", given(3.0, 0.5, [N]), check=moments(3, 0.5), no_grad=RANDOM),
+    Case("normal", given(-3, 1, [N]), check=moments(-3, 1), no_grad=RANDOM, tag="whole numbers"),
     Case("normal", given(1 - 2j, 0.5, [N]), check=complex_moments(1 - 2j, 0.5), no_grad=RANDOM, tag="complex", bad=COMPLEX_STD),
     Case("normal", filled(3.0, 0.5), check=moments(3, 0.5), no_grad=RANDOM, tag="tensor", bad=((np.ones(3), 1.0, [2]), ShapeError, "leave shape out")),
     Case("log_normal", given(0.0, 0.2, [N]), check=moments(*LOG_NORMAL, low=0), no_grad=RANDOM, bad=((np.ones(3), 1.0, [2]), ShapeError, "leave shape out")),
