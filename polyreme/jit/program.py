@@ -633,7 +633,13 @@ class CapturedProgram:
                     " and ".join(generators),
                 )
             try:
-                guards.leave_out_changed(before, where_defined(self.fn))
+                if resized := guards.leave_out_changed(before, where_defined(self.fn)):
+                    _log.warning(
+                        "%s changes the length of %s, which happens when a program is made and not at each call; what "
+                        "the program computes with is as it was then: change it outside",
+                        where_defined(self.fn),
+                        " and ".join(resized),
+                    )
             except CaptureError:
                 self._restore_numbers()
                 raise

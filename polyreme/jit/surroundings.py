@@ -226,16 +226,18 @@ class Guards:
         every = (*self.always, *self.after_assignments, *self.kept)
         return sum(tensor is part for guarded in every for part in tensors_in(guarded.seen))
 
-    def leave_out_changed(self, before: list[Any], where: str) -> None:
+    def leave_out_changed(self, before: list[Any], where: str) -> list[str]:
         """Stop guarding what a run of the code changed itself, a list that it appends to, say; raise CaptureError for a
         number, alone or in a list, dict or array: it counts. before: forms() at the run's start. where: the captured
-        function.
+        function. -> names of lists and dicts that it made longer or shorter.
         """
-        changed = set()
+        changed, resized = set(), []
         for guarded, old in zip((*self.always, *self.after_assignments), before, strict=True):
             new = freeze(guarded.read())
             if old != new:
                 changed.add(id(guarded))
+                if _length(old) != _length(new):
+                    resized.append(guarded.what)
                 if (count := next(_counts(guarded.what, old, new), None)) is not None:
                     raise CaptureError(
                         f"{where}: {count} each time the function runs, but Python in a captured function runs only "
@@ -244,6 +246,13 @@ class Guards:
                     )
         self.always = [g for g in self.always if id(g) not in changed]
         self.after_assignments = [g for g in self.after_assignments if id(g) not in changed]
+        return resized
+
+
+def _length(form: Any) -> int | None:
+    """Number of parts of a frozen list, dict or set; None of anything else."""
+    parts = form[-1] if isinstance(form, tuple) else None
+    return len(parts) if isinstance(parts, (tuple, frozenset)) else None
 
 
 def _counts(what: str, old: Any, new: Any) -> Iterator[str]:

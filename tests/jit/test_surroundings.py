@@ -246,6 +246,19 @@ def test_a_number_that_counts_calls_is_refused_and_put_back():
     assert model.calls == 4
 
 
+def test_a_list_that_the_code_makes_longer_is_named(caplog):
+    seen = [1.0]
+
+    @to_static
+    def step(x):
+        seen.append(1.0)
+        return x * len(seen)
+
+    step(x())
+    step(x())
+    assert len([r for r in caplog.records if "changes the length of seen" in r.message]) == 1
+
+
 class Moving(nn.Layer):
     """Sets its buffers anew: in a layer's own code, in a branch and a loop on Tensors, and from outside (`step`)."""
 
