@@ -20,7 +20,7 @@ from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import floating, promote, promote_floating
 from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
-from polyreme.errors import DTypeError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.bounds import check_index, preceded
 from polyreme.ops.by_index import bounded, read
 from polyreme.ops.creation import republish
@@ -266,11 +266,12 @@ def _scale_rule(call: OpCall) -> ShardingRule:
 
 @op(inplace=True, rule=_scale_rule, integers="wrap")
 def scale(
-    x: Array, scale: Array | float = 1.0, bias: Array | float = 0.0, bias_after_scale: bool = True, act: Any = None
+    x: Array, scale: Array | float = 1, bias: Array | float = 0, bias_after_scale: bool = True, act: Any = None
 ) -> Array:
     """scale * x + bias, or scale * (x + bias) with bias_after_scale=False; scale and bias are numbers or one element.
 
-    act: None, "relu", "sigmoid" or "tanh", applied to the result.
+    act: None, "relu", "sigmoid" or "tanh", applied to the result. Integers stay integers unless scale or bias is
+    floating.
     """
     activations = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh}
     if act not in activations:
@@ -291,6 +292,8 @@ def _check_clip(x: Any, min: Any = None, max: Any = None, *_: Any, **__: Any) ->
         dtypes.check_holds("clip: min", x.dtype, min)
     if max.__class__ is int and not dtypes.holds(x.dtype, max) and max < 0:
         dtypes.check_holds("clip: max", x.dtype, max)
+    if isinstance(min, (int, float)) and isinstance(max, (int, float)) and min > max:
+        raise ConfigError(f"clip: min={min} is above max={max}; give bounds with something between them")
 
 
 @preceded(_check_clip)
@@ -299,7 +302,7 @@ def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     """x kept between min and max, each a number, a Tensor or None (no bound), in x's dtype.
 
     A floating bound makes integers floating. The gradient is 0 outside the bounds. Raises ConfigError for a number
-    that x's dtype does not hold and the result would be.
+    that x's dtype does not hold and the result would be, and for numbers of which min is above max.
     """
     if dtypes.is_integer(x.dtype) and any(b is not None and dtypes.is_floating(b.dtype) for b in (min, max)):
         x = promote(x, *(b for b in (min, max) if b is not None))[0]

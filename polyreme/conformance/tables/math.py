@@ -4,7 +4,7 @@ import numpy as np
 import scipy.special as sp
 
 from polyreme.conformance.case import Case
-from polyreme.errors import DTypeError, ShapeError
+from polyreme.errors import ConfigError, DTypeError, ShapeError
 
 
 def within(low, high, shape=(3, 4)):
@@ -95,8 +95,9 @@ CASES = [
     Case("scale", lambda rng: (*within(-2, 2)(rng), 2.5, 0.5), lambda x, a, b: a * x + b, bad=((np.ones(2), 1.0, 0.0, True, "gelu"), ShapeError, "act='gelu'")),
     Case("scale", lambda rng: (*within(-2, 2)(rng), np.array(2.0, "float32"), 0.5, False, "tanh"), lambda x, a, b, *_: np.tanh(a * (x + b)), tag="before"),
     Case("scale", given(np.array([1, 2]), 3, 1), lambda x, a, b: a * x + b, no_grad=INT, tag="int", check=returns(np.array([4, 7]))),
+    Case("scale", given(np.array([1, 2]), 3), lambda x, a: a * x, no_grad=INT, tag="int-alone", check=returns(np.array([3, 6]))),
     unary("stanh", lambda x: 1.7159 * np.tanh(0.67 * x)),
-    Case("clip", lambda rng: (*within(-2, 2)(rng), -0.5, 0.7), np.clip),
+    Case("clip", lambda rng: (*within(-2, 2)(rng), -0.5, 0.7), np.clip, bad=((np.ones(2, "float32"), 0.7, -0.5), ConfigError, "min=0.7 is above max=-0.5")),
     Case("clip", lambda rng: (*within(-2, 2)(rng), np.float32([0, 0.1, 0.2, 0.3])), lambda x, low: np.maximum(x, low), tag="tensor",
          bad=((np.ones((2, 3), "float32"), np.ones(4, "float32")), ShapeError, "clip")),
     Case("clip", given(np.arange(5), None, 3), np.clip, no_grad=INT, tag="int", check=returns(np.array([0, 1, 2, 3, 3]))),
