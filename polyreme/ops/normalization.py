@@ -51,6 +51,11 @@ def _layer_norm_rule(call: OpCall) -> ShardingRule:
     return ShardingRule((names, *unnamed(call.shapes[1:])), (names,), piecewise=True)
 
 
+def _check_epsilon(what: str, epsilon: float) -> None:
+    if epsilon < 0:
+        raise ConfigError(f"{what}: epsilon={epsilon}; it must be at least 0")
+
+
 @op(amp="fp32", method=False, rule=_layer_norm_rule, real=True)
 def layer_norm(
     x: Array,
@@ -63,6 +68,7 @@ def layer_norm(
 
     weight and bias: normalized_shape, or flat. Source: arXiv:1607.06450. Raises ShapeError for sizes that do not fit.
     """
+    _check_epsilon("layer_norm", epsilon)
     x = floating(x)
     sizes = _last_dims(x, normalized_shape, "layer_norm")
     flat = x.reshape(*x.shape[: x.ndim - len(sizes)], math.prod(sizes))
@@ -133,6 +139,7 @@ def batch_norm_train(
     moved = momentum * running + (1 - momentum) * batch statistic; the variance is the biased one in both uses. axis:
     of the mesh whose devices have equal parts of the batch, under shard_map.
     """
+    _check_epsilon("batch_norm", epsilon)
     x = floating(x)
     dim = channel_dim(data_format, x.ndim, "batch_norm")
     for name, value in (("running_mean", running_mean), ("running_var", running_var)):
@@ -154,6 +161,7 @@ def batch_norm_eval(
     data_format: str = "NCHW",
 ) -> Array:
     """batch_norm by the running statistics."""
+    _check_epsilon("batch_norm", epsilon)
     x = floating(x)
     dim = channel_dim(data_format, x.ndim, "batch_norm")
     mean = _along_channels(running_mean, x, dim, "batch_norm: running_mean")
@@ -224,6 +232,7 @@ def instance_norm_train(
     data_format: str = "NCHW",
 ) -> list[Array]:
     """instance_norm by each instance's own statistics -> [y], and the running statistics moved if they are given."""
+    _check_epsilon("instance_norm", eps)
     x = floating(x)
     if x.ndim < 2:
         raise ShapeError(f"instance_norm: x {list(x.shape)} needs at least 2 dims: batch and channels")
@@ -285,6 +294,7 @@ def group_norm(
 
     weight and bias: [C]. Source: arXiv:1803.08494. Raises ShapeError unless num_groups divides the channels.
     """
+    _check_epsilon("group_norm", epsilon)
     x = floating(x)
     dim = channel_dim(data_format, x.ndim, "group_norm")
     if x.ndim < 2 or num_groups < 1 or x.shape[dim] % num_groups:

@@ -96,7 +96,7 @@ V3 = np.ones(3, "float32")
 CASES = [
     Case("layer_norm", lambda rng: (*floats((2, 3, 4))(rng), [3, 4], *floats((3, 4), (3, 4))(rng)), layer_norm, terms=12, bad=((np.ones((2, 3), "float32"), [2, 3, 4]), ShapeError, r"normalized_shape \[2, 3, 4\]")),
     Case("layer_norm", lambda rng: (*floats((2, 3, 4))(rng), [3, 4], *floats((12,), (12,))(rng), 0.1), layer_norm, terms=12, bad=((np.ones((2, 3), "float32"), 3, np.ones(2, "float32")), ShapeError, r"weight \[2\]"), tag="flat"),
-    Case("layer_norm", lambda rng: (*floats((3, 4))(rng), 4), lambda x, n: unit(x, (1,), 1e-5), tag="bare"),
+    Case("layer_norm", lambda rng: (*floats((3, 4))(rng), 4), lambda x, n: unit(x, (1,), 1e-5), tag="bare", bad=((np.ones((2, 3), "float32"), 3, None, None, -1.0), ConfigError, "layer_norm: epsilon=-1.0; it must be at least 0")),
     Case("layer_norm", lambda rng: (rng.integers(0, 9, (3, 4)), 4), lambda x, n: unit(x, (1,), 1e-5).astype("float32"), no_grad="integers", tag="int"),
     Case("rms_norm", lambda rng: (*floats((2, 3, 4))(rng), [3, 4], *floats((3, 4))(rng), 0.1), rms_norm, terms=12, bad=((np.ones((2, 3), "float32"), [2]), ShapeError, r"normalized_shape \[2\]")),
     Case("rms_norm", lambda rng: (*floats((2, 4))(rng), 4), lambda x, n: x / np.sqrt(np.square(x).mean(1, keepdims=True) + 1e-5), tag="bare"),
