@@ -270,6 +270,8 @@ class Op:
         for name, kind, value in zip(self.names, self.kinds, filled, strict=True):
             if kind is ATTR and not _is_one(self.annotations.get(name), value):
                 raise ArgumentTypeError(f"{self.name}: {name}={value!r}; give {_numbers(self.annotations[name])}")
+            if kind is ATTR and _has_fraction(value) and _takes_integers(self.annotations.get(name)):
+                raise ArgumentTypeError(f"{self.name}: {name}={value!r}; give integers")
             if kind is not TENSOR:
                 continue
             if value is None:
@@ -572,6 +574,21 @@ def _is_one(annotation: Any, value: Any) -> bool:
     if isinstance(value, float):
         return float in choices or complex in choices or (int in choices and value.is_integer())
     return isinstance(value, int) and (bool(set(choices) - {bool, type(None)}) or value in (0, 1))
+
+
+def _has_fraction(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_fraction, value))
+    return isinstance(value, float) and not value.is_integer()
+
+
+def _takes_integers(annotation: Any) -> bool:
+    """Whether an attribute of this annotation is an integer or several, or None."""
+    whole = (int, typing.SupportsIndex)
+    return all(
+        choice in (*whole, types.NoneType) or typing.get_args(choice)[:1] in ((kind,) for kind in whole)
+        for choice in _choices(annotation)
+    )
 
 
 def _numbers(annotation: Any) -> str:

@@ -27,6 +27,8 @@ def dim_of(axis: Any, ndim: int, what: str) -> int:
     """axis counted from the start; raises ShapeError, beginning with `what`, if there is no such dim."""
     if isinstance(axis, tuple) and len(axis) == 1:
         axis = axis[0]
+    if isinstance(axis, TensorState):
+        axis = state.host(axis, f"{what}, of whose result an axis decides the shape,").item()
     if not isinstance(axis, int) or not -ndim <= axis < ndim:
         raise ShapeError(f"{what}: axis={axis} of a Tensor with {ndim} dims; give one from {-ndim} to {ndim - 1}")
     return axis % ndim

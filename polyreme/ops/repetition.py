@@ -106,6 +106,7 @@ def repeat_by(x: Array, repeats: Array, axis: int | None, output_size: int) -> A
     if axis is None:
         x, axis = x.reshape(-1), 0
     dim = dim_of(axis, x.ndim, "repeat_interleave")
+    repeats = jnp.atleast_1d(repeats)
     if repeats.shape not in ((x.shape[dim],), (1,)):
         raise ShapeError(
             f"repeat_interleave: repeats {list(repeats.shape)} for dim {dim} of {list(x.shape)}; give one a slice"

@@ -23,6 +23,8 @@ REFUSED = [
     (lambda x: F.dropout(x, training=2), "dropout: training=2; give True or False"),
     (lambda x: paddle.signal.stft(x, 2, onesided=2), "stft: onesided=2; give True or False or None"),
     (lambda x: paddle.geometric.send_u_recv(x, [0], [1], out_size=2.5), "out_size=2.5; give an integer or None"),
+    (lambda x: paddle.roll(x, 1.5), "roll: shifts=1.5; give integers"),
+    (lambda x: paddle.roll(x, [1, 0.5], [0, 1]), r"roll: shifts=\(1, 0.5\); give integers"),
     (lambda x: paddle.nonzero(x, as_tuple="yes"), "nonzero: as_tuple='yes'; give True or False"),
     (lambda x: paddle.repeat_interleave(x, 2, axis=[0]), r"repeat_interleave: axis=\[0\]; give an integer or None"),
     (lambda x: paddle.exp("x"), "cannot make a Tensor of str"),
@@ -35,6 +37,11 @@ def test_another_type_is_refused(call, match):
     with pytest.raises(ArgumentTypeError, match=match) as raised:
         call(paddle.to_tensor(X))
     assert isinstance(raised.value, (ValueError, TypeError))
+
+
+def test_where_takes_no_other_names():
+    with pytest.raises(TypeError, match="has no parameter 'axis'"):
+        paddle.where(paddle.to_tensor([True]), axis=0)
 
 
 def test_numbers_that_are_equal_to_one_of_the_type_are_taken():

@@ -236,8 +236,8 @@ def argwhere(input: AnyTensor) -> AnyTensor:
     return nonzero(input)
 
 
-def _condition_alone(condition: Any, x: Any = None, y: Any = None, **_: Any) -> Any:
-    return nonzero(condition, True) if x is None and y is None else None
+def _condition_alone(condition: Any, x: Any = None, y: Any = None, **others: Any) -> Any:
+    return nonzero(condition, True) if x is None and y is None and not others.keys() - {"name"} else None
 
 
 @preceded(_condition_alone)
