@@ -316,7 +316,10 @@ def nearest(name: object, choices: Iterable[str]) -> str:
     >>> nearest("nproc", ["rank", "nproc_per_node"])
     "; did you mean 'nproc_per_node'?"
     """
-    names, text = list(choices), str(name)
+    text = str(name)
+    if text.startswith("__"):  # Python's own, which whatever inspects a module asks for
+        return ""
+    names = list(choices)
     same_letters = [choice for choice in names if choice.casefold() == text.casefold()]
     longer = [choice for choice in names if len(text) > 2 and choice.startswith(text)]
     close = same_letters or get_close_matches(text, names, n=1) or longer

@@ -472,7 +472,7 @@ def _fit_without_labels():
         (lambda: paddle.vision.transforms.Compose(len), ConfigError, "give a list of them"),
         (lambda: paddle.static.InputSpec(8), ConfigError, r"shape=8; give a list of sizes, such as \[None, 784\]"),
         (lambda: paddle.jit.to_static(5), ArgumentTypeError, "got a int; give a function, a method or a Layer"),
-        (lambda: paddle.nn.functional.dropout(paddle.ones([2]), p="0.5"), ConfigError, "p='0.5'; a probability is"),
+        (lambda: paddle.nn.functional.dropout(paddle.ones([2]), p="0.5"), ArgumentTypeError, "p='0.5'; give a number"),
         (lambda: _LINEAR.create_parameter([2, -1]), ShapeError, r"shape \[2, -1\]; sizes are at least 0"),
         (
             lambda: paddle.nn.functional.interpolate(paddle.ones([1, 1, 4, 4]), size=[2]),
