@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -10,10 +11,11 @@ from typing import Any, ClassVar
 from polyreme import optimizer as ours
 from polyreme.core import state
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, NotReadyError
 from polyreme.fluid import update_rules
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.clip import clip_recorded
+from polyreme.fluid.dygraph.layers import parameters_with_gradients
 from polyreme.fluid.dygraph.learning_rate_scheduler import LearningRateDecay
 from polyreme.fluid.mode import begin
 from polyreme.fluid.wrapping_optimizers import LookaheadOptimizer, ModelAverage, RecomputeOptimizer
@@ -32,6 +34,8 @@ class Optimizer:
     learning_rate: a number; in a Program a Variable, such as a decay of fluid.layers gives; in dygraph a decay of
     fluid.dygraph, which every minimize() moves on. regularization: a penalty for parameters that have none of their
     own. grad_clip, which 1.8 added: a clip of fluid.clip for all gradients, in place of those that parameters have.
+    parameter_list: in dygraph what is trained; without it the parameters of Layers that have gradients at the first
+    minimize().
     """
 
     optimizer: Any
@@ -55,11 +59,8 @@ class Optimizer:
         extra: dict[str, Any] = {"grad_clip": grad_clip}
         if regularization is not None:
             extra["weight_decay"] = regularization
-        if not state.recording():
-            if parameter_list is None:
-                raise ConfigError(
-                    f"{type(self).__name__}: inside dygraph.guard() give parameter_list=model.parameters()"
-                )
+        is_late = parameter_list is None and not state.recording()
+        if not state.recording() and not is_late:
             extra["parameters"] = list(parameter_list)
         if self._decay is not None:
             if state.recording():
@@ -68,7 +69,9 @@ class Optimizer:
                     "decay of fluid.layers"
                 )
             learning_rate = float(self._decay.step())
-        self.optimizer = self.of(learning_rate=learning_rate, name=name, **extra, **settings)
+        self._make = functools.partial(self.of, learning_rate=learning_rate, name=name, **extra, **settings)
+        if not is_late:
+            self.optimizer = self._make()
 
     @property
     def parameters_given(self) -> list[Any]:
@@ -122,7 +125,37 @@ class Optimizer:
         with program_guard(_program_of(loss), startup_program):
             return self.apply_gradients(params_grads)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":
+            raise NotReadyError(
+                f"{type(self).__name__}: made without parameter_list it has its parameters from the first minimize() "
+                "on; give parameter_list=model.parameters()"
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+
+    def _take_parameters(self, given: Any) -> None:
+        """Train the parameters that have gradients now, as code up to 1.6 does, whose optimizers are given none."""
+        if self._chosen is not None:
+            return
+        trained = parameters_with_gradients() if given is None else list(given)
+        if "optimizer" not in self.__dict__:
+            if not trained:
+                raise ConfigError(
+                    f"{type(self).__name__}.minimize: no parameter has a gradient; call loss.backward(), or give "
+                    "parameter_list=model.parameters()"
+                )
+            self.optimizer = self._make(parameters=trained)
+            return
+        known = {id(p) for p in self.optimizer._parameters}
+        new = [p.name for p in trained if id(p) not in known]
+        if new:
+            raise ConfigError(
+                f"{type(self).__name__}.minimize: {new} had no gradients at the first step; give "
+                "parameter_list=model.parameters()"
+            )
+
     def _step(self, loss: Any, parameters: Any, no_grad_set: Any, grad_clip: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+        self._take_parameters(parameters)
         if grad_clip is not None:
             held = [p for p in self.optimizer._parameters if p.grad is not None]
             for p, g in grad_clip([(p, p.grad) for p in held]):

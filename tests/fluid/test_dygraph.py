@@ -7,7 +7,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme import fluid
-from polyreme.errors import CheckpointError, ConfigError, GradError, ShapeError
+from polyreme.errors import CheckpointError, ConfigError, GradError, NotReadyError, ShapeError
 from polyreme.fluid import dygraph, dygraph_grad_clip, optimizer
 from polyreme.nn import functional as F
 
@@ -382,3 +382,56 @@ def test_fluid_beside_dynamic_mode_of_2_0_records_nothing():
     np.testing.assert_allclose(layer.weight.numpy(), before - rate * (1 + 0.0005 * before), rtol=1e-6)
     mask = fluid.layers.sequence_mask(paddle.to_tensor([1, 3]))
     assert mask.numpy().tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+class Digits(fluid.dygraph.Layer):
+    """As 1.5 writes a network: name scopes in front, sizes of inputs left out."""
+
+    def __init__(self, name_scope):
+        super().__init__(name_scope)
+        scope = self.full_name()
+        self.conv = dygraph.Conv2D(scope, num_filters=2, filter_size=3, param_attr=None, act="relu")
+        self.norm = dygraph.BatchNorm(scope, num_channels=2)
+        self.pool = dygraph.Pool2D(name_scope=scope, pool_size=2, pool_stride=2)
+        self.back = dygraph.Conv2DTranspose(scope, 1, output_size=[6, 6], stride=2)
+        self.level = dygraph.LayerNorm(scope, begin_norm_axis=2)
+        self.out = dygraph.FC(scope, 3, act="softmax")
+
+    def forward(self, x):
+        return self.out(self.level(self.back(self.pool(self.norm(self.conv(x))))))
+
+
+def test_layers_by_name_scopes_are_made_at_their_first_call_and_trained(monkeypatch):
+    with fluid.dygraph.guard():
+        net, sgd = Digits("digits"), fluid.optimizer.SGD(learning_rate=0.5)
+        assert net.parameters() == []
+        with pytest.raises(NotReadyError, match="from the first minimize"):
+            sgd.clear_gradients()
+        x = np.random.default_rng(0).standard_normal((6, 1, 6, 6)).astype("float32")
+        labels = dygraph.to_variable(np.arange(6).reshape(6, 1) % 3)
+        losses = []
+        for _ in range(4):
+            loss = fluid.layers.mean(fluid.layers.cross_entropy(net(dygraph.to_variable(x)), labels))
+            loss.backward()
+            sgd.minimize(loss)
+            net.clear_gradients()
+            losses.append(loss.numpy().item())
+        assert losses[3] < losses[0]
+        shapes = [tuple(p.shape) for p in net.parameters()]
+        assert shapes == [(2, 1, 3, 3), (2,), *[(2,)] * 4, (2, 1, 4, 4), (1,), (36,), (36,), (36, 3), (3,)]
+        assert net.conv.weight is net.conv.layer.weight
+        net.eval()
+        same = dygraph.Conv2D(1, 2, 3, act="relu")
+        same.set_dict({"weight": net.conv.weight, "bias": net.conv.bias})
+        image = dygraph.to_variable(x)
+        np.testing.assert_array_equal(net.conv(image).numpy(), same(image).numpy())
+        other = dygraph.FC("later", 1)
+        loss = fluid.layers.mean(other(image) * net.out.bias)
+        loss.backward()
+        with pytest.raises(ConfigError, match="had no gradients at the first step"):
+            sgd.minimize(loss)
+        with pytest.raises(ConfigError, match="give filter_size, or output_size"):
+            dygraph.Conv2DTranspose("up", 1)(image)
+        monkeypatch.setattr(optimizer, "parameters_with_gradients", list)
+        with pytest.raises(ConfigError, match="no parameter has a gradient"):
+            fluid.optimizer.SGD(0.5).minimize(loss)

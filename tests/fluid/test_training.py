@@ -293,8 +293,6 @@ def test_the_first_layer_switches_static_mode_on_and_a_guard_off(script):
         assert script.layers.relu(paddle.to_tensor([-1.0, 1.0])).tolist() == [0.0, 1.0]
         with pytest.raises(ProgramError, match=r"fc makes parameters of a Program.*fluid.dygraph"):
             script.layers.fc(paddle.to_tensor([[1.0]]), 2)
-        with pytest.raises(ConfigError, match="give parameter_list"):
-            script.optimizer.SGD(0.1)
     script.enable_dygraph()
     assert script.in_dygraph_mode()
     script.disable_dygraph()

@@ -12,6 +12,8 @@ import numpy as np
 from polyreme.core import state, unique_name
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError
+from polyreme.export import save as artefacts
+from polyreme.export import translated_layer
 from polyreme.fluid import io
 from polyreme.fluid.executor import Executor
 from polyreme.jit.to_static import StaticFunction, enable_to_static, to_static
@@ -102,6 +104,7 @@ def declarative(function: Any) -> Any:
 
 
 dygraph_to_static_output = dygraph_to_static_func = declarative
+save, load = artefacts.save, translated_layer.load  # jit.save and jit.load of 1.8
 
 
 class ProgramTranslator:

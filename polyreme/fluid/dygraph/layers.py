@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 from polyreme import nn
 from polyreme.eager.tensor import Tensor
@@ -12,6 +14,11 @@ from polyreme.errors import ConfigError, GradError
 
 class Layer(nn.Layer):
     """Base class of layers: parameters and sublayers as attributes, and a forward."""
+
+    def _make_hooks(self) -> None:
+        """Part of making any Layer: classes have parameters of their own in __init__."""
+        super()._make_hooks()
+        _alive[next(_numbers)] = self
 
     def backward(self, *inputs: Any) -> NoReturn:
         """Raises GradError: gradients come from backward() of a Tensor."""
@@ -55,6 +62,17 @@ class Layer(nn.Layer):
         return self.set_state_dict(stat_dict, use_structured_name)
 
     load_dict = set_dict
+
+
+_numbers = itertools.count()
+_alive: WeakValueDictionary[int, Layer] = WeakValueDictionary()
+"""The Layers that there are, in the order of their making."""
+
+
+def parameters_with_gradients() -> list[Any]:
+    """The parameters of all Layers that backward() has left a gradient for, in the order of the Layers' making."""
+    every = {id(p): p for _, layer in sorted(_alive.items()) for p in layer._parameters.values() if p is not None}
+    return [p for p in every.values() if p.grad is not None and not p.stop_gradient]
 
 
 class LayerList(Layer, nn.LayerList):

@@ -12,6 +12,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.fluid.absent import refusing
 from polyreme.fluid.dygraph.layers import Layer
+from polyreme.fluid.dygraph.name_scopes import FC, ByScope, OfChannels
 from polyreme.fluid.layers.image import pool2d
 from polyreme.nn.initializer import Constant
 from polyreme.ops import OPS
@@ -35,7 +36,7 @@ class Linear(Layer, ours.Linear):
         return activate(super().forward(input), self._act)
 
 
-class _Convolution(Layer):
+class _Convolution(OfChannels, Layer):
     """act(a convolution, or its transpose). use_cudnn: the values are the same."""
 
     def __init__(
@@ -76,8 +77,30 @@ class Conv2DTranspose(_Convolution, ours.Conv2DTranspose):
         )  # fmt: skip
         self._output_size = [output_size] * 2 if isinstance(output_size, int) else output_size
 
+    @classmethod
+    def of_scope(
+        cls, input: Any, num_filters: int, output_size: Any = None, filter_size: Any = None, *args: Any, **kwargs: Any
+    ) -> Conv2DTranspose:
+        """The layer for an input; without filter_size it follows from output_size and the settings that are named."""
+        if filter_size is None:
+            filter_size = _filter_size(input.shape[2:], output_size, kwargs)
+        return cls(input.shape[1], num_filters, filter_size, output_size, *args, **kwargs)
+
     def forward(self, input: Any) -> Any:
         return activate(ours.Conv2DTranspose.forward(self, input, self._output_size), self._act)
+
+
+def _filter_size(sizes: Sequence[int], output_size: Any, settings: dict[str, Any]) -> list[int]:
+    """Sizes of the filters that make images of these sizes ones of output_size."""
+    if output_size is None:
+        raise ConfigError("dygraph.Conv2DTranspose: give filter_size, or output_size from which it follows")
+
+    def each(value: Any) -> list[int]:
+        return [value] * 2 if isinstance(value, int) else list(value)
+
+    strides, pads, dilations = (each(settings.get(n, d)) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    every = zip(sizes, each(output_size), strides, pads, dilations, strict=True)
+    return [(out - (size - 1) * stride + 2 * pad - 1) // dilation + 1 for size, out, stride, pad, dilation in every]
 
 
 class Conv3DTranspose(_Convolution, ours.Conv3DTranspose):
@@ -94,7 +117,7 @@ class Conv3DTranspose(_Convolution, ours.Conv3DTranspose):
         )  # fmt: skip
 
 
-class Pool2D(Layer):
+class Pool2D(ByScope, Layer):
     """The largest ("max") or the mean ("avg") of each window. use_cudnn: the values are the same."""
 
     def __init__(
@@ -111,7 +134,7 @@ class Pool2D(Layer):
         return pool2d(input, **self._settings)
 
 
-class Embedding(Layer, ours.Embedding):
+class Embedding(ByScope, Layer, ours.Embedding):
     """Rows of a table of shape size; is_sparse and the others as in layers.embedding."""
 
     def __init__(
@@ -125,11 +148,11 @@ class Embedding(Layer, ours.Embedding):
         return super().forward(input)
 
 
-class BatchNorm(Layer, ours.BatchNorm):
+class BatchNorm(ByScope, Layer, ours.BatchNorm):
     """act of each channel to mean 0 and variance 1, scaled and shifted."""
 
 
-class LayerNorm(Layer, ours.LayerNorm):
+class LayerNorm(ByScope, Layer, ours.LayerNorm):
     """act of the last dims, of this shape, to mean 0 and variance 1, scaled and shifted."""
 
     def __init__(
@@ -146,8 +169,15 @@ class LayerNorm(Layer, ours.LayerNorm):
     def forward(self, input: Any) -> Any:
         return activate(super().forward(input), self._act)
 
+    @classmethod
+    def of_scope(
+        cls, input: Any, scale: bool = True, shift: bool = True, begin_norm_axis: int = 1, *args: Any, **kwargs: Any
+    ) -> LayerNorm:
+        """The layer for an input, over its dims from begin_norm_axis on."""
+        return cls(list(input.shape[begin_norm_axis:]), scale, shift, *args, **kwargs)
 
-class GroupNorm(Layer, ours.GroupNorm):
+
+class GroupNorm(OfChannels, Layer, ours.GroupNorm):
     """act of each group of channels to mean 0 and variance 1, scaled and shifted. Source: arXiv:1803.08494.
 
     Raises ConfigError for a data_layout other than NCHW.
@@ -252,7 +282,7 @@ class BilinearTensorProduct(Layer, ours.Bilinear):
         return activate(super().forward(x, y), self._act)
 
 
-class GRUUnit(Layer):
+class GRUUnit(ByScope, Layer):
     """One step of a GRU: input [n, size] and hidden [n, size / 3] -> (new hidden, reset * hidden, gates [n, size]).
 
     Source: arXiv:1406.1078; origin_mode: as written there, else with the two shares of the update swapped.
@@ -273,7 +303,7 @@ class GRUUnit(Layer):
         return OPS["gru_unit"](input, hidden, self.weight, self.bias, *self._settings)
 
 
-class NCE(Layer):
+class NCE(ByScope, Layer):
     """layers.nce as a Layer: the loss of each row [n, dim] with labels [n, t] against num_neg_samples drawn classes.
 
     sample_weight [n, 1]: factors of the rows. Raises ConfigError for a seed: call polyreme.seed for all draws.
@@ -302,6 +332,7 @@ class NCE(Layer):
 
 
 __all__ = [
+    "FC",
     "NCE", "BatchNorm", "BilinearTensorProduct", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dropout",
     "Embedding", "GRUUnit", "GroupNorm", "InstanceNorm", "LayerNorm", "Linear", "PRelu", "Pool2D", "SpectralNorm",
 ]  # fmt: skip
