@@ -269,6 +269,15 @@ QWEN2_MOE = replace(
 )
 
 
+OLMOE = replace(
+    MIXTRAL,
+    name="olmoe",
+    model=Reference("polyreme.models.experts.olmoe", "Olmoe"),
+    config=Reference("polyreme.models.experts.olmoe", "OlmoeConfig"),
+    published=Reference("polyreme.models.experts.olmoe", "PUBLISHED"),
+    shape=partial(routed_shape, qk_norm=True, whole_qk_norm=True),
+)
+
 GPT_OSS = replace(
     MIXTRAL,
     name="gpt_oss",
@@ -522,7 +531,7 @@ FAMILIES: Registry[Family] = Registry(
     [
         *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO, OLMO2, GPT_NEOX, STABLELM),
         *(SMOLLM3, ERNIE4_5, GLM, GLM4, COHERE, COHERE2, STARCODER2),
-        *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS, DEEPSEEK_V3, BERT, EVOFORMER),
+        *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )
 """Families by the name that a configuration has, in the order that lists show them."""

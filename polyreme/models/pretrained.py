@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -141,6 +141,7 @@ def open_published(path: str | Path, *, needs_weights: bool = True, task: str = 
         weights = open_weights(path) if needs_weights or has_weights(path) else {}
     else:
         raise CheckpointError(f"{path}: no folder of published weights, and no GGUF file")
+    _check_named(config, path)
     if config.get("model_type") in _TEXT_PARTS and isinstance(config.get("text_config"), Mapping):
         config, weights = _text_part(config, weights, path)
     family, published = _family_of(config, path, task)
@@ -149,6 +150,16 @@ def open_published(path: str | Path, *, needs_weights: bool = True, task: str = 
         in_few_bits, weights = None, decoded_weights(weights)
     layout = None if in_few_bits is None else read_layout(in_few_bits)
     return Opened(family, published, config, weights, layout)
+
+
+def _check_named(config: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for a config.json that names its family by what is no name."""
+    kind, named = config.get("model_type"), config.get("architectures") or []
+    if not isinstance(kind, (str, NoneType)) or not isinstance(named, list) or not all(type(n) is str for n in named):
+        raise ConfigError(
+            f"{path}: model_type {kind!r:.60} and architectures {named!r:.60} in config.json; they are a name and a "
+            "list of names"
+        )
 
 
 def _text_part(

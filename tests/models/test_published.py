@@ -430,6 +430,13 @@ def test_files_nobody_vouches_for(copied):
         AutoModelForCausalLM.from_pretrained(copied / "nowhere")
 
 
+@pytest.mark.parametrize("named", [{"architectures": 3}, {"architectures": [1]}, {"model_type": ["llama"]}])
+def test_a_family_is_named_by_a_name(copied, named):
+    change_config(copied, **named)
+    with pytest.raises(ConfigError, match=r"in config.json; they are a name and a list of names"):
+        AutoConfig.from_pretrained(copied)
+
+
 def test_what_cannot_be_had_is_said(copied):
     with pytest.raises(ConfigError, match="weights of a Llama, not of a Qwen2"):
         Qwen2.from_pretrained(copied)
