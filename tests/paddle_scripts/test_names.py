@@ -625,10 +625,12 @@ def test_modules_of_one_name_are_where_their_names_are():
 def test_names_that_converted_code_imports():
     import paddle
     from paddle.cuda.nvtx import range_pop, range_push
+    from paddle.fluid.dataloader.collate import default_collate_fn
     from paddle.utils.data import DataLoader, default_collate
     from paddle.utils.data.dataset import ConcatDataset
 
     assert (DataLoader, ConcatDataset) == (paddle.io.DataLoader, paddle.io.ConcatDataset)
+    assert default_collate is default_collate_fn
     assert default_collate([{"a": 1}, {"a": 2}])["a"].tolist() == [1, 2]
     made = [paddle.nn.GRU(2, 2), paddle.nn.RNN(paddle.nn.GRUCell(2, 2)), paddle.nn.Linear(2, 2)]
     assert [isinstance(layer, paddle.nn.layer.rnn.RNNBase) for layer in made] == [True, False, False]
