@@ -216,7 +216,9 @@ def rot90(x: Array, k: int = 1, axes: Sequence[int] = (0, 1)) -> Array:
 def roll(x: Array, shifts: Axes, axis: Axes | None = None) -> Array:
     """x with elements moved by shifts along axis, those pushed out coming in at the start; without axis, flattened."""
     if axis in (None, ()):
-        return jnp.roll(x, shifts)
+        if len(ints(shifts)) != 1:
+            raise ShapeError(f"roll: {len(ints(shifts))} shifts without axis, which takes one; give axis too")
+        return jnp.roll(x, ints(shifts)[0])
     dims = tuple(dim_of(a, x.ndim, "roll") for a in ints(axis))
     if len(ints(shifts)) != len(dims):
         raise ShapeError(f"roll: {len(ints(shifts))} shifts for {len(dims)} dims; give one each")

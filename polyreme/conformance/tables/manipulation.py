@@ -73,6 +73,7 @@ ORDER = [
     Case("rot90", of((2, 3, 4), -1, [1, 2]), lambda x, k, a: np.rot90(x, k, a), tag="back"),
     Case("roll", of((2, 3), 4), np.roll, bad=bad("2 shifts for 1 dims", X, [1, 1], [0])),
     Case("roll", of((2, 3), [1, -1], [0, 1]), lambda x, s, a: np.roll(x, s, a), tag="axes", bad=bad("axis=5", X, 1, 5)),
+    Case("roll", of((2, 3), [2]), lambda x, s: np.roll(x, 2), tag="one", bad=bad("2 shifts without axis", X, [1, 1])),
 ]  # fmt: skip
 
 JOIN = [
