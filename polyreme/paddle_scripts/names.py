@@ -336,6 +336,10 @@ _DATA = (
 )
 ABSENT: dict[str, str] = {
     "static.quantization": "use paddle.quantization",
+    "quantization.imperative quantization.ImperativePTQ quantization.PTQConfig quantization.KLQuantizer "
+    "quantization.HistQuantizer quantization.AbsmaxQuantizer quantization.PerChannelAbsmaxQuantizer": (
+        "use paddle.quantization.PTQ with an observer of paddle.quantization.observers"
+    ),
     "onnx": "save with jit.save, which polyreme.inference serves",
     "fluid.transpiler.ps_dispatcher fluid.incubate.fleet.parameter_server": _PARAMETER_SERVERS,
     "fluid.incubate.fleet.utils fluid.contrib.utils": "read files from a mounted folder",

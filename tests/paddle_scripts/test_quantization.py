@@ -5,7 +5,8 @@ import pytest
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.errors import ConfigError
+from polyreme.errors import AbsentError, ConfigError
+from polyreme.paddle_scripts import lookup
 from polyreme.paddle_scripts.internals import quantization
 from polyreme.paddle_scripts.internals.quantization import ImperativeQuantAware
 
@@ -78,3 +79,9 @@ def test_slots_of_operations_that_can_be_rounded():
     assert weights["mul"] == [["X", "Y"], ["Out"]]
     assert quantization.SUPPORT_ACT_QUANTIZATION_OP_DICT["batch_norm"] == [["X"], ["Y"]]
     assert set(weights) < set(quantization.SUPPORT_QUANTIZATION_OP_DICT)
+
+
+def test_older_classes_for_quantization_after_training_say_what_to_use():
+    for module, name in (("quantization", "KLQuantizer"), ("quantization.imperative.ptq", "ImperativePTQ")):
+        with pytest.raises(AbsentError, match=r"use paddle.quantization.PTQ with an observer"):
+            lookup.find(module, name)()
