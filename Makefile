@@ -8,7 +8,7 @@ PADDLE := .venv-paddle/bin/python
 
 DOCS := .venv-docs
 
-.PHONY: setup docs train test test-fast test-all mutation oracle fuzz lint clean
+.PHONY: setup docs train test test-fast test-all mutation oracle fuzz lint types clean
 
 setup: $(STAMP)
 
@@ -64,7 +64,10 @@ fuzz: setup
 lint: setup
 	$(BIN)/ruff check polyreme tests benchmarks
 	$(BIN)/ruff format --check polyreme tests benchmarks
-	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# what editors know of the public names: at least 95% of them
+types: setup
+	$(BIN)/python -m tools.check_types
 
 clean:
 	rm -rf $(VENV) .venv-paddle $(DOCS) build runs

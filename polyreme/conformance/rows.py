@@ -3,13 +3,13 @@
 import importlib
 import pkgutil
 
-from polyreme.conformance import tables
+from polyreme.conformance import _tables
 from polyreme.conformance.case import Case
 
 ROWS: list[Case] = [
     case
-    for module in sorted(m.name for m in pkgutil.iter_modules(tables.__path__))
-    for case in importlib.import_module(f"{tables.__name__}.{module}").CASES
+    for module in sorted(m.name for m in pkgutil.iter_modules(_tables.__path__))
+    for case in importlib.import_module(f"{_tables.__name__}.{module}").CASES
 ]
 _FIRST = {case.name: case for case in reversed(ROWS)}
 

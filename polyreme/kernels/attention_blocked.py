@@ -42,7 +42,7 @@ class Draw(NamedTuple):
     origin: jax.Array
 
 
-def draw_of(key, origin=None) -> Draw | None:
+def draw_of(key: jax.Array | None, origin: jax.Array | None = None) -> Draw | None:
     """The Draw for a key of either kind, None for None; without origin the arrays are the whole."""
     if key is None:
         return None
@@ -51,7 +51,7 @@ def draw_of(key, origin=None) -> Draw | None:
     return Draw(key, jnp.zeros(5, jnp.uint32) if origin is None else origin)
 
 
-def part_of(draw: Draw | None, heads: int, *, batch=0, head=0, row=0, col=0) -> Draw | None:
+def part_of(draw: Draw | None, heads: int, *, batch: Any = 0, head: Any = 0, row: Any = 0, col: Any = 0) -> Draw | None:
     """The Draw of a part of the arrays, which have `heads` query heads, that begins at these places in them."""
     if draw is None:
         return None

@@ -5,7 +5,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme import static
-from polyreme.conformance import sequence_reference as ref
+from polyreme.conformance import _sequence_reference as ref
 from polyreme.core import unique_name
 from polyreme.core.op import OPS
 from polyreme.errors import ConfigError, DTypeError, ProgramError, ShapeError

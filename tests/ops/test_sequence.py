@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from polyreme.conformance import sequence_reference as ref
+from polyreme.conformance import _sequence_reference as ref
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CaptureError, ShapeError

@@ -260,8 +260,8 @@ class _WithEncoder(Pretrained, Layer):
 
     def __init__(self, config: BertConfig, pooled: bool) -> None:
         super().__init__()
-        self.config = config
-        self.encoder = self.encoder_class(config, pooled)
+        self.config: BertConfig = config
+        self.encoder: Bert = self.encoder_class(config, pooled)
 
     def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
         """As the encoder's."""

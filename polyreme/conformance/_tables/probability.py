@@ -4,8 +4,8 @@ import numpy as np
 import scipy.special as sp
 import scipy.stats as st
 
+from polyreme.conformance._tables.random import RANDOM, moments
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.random import RANDOM, moments
 from polyreme.errors import ConfigError, ShapeError
 
 N = 4000

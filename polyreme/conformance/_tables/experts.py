@@ -3,8 +3,8 @@
 import numpy as np
 import scipy.special as sp
 
+from polyreme.conformance._tables.attention import floats, then
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.attention import floats, then
 from polyreme.errors import ConfigError, ShapeError
 
 LOGITS = np.random.default_rng(7).permutation(np.arange(40) / 8).reshape(2, 5, 4).astype("float32")

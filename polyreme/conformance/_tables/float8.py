@@ -3,8 +3,8 @@
 import ml_dtypes
 import numpy as np
 
+from polyreme.conformance._tables.attention import floats, then
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.attention import floats, then
 from polyreme.errors import DTypeError, ShapeError
 
 F8 = ml_dtypes.float8_e4m3fn

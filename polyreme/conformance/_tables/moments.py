@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from polyreme.conformance._tables.attention import floats, then
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.attention import floats, then
 
 
 def moments(x, dims, eps):

@@ -3,8 +3,8 @@
 import numpy as np
 
 import polyreme.generation.sampling  # noqa: F401
+from polyreme.conformance._tables.attention import floats, then
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.attention import floats, then
 
 SEEN = np.array([[True, False, True], [False, True, True]])
 SEEDS, PLACES = np.arange(2, dtype="int64"), np.arange(2, dtype="int64")

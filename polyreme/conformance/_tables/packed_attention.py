@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from polyreme.conformance._tables.attention import attend, floats, probs, then
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.attention import attend, floats, probs, then
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 
 

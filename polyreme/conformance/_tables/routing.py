@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from polyreme.conformance._tables.attention import floats, then
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.attention import floats, then
 from polyreme.errors import ConfigError, ShapeError
 
 ROUTES = np.array([[2, -1], [0, 2], [-1, 0], [2, 1]], "int32")

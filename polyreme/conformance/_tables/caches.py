@@ -3,8 +3,8 @@
 import numpy as np
 import scipy.special as sp
 
+from polyreme.conformance._tables.attention import floats, then
 from polyreme.conformance.case import Case
-from polyreme.conformance.tables.attention import floats, then
 from polyreme.errors import ShapeError
 
 START = np.array([1, 3], "int32")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polyreme.conformance import sequence_reference as ref
+from polyreme.conformance import _sequence_reference as ref
 from polyreme.conformance.case import Case
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 
