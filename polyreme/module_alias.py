@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -47,6 +48,22 @@ def install(root: str, spec_of: Callable[[str, str], ModuleSpec]) -> AliasFinder
 def installed(root: str) -> list[AliasFinder]:
     """The finders in force for root."""
     return [finder for finder in sys.meta_path if isinstance(finder, AliasFinder) and finder.root == root]
+
+
+class AliasLoader(Loader):
+    """Gives a module that has another name, which it keeps."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(self.name)
+        self._own = (module.__spec__, getattr(module, "__loader__", None))
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # the import system has written the alias's spec into the module, which has been executed before
+        module.__spec__, module.__loader__ = self._own
 
 
 class ModuleLoader(Loader):

@@ -267,6 +267,8 @@ def package(name: str) -> str:
 
 
 def _homes(module: Any) -> dict[str, str]:
+    if hasattr(module, "_homes"):
+        return module._homes()
     return getattr(module, "_HOME", None) or getattr(module, "_LATE", {})
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -16,7 +15,7 @@ from typing import Any
 import polyreme
 from polyreme import module_alias
 from polyreme.errors import ConfigError
-from polyreme.module_alias import ModuleLoader
+from polyreme.module_alias import AliasLoader, ModuleLoader
 from polyreme.paddle_scripts import hints, lookup
 from polyreme.paddle_scripts.lookup import own_name
 from polyreme.paddle_scripts.names import CALLED, CLASSES, NAMES, RELEASE
@@ -269,20 +268,15 @@ class _CalledModule(ModuleType):
         return getattr(self._module, name)
 
 
-class _AliasLoader(Loader):
+class _AliasLoader(AliasLoader):
     """Gives polyreme's own module."""
 
     def __init__(self, name: str, loaded: Callable[[], None]) -> None:
-        self.name, self._loaded = name, loaded
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self.name)
-        self._own = (module.__spec__, getattr(module, "__loader__", None))
-        return module
+        super().__init__(name)
+        self._loaded = loaded
 
     def exec_module(self, module: ModuleType) -> None:
-        # the import system has written the alias's spec into the module, which has been executed before
-        module.__spec__, module.__loader__ = self._own
+        super().exec_module(module)
         self._loaded()
 
     def get_code(self, fullname: str) -> CodeType | None:
