@@ -37,6 +37,20 @@ COLUMNS = (
 """Columns that a row may have. Those after dtype are what was measured: of them only the notes, which formula the table
 counts FLOP by, and the framework (one of FRAMEWORKS, where the system does not name it) are looked at to predict."""
 
+_ALSO = {
+    **dict.fromkeys(("device", "gpu", "gpu_type", "accelerator", "topology", "kind"), "hardware"),
+    **dict.fromkeys(("devices", "gpus", "num_gpus", "num_devices", "chips", "n_gpus"), "n_dev"),
+    **dict.fromkeys(("batch", "batch_size", "global_batch", "global_batch_size"), "gbs"),
+    **dict.fromkeys(("microbatch", "micro_batch", "micro_batch_size"), "mbs"),
+    **dict.fromkeys(("hidden", "hidden_size", "d_model"), "h"),
+    **dict.fromkeys(("num_layers", "depth"), "layers"),
+    **dict.fromkeys(("zero", "fsdp", "zero_stage", "sharding"), "zero_or_fsdp"),
+    **dict.fromkeys(("precision", "amp"), "dtype"),
+    **dict.fromkeys(("mp", "tensor_parallel"), "tp"),
+    "sequence_length": "seq",
+}
+"""What others call a column."""
+
 _ORDER = ("pp", "dp", "sharding", "ep", "sep", "mp")
 """Devices of published runs: tensor parallelism inside a node, pipelines outermost (Megatron-LM's order)."""
 
@@ -109,12 +123,15 @@ def columns_not_read(row: Mapping[str, Any]) -> tuple[str, ...]:
 
     >>> columns_not_read({"h": 512, "layer": 8, "remark": "a"})
     ("'layer'; did you mean 'layers'?", "'remark'")
+    >>> columns_not_read({"gpus": 8})
+    ("'gpus'; did you mean 'n_dev'?",)
     """
-    found = []
+    not_read = []
     for column in (column for column in row if column not in COLUMNS):
-        near = get_close_matches(str(column), COLUMNS, 1)
-        found.append(f"{column!r}; did you mean {near[0]!r}?" if near else f"{column!r}")
-    return tuple(found)
+        named = _ALSO.get(str(column).lower())
+        near = [named] if named else get_close_matches(str(column), COLUMNS, 1)
+        not_read.append(f"{column!r}; did you mean {near[0]!r}?" if near else f"{column!r}")
+    return tuple(not_read)
 
 
 def _fastest_that_fits(runs: list[PublishedRun]) -> PublishedRun:
