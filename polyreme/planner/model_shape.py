@@ -145,7 +145,9 @@ class ModelShape:
     def num_active_parameters(self) -> int:
         """Those of them that work on a token: without the experts that it does not choose."""
         sparse = self.layers - min(self.dense_layers, self.layers) if self.experts else 0
-        idle = (self.experts - self.experts_per_token) * (3 if self.gated else 2) * self.hidden * self.expert_ffn
+        maps = 3 if self.gated else 2
+        biases = (maps - 1) * self.expert_ffn + self.hidden if self.expert_biases else 0
+        idle = (self.experts - self.experts_per_token) * (maps * self.hidden * self.expert_ffn + biases)
         return self.num_parameters - idle * (sparse + (self.ahead if self.experts else 0))
 
 

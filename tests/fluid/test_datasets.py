@@ -79,7 +79,7 @@ def test_minibatches_are_the_lines_in_order(script, files):
     assert rest["click"].tolist() == [[int(w[-1])] for w in words[16:]]
     assert (first["dense"].dtype, rest["click"].dtype) == ("float32", "int64")
     loader = fluid.io.DataLoader.from_dataset(dataset, fluid.cpu_places(1), drop_last=True)
-    assert [sorted(feed) for feed in loader()] == [["click", "dense", "ids"]]
+    assert [[sorted(feed) for feed in feeds] for feeds in loader()] == [[["click", "dense", "ids"]]]
 
 
 def test_a_shuffle_keeps_every_line(script, files):

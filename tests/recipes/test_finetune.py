@@ -345,5 +345,7 @@ def test_alike_blocks_are_compiled_once_on_one_device(tmp_path, base, settings, 
     monkeypatch.setattr("polyreme.recipes.training.trainer._MANY_BLOCKS", 2)
     trainer = Trainer(load(tmp_path / "run", base, *settings, *ONE_DEVICE).config, jax.devices()[:1])
     assert trainer.logits is None  # the model lies whole here, and samples are written with its cache
-    chunks = trainer.planned.step.pipeline._first
+    pipeline = trainer.planned.step.pipeline
+    pipeline._share()  # as before each batch
+    chunks = pipeline._first
     assert [chunk._like is not None for chunk in chunks] == [False, False, True]
