@@ -151,6 +151,9 @@ from polyreme.models.vision.dinov2 import Dinov2Config as Dinov2Config
 from polyreme.models.vision.dinov2 import Dinov2ForImageClassification as Dinov2ForImageClassification
 from polyreme.models.vision.siglip import Siglip as Siglip
 from polyreme.models.vision.siglip import SiglipConfig as SiglipConfig
+from polyreme.models.vision.swin import Swin as Swin
+from polyreme.models.vision.swin import SwinConfig as SwinConfig
+from polyreme.models.vision.swin import SwinForImageClassification as SwinForImageClassification
 from polyreme.models.vision.vit import ViT as ViT
 from polyreme.models.vision.vit import ViTConfig as ViTConfig
 from polyreme.models.vision.vit import ViTForImageClassification as ViTForImageClassification

@@ -600,6 +600,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *_of_pictures("vit", "ViT"),
     *_of_pictures("dinov2", "Dinov2"),
     *_of_pictures("convnext", "ConvNext"),
+    *_of_pictures("swin", "Swin"),
     *_architectures("vision", "clip", "CLIPConfig", {"base": "CLIP"}),
     *_architectures("vision", "siglip", "SiglipConfig", {"base": "Siglip"}),
     *_encoder_decoders("t5", "T5"),

@@ -24,6 +24,8 @@ from polyreme.models import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    Swin,
+    SwinConfig,
 )
 from polyreme.models.encoder_decoders.t5 import T5Config
 from polyreme.models.encoders.bert import Bert, BertConfig, BertForMaskedLM, BertForSequenceClassification
@@ -65,7 +67,7 @@ def assert_recorded(model, name, only=slice(None)):
 @pytest.mark.slow_cases(
     *("mpnet_classification", "roberta_classification", "xlm_roberta_token_classification", "convnext_classification"),
     *("deberta_v2_token_classification", "electra_classification", "albert_classification", "distilbert_masked_lm"),
-    *("modernbert_classification", "distilbert_classification"),
+    *("modernbert_classification", "distilbert_classification", "swin_classification"),
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_gives_what_transformers_computes_and_is_written_as_it_was(name, tmp_path):
@@ -187,6 +189,19 @@ def test_masked_patches_and_pictures_of_other_sides():
         gated(to_tensor(image), bool_masked_pos=to_tensor(covered))
     with pytest.raises(ShapeError, match=r"images have shape \[2, 3, 2, 8\]; give .* both of 4 or more"):
         AutoModel.from_pretrained(FOLDERS / "convnext")(to_tensor(image[:, :, :2]))
+
+
+def test_windows_want_enough_of_an_image_and_training_drops_paths():
+    """A Swin refuses sides below a window; training with a drop_path of 1 goes without the last block's attention."""
+    config = SwinConfig(4, depths=(1, 1), num_heads=(1, 2), window_size=2, patch_size=2, drop_path=1.0)
+    model = Swin(config)
+    with pytest.raises(ShapeError, match=r"images have shape \[2, 3, 8, 4\]; give .* both of 5 or more"):
+        model(to_tensor(np.zeros((2, 3, 8, 4), np.float32)))
+    block = model.stages[1].blocks[0].train()
+    x = to_tensor(np.random.default_rng(0).standard_normal((2, 2, 2, 8), "float32"))
+    block.attention.attention.out.bias.set_value(np.arange(8, dtype="float32"))
+    np.testing.assert_array_equal(block(x).numpy(), (x + block.ffn(block.ffn_norm(x))).numpy())
+    assert np.abs(block.eval()(x).numpy() - block.train()(x).numpy()).max() > 1
 
 
 def test_texts_and_images_are_compared(tmp_path):
@@ -344,6 +359,9 @@ def test_distances_to_padding_count_for_nothing():
         ("dinov2", {"num_attention_heads": 5}, "hidden_size 24 is not a multiple of num_heads 5; make it 20 or 25"),
         ("convnext", {"depths": [2, 1, 1]}, r"depths \[2, 1, 1\]; give a whole number of 1 or more for each stage"),
         ("convnext", {"hidden_sizes": 8}, "hidden_sizes 8; give a whole number"),
+        ("swin", {"num_heads": [1, 3]}, "width 16, of embed_dim 8, is not a multiple of its 3 heads; make it 15 or 18"),
+        ("swin", {"num_heads": [1]}, r"num_heads \[1\]; give a whole number of 1 or more for each stage"),
+        ("swin", {"use_absolute_embeddings": True}, "use_absolute_embeddings is True, and only False can be had here"),
         ("albert", {"inner_group_num": 2}, "inner_group_num is 2, and only 1 can be had here"),
         ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2}, "num_layers 3 is not a multiple of num_groups 2"),
     ],
@@ -387,8 +405,14 @@ def test_every_parameter_has_a_gradient_of_the_loss(name, kind):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.slow_cases("dinov2_classification", "bert_masked_lm")
-@pytest.mark.parametrize("name", ["bert_masked_lm", "modernbert_masked_lm", "dinov2_classification"])
+@pytest.mark.slow_cases("dinov2_classification", "bert_masked_lm", "convnext_classification", "swin_classification")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bert_masked_lm", "modernbert_masked_lm"),
+        *("dinov2_classification", "convnext_classification", "swin_classification"),
+    ],
+)
 def test_a_plan_splits_an_encoder(name):
     plan = Plan.from_degrees(mp=2, sharding=2, sharding_stage=3)
     try:

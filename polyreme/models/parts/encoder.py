@@ -80,7 +80,10 @@ class SelfAttention(Layer):
 
 
 class TwoLayers(Layer):
-    """down(activation(up(x))). bias: whether both add one. dropout: of what is between, while training."""
+    """down(activation(up(x))) of [batch, seq, embed] or [batch, rows, columns, embed].
+
+    bias: whether both add one. dropout: of what is between, while training.
+    """
 
     activation: Callable[..., Any]
 
@@ -94,8 +97,9 @@ class TwoLayers(Layer):
         self.down = linear(ffn_size, width, ("ffn", "embed"), bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x_bse: Any) -> Any:
-        hidden = self.activation(constrain(self.up(x_bse), "batch", "block_seq", "ffn"))
+    def forward(self, x: Any) -> Any:
+        inner = ("block_seq",) if len(x.shape) == 3 else (None,) * (len(x.shape) - 2)
+        hidden = self.activation(constrain(self.up(x), "batch", *inner, "ffn"))
         return self.down(F.dropout(hidden, self.dropout, training=self.training) if self.dropout else hidden)
 
 
