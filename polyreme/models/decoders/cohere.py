@@ -52,11 +52,10 @@ class CohereConfig(LlamaConfig):
     logit_scale: float = field(default=0.0625)  # type: ignore[misc]  # a trait that here is said of each model
 
 
-class Cohere(Llama):
+class Cohere(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = COHERE
-    is_order_free: property = Llama.is_order_free
 
     def make_block(self, config: CohereConfig, number: int) -> Layer:
         """A new block; number: how many come before it."""

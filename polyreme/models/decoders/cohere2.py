@@ -11,7 +11,6 @@ from typing import Any
 
 from polyreme.models.decoders.cohere import PUBLISHED as COHERE_PUBLISHED
 from polyreme.models.decoders.cohere import Cohere, CohereConfig
-from polyreme.models.decoders.llama import Llama
 from polyreme.models.decoders.qwen2 import layer_types, read_layer_types
 from polyreme.models.families import COHERE2
 
@@ -39,11 +38,10 @@ class Cohere2Config(CohereConfig):
         return self.full_blocks or ()
 
 
-class Cohere2(Cohere):
+class Cohere2(Cohere, keeps_order_free=True):
     """As Llama."""
 
     family = COHERE2
-    is_order_free: property = Llama.is_order_free
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:

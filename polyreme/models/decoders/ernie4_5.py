@@ -36,11 +36,10 @@ class Ernie4_5Config(LlamaConfig):
     tie_embeddings: bool = True
 
 
-class Ernie4_5(Llama):
+class Ernie4_5(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = ERNIE4_5
-    is_order_free: property = Llama.is_order_free
 
 
 def turned_attention_rules(there: str, here: str) -> list[WeightRule]:

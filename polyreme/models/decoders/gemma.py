@@ -54,11 +54,10 @@ class GemmaConfig(LlamaConfig):
         return self.hidden_size**0.5
 
 
-class Gemma(Llama):
+class Gemma(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = GEMMA
-    is_order_free: property = Llama.is_order_free
 
 
 GEMMA_DEFAULTS = {

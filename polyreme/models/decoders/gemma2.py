@@ -49,11 +49,10 @@ class Gemma2Config(GemmaConfig):
         return self.query_scalar**-0.5
 
 
-class Gemma2(Llama):
+class Gemma2(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = GEMMA2
-    is_order_free: property = Llama.is_order_free
 
 
 NORMS_AROUND = {

@@ -45,11 +45,10 @@ class Gemma3Config(Gemma2Config):
     sliding_window: int = field(default=512, metadata={"least": 0})
 
 
-class Gemma3(Llama):
+class Gemma3(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = GEMMA3
-    is_order_free: property = Llama.is_order_free
 
     def __init__(self, config: Gemma3Config) -> None:
         super().__init__(config)

@@ -27,11 +27,10 @@ class GlmConfig(LlamaConfig):
     rms_norm_epsilon: float = 1.5625e-7
 
 
-class Glm(Llama):
+class Glm(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = GLM
-    is_order_free: property = Llama.is_order_free
 
 
 def glm_rules(norms: Mapping[str, str]) -> list[WeightRule]:

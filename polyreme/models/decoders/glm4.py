@@ -20,11 +20,10 @@ class Glm4Config(GlmConfig):
     norm_places: ClassVar[str] = "around"
 
 
-class Glm4(Llama):
+class Glm4(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = GLM4
-    is_order_free: property = Llama.is_order_free
 
 
 PUBLISHED = published_glm(

@@ -96,11 +96,10 @@ class ParallelBlock(Block):
         return constrain(x_bse + mixed + fed, "batch", "seq", "embed")
 
 
-class GPTNeoX(Llama):
+class GPTNeoX(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = GPT_NEOX
-    is_order_free: property = Llama.is_order_free
 
     def make_block(self, config: GPTNeoXConfig, number: int) -> Layer:
         """A new block; number: how many come before it."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from polyreme.errors import ConfigError
 from polyreme.models.decoders.gpt_neox import GPTNeoX, GPTNeoXConfig
 from polyreme.models.decoders.llama import Attention, linear_rules
-from polyreme.models.families import GPTJ
+from polyreme.models.families import GPTJ as FAMILY
 from polyreme.models.files.published import SAME, PublishedFamily, WeightRule
 from polyreme.models.parts.encoder import same_rules
 from polyreme.models.parts.rotary import neighbour_rules
@@ -34,11 +34,10 @@ class GPTJConfig(GPTNeoXConfig):
     activation: str = "gelu_new"
 
 
-class GPTJ(GPTNeoX):
+class GPTJ(GPTNeoX, keeps_order_free=True):
     """As Llama."""
 
-    family = GPTJ
-    is_order_free: property = GPTNeoX.is_order_free
+    family = FAMILY
 
     def make_attention(self, config: GPTJConfig) -> Layer:
         """A block's attention."""

@@ -37,11 +37,10 @@ class GraniteConfig(LlamaConfig):
         return 1 / self.logit_divisor
 
 
-class Granite(Llama):
+class Granite(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = GRANITE
-    is_order_free: property = Llama.is_order_free
 
 
 _SCALES = {

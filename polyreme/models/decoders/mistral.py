@@ -20,11 +20,10 @@ class MistralConfig(LlamaConfig):
     sliding_window: int = field(default=4096, metadata={"least": 0})
 
 
-class Mistral(Llama):
+class Mistral(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = MISTRAL
-    is_order_free: property = Llama.is_order_free
 
 
 PUBLISHED = PublishedFamily(

@@ -44,11 +44,10 @@ class OlmoConfig(LlamaConfig):
             raise ConfigError(f"OlmoConfig: qkv_bound {self.qkv_bound}; give a bound above 0, or 0 for none")
 
 
-class Olmo(Llama):
+class Olmo(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = OLMO
-    is_order_free: property = Llama.is_order_free
 
 
 def _rules(config: Any) -> list[WeightRule]:

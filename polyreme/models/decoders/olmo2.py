@@ -28,11 +28,10 @@ class Olmo2Config(LlamaConfig):
     qk_norm: bool = True
 
 
-class Olmo2(Llama):
+class Olmo2(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = OLMO2
-    is_order_free: property = Llama.is_order_free
 
 
 _NORMS = {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "ffn_out_norm"}

@@ -50,7 +50,7 @@ class SumNormBlock(Block):
         return constrain(self.ffn_norm(x_bse + self.ffn(x_bse)), "batch", "seq", "embed")  # type: ignore[misc]
 
 
-class OPT(Llama):
+class OPT(Llama, keeps_order_free=True):
     """As Llama."""
 
     positions: Embedding
@@ -58,7 +58,6 @@ class OPT(Llama):
     embedding_out: Linear | None
 
     family = FAMILY
-    is_order_free: property = Llama.is_order_free
 
     def __init__(self, config: OPTConfig) -> None:
         super().__init__(config)

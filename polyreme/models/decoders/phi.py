@@ -31,11 +31,10 @@ class PhiConfig(GPTNeoXConfig):
     activation: str = "gelu_new"
 
 
-class Phi(GPTNeoX):
+class Phi(GPTNeoX, keeps_order_free=True):
     """As Llama."""
 
     family = PHI
-    is_order_free: property = GPTNeoX.is_order_free
 
     def make_attention(self, config: PhiConfig) -> Layer:
         """A block's attention."""

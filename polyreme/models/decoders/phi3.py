@@ -21,11 +21,10 @@ class Phi3Config(LlamaConfig):
     rms_norm_epsilon: float = 1e-5
 
 
-class Phi3(Llama):
+class Phi3(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = PHI3
-    is_order_free: property = Llama.is_order_free
 
 
 def _qkv_rows(config: Any) -> list[int]:

@@ -24,11 +24,10 @@ class Qwen2Config(LlamaConfig):
     qkv_bias: bool = True
 
 
-class Qwen2(Llama):
+class Qwen2(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = QWEN2
-    is_order_free: property = Llama.is_order_free
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

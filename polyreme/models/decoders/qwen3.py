@@ -24,11 +24,10 @@ class Qwen3Config(LlamaConfig):
     qk_norm: bool = True
 
 
-class Qwen3(Llama):
+class Qwen3(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = QWEN3
-    is_order_free: property = Llama.is_order_free
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:

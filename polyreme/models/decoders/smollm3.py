@@ -42,11 +42,10 @@ class SmolLM3Config(LlamaConfig):
         super().__post_init__()
 
 
-class SmolLM3(Llama):
+class SmolLM3(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = SMOLLM3
-    is_order_free: property = Llama.is_order_free
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,11 +26,10 @@ class StableLMConfig(LlamaConfig):
     rotary_fraction: float = 0.25
 
 
-class StableLM(Llama):
+class StableLM(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = STABLELM
-    is_order_free: property = Llama.is_order_free
 
 
 def _rules(config: Any) -> list[WeightRule]:

@@ -29,11 +29,10 @@ class Starcoder2Config(GPTNeoXConfig):
     activation: str = "gelu_pytorch_tanh"
 
 
-class Starcoder2(Llama):
+class Starcoder2(Llama, keeps_order_free=True):
     """As Llama."""
 
     family = STARCODER2
-    is_order_free: property = Llama.is_order_free
 
     def make_block(self, config: Starcoder2Config, number: int) -> Layer:
         """A new block; number: how many come before it."""

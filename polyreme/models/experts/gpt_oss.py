@@ -50,11 +50,10 @@ class GptOssConfig(MixtralConfig):
         return super().nano(**{"experts_per_token": 2, "sliding_window": 4, **changes})  # type: ignore[return-value]
 
 
-class GptOss(Mixtral):
+class GptOss(Mixtral, keeps_order_free=True):
     """As Mixtral."""
 
     family = GPT_OSS
-    is_order_free: property = Mixtral.is_order_free
 
 
 def _rules(config: Any) -> list[WeightRule]:

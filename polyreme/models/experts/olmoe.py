@@ -36,11 +36,10 @@ class OlmoeConfig(MixtralConfig):
         return super().nano(**{"experts_per_token": 2, **changes})  # type: ignore[return-value]
 
 
-class Olmoe(Mixtral):
+class Olmoe(Mixtral, keeps_order_free=True):
     """As Mixtral."""
 
     family = OLMOE
-    is_order_free: property = Mixtral.is_order_free
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,11 +34,10 @@ class Qwen2MoeConfig(Qwen3MoeConfig):
     n_shared_experts: int = 1  # type: ignore[misc]  # a trait that here is said of each model
 
 
-class Qwen2Moe(Mixtral):
+class Qwen2Moe(Mixtral, keeps_order_free=True):
     """As Mixtral."""
 
     family = QWEN2_MOE
-    is_order_free: property = Mixtral.is_order_free
 
 
 def _rules(config: Any) -> list[WeightRule]:

@@ -34,11 +34,10 @@ class Qwen3MoeConfig(MixtralConfig):
         return super().nano(**{"head_dim": 16, "experts_per_token": 2, **changes})  # type: ignore[return-value]
 
 
-class Qwen3Moe(Mixtral):
+class Qwen3Moe(Mixtral, keeps_order_free=True):
     """As Mixtral."""
 
     family = QWEN3_MOE
-    is_order_free: property = Mixtral.is_order_free
 
 
 def _rules(config: Any) -> list[WeightRule]:

@@ -72,11 +72,12 @@ class Decoder(Pretrained, Layer):
     """A bound of logits: as softcap of F.scaled_dot_product_attention; none if 0."""
     is_order_free: bool = False
     """Whether only attention and `token_order` of all that this class does tell one place of a sequence from another. A
-    subclass, whose code may be other, says so for itself."""
+    subclass, whose code may be other, says so for itself, or with the class keyword keeps_order_free=True that this is
+    what it is in its parent."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, keeps_order_free: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.is_order_free = cls.__dict__.get("is_order_free", False)
+        cls.is_order_free = cls.__dict__.get("is_order_free", keeps_order_free and cls.is_order_free)
 
     def forward(
         self,
