@@ -12,7 +12,9 @@ try:
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 except ImportError:
-    raise ConfigError("serving needs prometheus-client: pip install polyreme[serve]") from None
+    raise ConfigError(
+        "polyreme serve and polyreme dash need prometheus-client, of the extra serve: pip install 'polyreme[serve]'"
+    ) from None
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PREFIX = "polyreme:"

@@ -13,7 +13,10 @@ try:
     from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
-    raise ConfigError(f"serving needs starlette and uvicorn ({error}): pip install polyreme[serve]") from None
+    raise ConfigError(
+        f"polyreme serve and polyreme dash need starlette and uvicorn, of the extra serve ({error}): "
+        "pip install 'polyreme[serve]'"
+    ) from None
 
 __all__ = [
     "H11Protocol",
