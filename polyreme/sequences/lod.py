@@ -18,7 +18,7 @@ import numpy as np
 from polyreme.core import dtype as dtypes
 from polyreme.core import state
 from polyreme.core.state import TensorState
-from polyreme.core.symbol import DYNAMIC, PROBES
+from polyreme.core.symbol import DYNAMIC, PROBES, DynamicSize
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ProgramError, ShapeError
 from polyreme.ops import OPS
@@ -40,13 +40,14 @@ class _SequenceNotes:
     """What sequence layers remember of a Program while it is recorded.
 
     version: up to which every result has its lod; any: whether there is one that is not (). By name of a Variable:
-    lengths, those of offsets; padded, of lengths that sequence_pad gave, the sequences and the rectangle. rebound: by
-    block, Variables divided anew in it.
+    lengths, those of offsets; chosen, of offsets of some of a level's sequences, that level; padded, of lengths that
+    sequence_pad gave, the sequences and the rectangle. rebound: by block, Variables divided anew in it.
     """
 
     def __init__(self) -> None:
         self.version, self.any = -1, False
         self.lengths: dict[str, Variable] = {}
+        self.chosen: dict[str, Variable] = {}
         self.padded: dict[str, tuple[Variable, Variable]] = {}
         self.rebound: dict[int, list[_Rebound]] = {}
 
@@ -139,8 +140,9 @@ def _pass_on(op: Call, block: Block) -> None:
             divided(result, source.lod if source is not None and i in passing else ())
 
 
-_PICK_ROWS = {"gather", "gather_nd", "index_select", "masked_select", "take", "index_sample"}
-"""Ops whose result has as many rows as their index, which may be as unknown as those of what they pick from."""
+_PICK_ROWS = {"gather", "gather_nd", "index_select", "masked_select", "nonzero", "take", "index_sample"}
+"""Ops whose result has as many rows as their index, or as there are choices, which may be as unknown as those of what
+they pick from."""
 _SEQUENCE_OPS = ("polyreme.ops.sequences.", "polyreme.ops.losses.alignment", "polyreme.sequences.")
 """The modules whose ops hand nothing on of themselves: the layer that calls one says what its result is."""
 
@@ -172,10 +174,11 @@ def longest(lod: Lod) -> Any:
 
 
 def room(x: Variable, lod: Lod) -> Any:
-    """A size that no innermost sequence of x is longer than, for what more changes nothing of. Fed rounded up, so that
-    few Programs are compiled; the number of rows if nobody feeds it.
+    """A size that no sequence of x, rows that the last of these levels divides, is longer than, for what more changes
+    nothing of. Fed rounded up, so that few Programs are compiled; the number of rows if nobody feeds it.
     """
-    size = _fed_size(lod[-1], _room_name(lod[-1]))
+    level = _SequenceNotes.of(defaults.main).chosen.get(lod[-1]._array.name, lod[-1])
+    size = _fed_size(level, _room_name(level))
     return rows(x) if size is None else size
 
 
@@ -206,9 +209,13 @@ def fed_beside(value: Any) -> list[Variable]:
     return [*levels, *(v for v in asked if isinstance(v, Variable))]
 
 
-def counted(counts: Any) -> Any:
-    """The sum of an integer Variable, as a size. A Program that uses it is not compiled but run op by op."""
-    return rows(_record("sequence_room", counts, np.bool_))
+def counted(counts: Any, most: Any = None) -> Any:
+    """The sum of an integer Variable, as a size. A Program that uses it is not compiled but run op by op.
+
+    most: a size that the sum is not above. With it the Program is compiled, and the size is that in place of the sum.
+    """
+    size = SizeOf(most.symbol.name, most.dim) if isinstance(most, DynamicSize) else most
+    return rows(uninferred("sequence_room", (counts, size), [((DYNAMIC,), np.bool_, 0)])[0])
 
 
 def _is_fed(level: Variable) -> bool:
@@ -398,10 +405,12 @@ def inner(lod: Lod) -> Variable:
     return lengths(lod[-1])
 
 
-def offsets(of: Variable) -> Variable:
-    """A level of sequences of these lengths."""
-    made = divided(OPS["sequence_offsets"](of), ())
-    _SequenceNotes.of(defaults.main).lengths[made.name] = of
+def offsets(of: Variable, chosen_from: Variable | None = None) -> Variable:
+    """A level of sequences of these lengths, which are some of another level's if that is named."""
+    made, notes = divided(OPS["sequence_offsets"](of), ()), _SequenceNotes.of(defaults.main)
+    notes.lengths[made.name] = of
+    if chosen_from is not None:
+        notes.chosen[made.name] = notes.chosen.get(chosen_from._array.name, chosen_from)
     return made
 
 
@@ -436,10 +445,11 @@ def with_longest(program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not value.lod():
             continue
-        length = max(value.recursive_sequence_lengths()[-1], default=0)
-        for asked, size in ((_longest_name, length), (_room_name, steps_for(length))):
-            if asked(target.lod[-1]) in block.vars:
-                full[asked(target.lod[-1])] = np.zeros(size, bool)
+        for level, counts in zip(target.lod, value.recursive_sequence_lengths(), strict=False):
+            length = max(counts, default=0)
+            for asked, size in ((_longest_name, length), (_room_name, steps_for(length))):
+                if asked(level) in block.vars:
+                    full[asked(level)] = np.zeros(size, bool)
     return full
 
 

@@ -77,9 +77,9 @@ def test_an_array_outside_of_loops_is_a_list(script):
 def test_dynamic_rnn_is_trained_through(script):
     """Its outputs are those of NumPy, of sequences of any length; and SGD moves weights by finite differences."""
     words, init = script.data("words", [None, 3], "float32", lod_level=1), script.data("init", [None, 4], "float32")
-    rnn = L.DynamicRNN()
+    thrice, rnn = L.scale(words, 3.0), L.DynamicRNN()
     with rnn.block():
-        word = rnn.step_input(words)
+        word = L.scale(rnn.step_input(words) + rnn.step_input(thrice), 0.25)
         before = rnn.memory(init=init)
         count = rnn.memory(shape=[1], value=1.0)
         hidden = L.fc([word, before], 4, act="tanh", bias_attr=False)
@@ -119,6 +119,79 @@ def test_dynamic_rnn_is_trained_through(script):
                 by_hand(*[w + sign * step if j == k else w for j, w in enumerate(weights)], cut)[1] for sign in (1, -1)
             )
             np.testing.assert_allclose(moved[k][1, 2], (up - down) / 2e-4, atol=1e-6)
+
+
+def read_by_hand(weights, rows, asked, lengths, questions):
+    """What the reader below gives: states, weights and questions in their places, memories, and the loss."""
+    outer, inner = lengths
+    words, asked = iter(np.split(rows, np.cumsum(inner)[:-1])), np.split(asked, np.cumsum(questions)[:-1])
+    states, shares, again, memories, lasts = [np.zeros((0, 2))], [], [], [], []
+    for count, question in zip(outer, asked, strict=True):
+        memory = np.zeros(2)
+        for paragraph in (next(words) for _ in range(count)):
+            memories.append(memory)
+            hidden, seen = memory, [np.zeros((0, 2))]
+            for word in paragraph:
+                hidden = np.tanh(word @ weights[0] + hidden @ weights[1])
+                seen.append(hidden[None])
+            states += seen
+            again.append(question)
+            lasts.append(seen[-1].sum(0))
+            share = np.exp(paragraph.sum(1))
+            shares.append(share / share.sum())
+            memory = np.concatenate(seen).sum(0) / max(len(paragraph), 1) + question.sum(0)
+    return [np.concatenate(states), np.concatenate(shares), np.concatenate(again), np.array(memories), np.mean(lasts)]
+
+
+@pytest.mark.slow_cases("op by op")
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "op by op"])
+def test_a_reader_walks_the_paragraphs_of_documents_and_their_words(script, compiled):
+    """As models of reading comprehension do: each paragraph's words, read by a recurrence of their own, and its
+    question again, are sequences of sequences; and SGD moves weights by finite differences."""
+    docs = script.data("docs", [None, 3], "float32", lod_level=2)
+    question = script.data("question", [None, 2], "float32", lod_level=1)
+    rnn = L.DynamicRNN()
+    with rnn.block():
+        words, asked = rnn.step_input(docs), rnn.static_input(question)
+        before, reader = rnn.memory(shape=[2]), L.DynamicRNN()
+        with reader.block():
+            word, state = reader.step_input(words), reader.memory(init=before)
+            new = L.fc([word, state], 2, act="tanh", bias_attr=False)
+            reader.update_memory(state, new)
+            reader.output(new)
+        read = reader()
+        rnn.update_memory(before, L.sequence_pool(read, "average") + L.sequence_pool(asked, "sum"))
+        rnn.output(read, L.sequence_softmax(L.reduce_sum(words, 1, keep_dim=True)), asked, before)
+    loss = L.mean(L.sequence_pool(rnn()[0], "last"))
+    script.optimizer.SGD(1.0).minimize(loss)
+    fetched = rnn() if compiled else [*rnn(), L.where(L.less_than(docs, docs))]
+    exe = script.Executor(script.CPUPlace())
+    exe.run(script.default_startup_program())
+    # with a document without paragraphs, and a paragraph without words
+    for lengths, questions in (([[2, 0, 3], [2, 3, 1, 0, 2]], [2, 1, 1]), ([[1, 2], [1, 4, 3]], [3, 1])):
+        rows, asked = (R.randn(sum(n), k).astype("float32") for n, k in ((lengths[1], 3), (questions, 2)))
+        weights = parameters(script)
+        feed = {
+            "docs": fluid.create_lod_tensor(rows, lengths, "cpu"),
+            "question": fluid.create_lod_tensor(asked, [questions], "cpu"),
+        }
+        values = exe.run(feed=feed, fetch_list=fetched, return_numpy=False)
+        *want, _ = read_by_hand(weights, rows, asked, lengths, questions)
+        again = [n for n, count in zip(questions, lengths[0], strict=True) for _ in range(count)]
+        for value, by_hand, inner in zip(values, want, (lengths[1], lengths[1], again, None), strict=False):
+            # up to 8 steps of sums of 7 terms
+            np.testing.assert_allclose(np.asarray(value).reshape(by_hand.shape), by_hand, atol=8 * 7 * 4 * EPS)
+            assert value.recursive_sequence_lengths() == [lengths[0], *([] if inner is None else [inner])]
+        for k, (old, new) in enumerate(zip(weights, parameters(script), strict=True)):
+            step = np.zeros(old.shape)
+            step[1, 1] = 1e-4
+            up, down = (
+                read_by_hand(
+                    [w + s * step if j == k else w for j, w in enumerate(weights)], rows, asked, lengths, questions
+                )[-1]
+                for s in (1, -1)
+            )
+            np.testing.assert_allclose((old - new)[1, 1], (up - down) / 2e-4, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -162,6 +235,12 @@ def test_what_a_dynamic_rnn_refuses(script):
     other = L.DynamicRNN()
     with pytest.raises(ConfigError, match="level=1"), other.block():
         other.step_input(words, level=1)
+    deep = L.DynamicRNN()
+    with pytest.raises(ConfigError, match="walk the innermost or the one above it"), deep.block():
+        deep.step_input(script.data("books", [None, 3], "float32", lod_level=3))
+    anew = L.DynamicRNN()
+    with pytest.raises(ProgramError, match="neither a step input's nor a static input's"), anew.block():
+        anew.output(L.lod_reset(anew.step_input(words), target_lod=[0, 1]))
     third = L.DynamicRNN()
     with pytest.raises(ProgramError, match="compute it in front of it"), third.block():
         third.memory(init=L.scale(third.step_input(words), 2.0))

@@ -78,6 +78,7 @@ CASES = [
     Case("sequence_enumerate", given(IDS[:, 0], LENGTHS, 4), ref.enumerate_ids, no_grad=WHOLE, tag="flat", bad=((ROWS[:, 0], LENGTHS, 2), DTypeError, "x is float32")),
     Case("sequence_offsets", given(np.array([[2], [0], [3]])), lambda n: ref.offsets_of(n), no_grad=WHOLE, bad=((np.array([2, -1]),), ShapeError, "length -1 is negative")),
     Case("sequence_room", given(np.array([2, 0, 3])), lambda n: np.zeros(5, "bool"), no_grad=WHOLE, host="the sum is the result's size"),
+    Case("sequence_room", given(np.array([2, 0, 3]), 5), lambda n, most: np.zeros(5, "bool"), no_grad=WHOLE, tag="most"),
     Case("sequence_pad", ragged(5.0), ref.pad, host="the longest sequence is the result's size", bad=((ROWS, LENGTHS, 0.0, 2), ShapeError, "maxlen=2, the longest sequence has 3")),
     Case("sequence_pad", ragged(np.float32([5, 6]), 4), ref.pad, tag="row", bad=((ROWS, LENGTHS, np.ones(3), 4), ShapeError, r"pad_value \[3\]; needs one number or a row \[2\]")),
     Case("sequence_pad", ragged(0.0, 5), ref.pad, tag="longer", bad=((ROWS, LENGTHS, 0.0, -1), ShapeError, "maxlen=-1, the longest")),

@@ -16,6 +16,7 @@ from polyreme.ops import arithmetic as ar
 from polyreme.ops.creation import full
 from polyreme.ops.indices.gather import gather, nonzero, where
 from polyreme.ops.manipulation import concat, reshape, squeeze, transpose, unsqueeze
+from polyreme.ops.math import minimum
 from polyreme.ops.scan import cumsum
 from polyreme.ops.search import argsort
 from polyreme.program import control
@@ -38,15 +39,18 @@ class DynamicRNN:
     last = sequence_last_step(rnn())
 
     Every step has a row for each sequence, in the order in which they are fed; behind a sequence's end its memory
-    stands still, and it has no output. (1.7 sorts sequences by length, and goes on with fewer and fewer.)
+    stands still, and it has no output. (1.7 sorts sequences by length, and goes on with fewer and fewer.) Of sequences
+    of sequences a step has a sequence for each: the paragraphs of a document, one after the other, each of its words.
+    Compiled, the rows of a step are as many as the input's; those behind the last sequence are zero and of none.
     """
 
     def __init__(self, name: str | None = None) -> None:
         begin()
         self._block: Block | None = None
         self._parent: Block | None = None
-        self._rows: Any = None
+        self._entries: Any = None
         self._lod: lods.Lod = ()
+        self._whole: dict[str, Variable] = {}
         self._lengths: Any = None
         self._now: Any = None
         self._steps: Any = None
@@ -68,7 +72,7 @@ class DynamicRNN:
                 raise ProgramError(
                     "DynamicRNN: a step needs a step_input, an output, and an update_memory for each memory"
                 )
-            buffers = [self._keep(o) for o in self._outputs]
+            buffers = [self._keep_sequences(o) if lods.lod_of(o) else (self._keep(o),) for o in self._outputs]
             for memory, new in self._next:
                 put(memory, where(self._is_live(new), new, memory), "DynamicRNN.update_memory")
             put(self._now, ar.add(self._now, 1), "DynamicRNN")
@@ -76,7 +80,10 @@ class DynamicRNN:
             go = ar.less_than(self._now, self._count)
         tested.result, ran.result = [go], []
         control.loop_of(recorder, tested, ran, [], self._maximum)
-        self._results = [self._by_sequence(b) for b in buffers]
+        self._results = [
+            self._sequences_by_sequence(*b) if len(b) > 1 else lods.divided(self._by_sequence(*b), self._lod)
+            for b in buffers
+        ]
 
     def _inside(self, what: str) -> None:
         if self._block is None or defaults.block is not self._block:
@@ -87,39 +94,56 @@ class DynamicRNN:
             raise ProgramError(f"DynamicRNN.{what}: {value!r} is computed inside the block; compute it in front of it")
 
     def step_input(self, x: Any, level: int = 0) -> Any:
-        """The step's row of each sequence of x: [sequences, ...]. Raises ConfigError for a level other than 0.
+        """The step's row of each sequence of x: [sequences, ...]; with a level below, its sequence of each.
 
-        All step inputs have the same lengths.
+        level: which of x's levels is walked, 0 the outermost; that of the first input holds for all, as do the lengths
+        of its sequences. Raises ConfigError for a level that x has not, or with more than one below it.
         """
         self._inside("step_input")
-        if level != 0:
-            raise ConfigError(f"DynamicRNN.step_input: level={level}; sequences of one level, 0, are walked")
         self._outside("step_input", x)
-        with inside(self._parent):  # type: ignore[arg-type]
-            padded = self._padded(x)
-        return squeeze(gather(padded, self._now), [0])
-
-    def _padded(self, x: Any) -> Any:
-        """x's sequences side by side, [steps, sequences, ...]."""
         x, lod = lods.sequences("DynamicRNN.step_input", x)
-        if len(lod) != 1:
-            raise ConfigError(f"DynamicRNN.step_input: {x.name!r} has {len(lod)} levels of sequences; give one")
-        if self._steps is None:
-            self._rows, self._lod, self._lengths = x, lod, lods.inner(lod)
-            self._maximum = lods.room(x, lod)
-        padded, _ = OPS["sequence_pad"](x, self._lengths, 0.0, self._maximum)
-        padded = lods.divided(transpose(padded, [1, 0, *range(2, len(x.shape) + 1)]), ())
-        if self._steps is None:
-            size = padded._array.shape[0]
-            self._maximum = SizeOf(size.symbol.name, size.dim) if isinstance(size, DynamicSize) else int(size)
-            self._steps = ar.subtract(cumsum(full([size], 1, "int64"), 0), 1)
-            self._count = OPS["max"](ar.cast(self._lengths, "int64"), keepdim=True)
-            self._now = full([1], 0, "int64")
-        return padded
+        walked = level if self._steps is None else len(self._lod) - 1
+        if level not in (0, walked) or not 0 <= walked < len(lod) <= walked + 2:
+            raise ConfigError(
+                f"DynamicRNN.step_input: level={level} of {x.name!r}, whose rows have {len(lod)} levels of sequences; "
+                f"walk the innermost or the one above it, in all inputs that of the first (here {walked})"
+            )
+        with inside(self._parent):  # type: ignore[arg-type]
+            entries = x if walked == len(lod) - 1 else lods.inner(lod)
+            if self._steps is None:
+                self._begin(entries, lod[: walked + 1])
+            if entries is x:
+                padded, _ = OPS["sequence_pad"](x, self._lengths, 0.0, self._steps._array.shape[0])
+                padded = lods.divided(transpose(padded, [1, 0, *range(2, len(x.shape) + 1)]), ())
+            else:
+                starts, firsts = _starts(entries), _starts(self._lengths)
+        if entries is x:
+            return squeeze(gather(padded, self._now), [0])
+        # behind its end a sequence has its last one again: what a layer makes of it is as finite as before
+        at = ar.add(firsts, minimum(self._now, ar.subtract(self._lengths, 1)))
+        some = ar.greater_than(self._lengths, 0)
+        at = where(some, at, ar.multiply(at, 0))
+        length = where(some, gather(entries, at), ar.multiply(at, 0))
+        rows = _taken(x, gather(starts, at), length, lods.counted(length, lods.rows(x)))
+        level_now = lods.offsets(length, lod[-1])
+        self._whole[level_now._array.name] = x
+        return lods.divided(rows, [level_now])
+
+    def _begin(self, entries: Variable, lod: lods.Lod) -> None:
+        """Take these as the sequences that are walked: entries, divided by the last level of lod."""
+        self._entries, self._lod, self._lengths = entries, lod, ar.cast(lods.inner(lod), "int64")
+        self._steps = ar.subtract(cumsum(full([lods.room(entries, lod)], 1, "int64"), 0), 1)
+        size = self._steps._array.shape[0]
+        self._maximum = SizeOf(size.symbol.name, size.dim) if isinstance(size, DynamicSize) else int(size)
+        self._count = OPS["max"](self._lengths, keepdim=True)
+        self._now = full([1], 0, "int64")
 
     def static_input(self, x: Any) -> Any:
         """x as a whole, at every step; its rows or sequences stand in the order of the step input's."""
         self._inside("static_input")
+        lod = lods.lod_of(x)
+        if len(lod) == 1:
+            self._whole[lod[0]._array.name] = x
         return x
 
     def memory(
@@ -165,7 +189,7 @@ class DynamicRNN:
 
     def _is_live(self, like: Variable) -> Any:
         """Whether each sequence has this step, to be broadcast against a row for each of them."""
-        live = ar.less_than(self._now, ar.cast(self._lengths, "int64"))
+        live = ar.less_than(self._now, self._lengths)
         return reshape(live, [-1, *[1] * (len(like.shape) - 1)])
 
     def _keep(self, output: Variable) -> Variable:
@@ -181,8 +205,53 @@ class DynamicRNN:
 
     def _by_sequence(self, buffer: Variable) -> Variable:
         beside = transpose(buffer, [1, 0, *range(2, len(buffer.shape))])
-        rows = OPS["sequence_unpad"](beside, self._lengths, lods.rows(self._rows))
-        return lods.divided(rows, self._lod)
+        return OPS["sequence_unpad"](beside, self._lengths, lods.rows(self._entries))
+
+    def _keep_sequences(self, output: Variable) -> tuple[Variable, Variable, Variable]:
+        """What collects a step's sequences: rows [steps, most rows of a step, ...], lengths [steps, sequences], x.
+
+        x: the input that has the sequences of output, its own of each step or the same at every step.
+        """
+        lod = lods.lod_of(output)
+        x = self._whole.get(lod[-1]._array.name)
+        if x is None or len(lod) > 1 or min(output.shape[1:], default=0) < 0:
+            raise ProgramError(
+                f"DynamicRNN.output: {output!r} has sequences that are neither a step input's nor a static input's, or "
+                "an open size besides rows; pool them, or divide them with lod_reset as an input is"
+            )
+        with inside(self._parent):  # type: ignore[arg-type]
+            tail = output.shape[1:]
+            behind = full([lods.rows(x), *tail], 0, output.dtype)
+            places = ar.subtract(cumsum(full([lods.rows(x)], 1, "int64"), 0), 1)
+            buffer = full([self._steps._array.shape[0], lods.rows(x), *tail], 0, output.dtype)
+        at = reshape(ar.equal(self._steps, self._now), [-1, *[1] * len(output.shape)])
+        rows = gather(concat([output, behind], 0), places)
+        put(buffer, where(at, unsqueeze(rows, 0), buffer), "DynamicRNN.output")
+        return buffer, self._keep(ar.cast(lods.inner(lod), "int64")), x
+
+    def _sequences_by_sequence(self, buffer: Variable, lengths: Variable, x: Variable) -> Variable:
+        """The sequences of all steps, those of the first sequence's steps first."""
+        flat = reshape(buffer, [-1, *buffer.shape[2:]])
+        first = ar.multiply(self._steps, lods.rows(x))
+        begins = ar.add(ar.subtract(cumsum(lengths, 1), lengths), unsqueeze(first, 1))
+        length = self._by_sequence(lengths)
+        rows = _taken(flat, self._by_sequence(begins), length, lods.counted(length, lods.rows(flat)))
+        return lods.divided(rows, [*self._lod, lods.offsets(length)])
+
+
+def _starts(lengths: Variable) -> Variable:
+    """The first row of each sequence of these lengths, [n]."""
+    return lods.divided(ar.subtract(cumsum(lengths, 0), lengths), ())
+
+
+def _taken(x: Variable, begin: Variable, length: Variable, count: Any) -> Variable:
+    """length[i] rows of x from row begin[i] on, one after the other: [count, ...], zeros behind the last of them."""
+    shift = OPS["sequence_expand_as"](ar.subtract(begin, _starts(length)), length, count)
+    places = ar.subtract(cumsum(full([count], 1, "int64"), 0), 1)
+    inside_any = ar.less_than(places, OPS["sum"](length))
+    rows = gather(x, where(inside_any, ar.add(shift, places), ar.multiply(places, 0)))
+    mask = reshape(inside_any, [-1, *[1] * (len(x.shape) - 1)])
+    return where(mask, rows, ar.multiply(rows, 0))
 
 
 class IfElse:

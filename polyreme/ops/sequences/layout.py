@@ -57,12 +57,16 @@ def sequence_offsets(lengths: Array) -> Array:
 
 
 @composite(method=False)
-def sequence_room(counts: AnyTensor) -> Any:
+def sequence_room(counts: AnyTensor, most: int | None = None) -> Any:
     """As many elements as counts add up to, False each: a size that depends on values, as a Tensor that has it.
 
-    Reads the host. Raises CaptureError inside a capture.
+    Reads the host. most: what counts do not add up to more than, the number of elements where counts cannot be read;
+    without it CaptureError is raised inside a capture.
     """
-    total = int(on_host(counts, "sequence_room(), whose result's size is the sum of the counts").sum())
+    found = None if most is None else at_hand(counts)
+    if found is None and most is None:
+        found = on_host(counts, "sequence_room(), whose result's size is the sum of the counts")
+    total = most if found is None else int(found.sum())
     return OPS["cast"](np.zeros(total, bool), dtypes.bool_)
 
 
