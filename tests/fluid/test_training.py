@@ -316,6 +316,7 @@ REFUSED = {
     "persistable": (lambda f, x: f.layers.create_tensor("float32", persistable=True), ConfigError, "needs a shape"),
     "assign": (lambda f, x: f.layers.assign([1.0]), TypeError, "takes a Variable or an ndarray"),
     "type": (lambda f, x: f.layers.data("z", [1], type="reader"), ConfigError, "what is fed is a tensor"),
+    "dtype in another place": (lambda f, x: f.layers.data("z", [1], "int64"), ConfigError, "a dtype is named"),
     "diagonal": (lambda f, x: f.initializer.Uniform(diag_num=2), ConfigError, "NumpyArrayInitializer"),
     "penalty": (lambda f, x: f.optimizer.SGD(0.1, regularization=0.1), TypeError, "L2Decay"),
     "clip": (lambda f, x: f.clip.set_gradient_clip(1.0), TypeError, "takes a clip"),

@@ -23,10 +23,16 @@ def data(
     """A Variable that is fed, with the batch in front of shape.
 
     append_batch_size: False, like a None or negative size in shape, takes shape as it is. What is fed is checked, as
-    that of fluid.data is. Raises ConfigError for another type than a tensor.
+    that of fluid.data is. Raises ConfigError for another type than a tensor, and for an append_batch_size that is no
+    truth value, such as a dtype in its place.
     """
     if type != "lod_tensor":
         raise ConfigError(f"fluid.layers.data({name!r}): type={type!r}; what is fed is a tensor")
+    if append_batch_size not in (True, False):
+        raise ConfigError(
+            f"fluid.layers.data({name!r}): append_batch_size={append_batch_size!r}; True or False stands behind shape, "
+            f"a dtype is named: data({name!r}, {shape!r}, dtype='int64')"
+        )
     sizes = [shape] if isinstance(shape, int) else list(shape)
     whole = not append_batch_size or any(s is None or s < 0 for s in sizes)
     begin()
