@@ -80,6 +80,12 @@ from polyreme.models.encoders.bert import BertForPretraining as BertForPretraini
 from polyreme.models.encoders.bert import BertForQuestionAnswering as BertForQuestionAnswering
 from polyreme.models.encoders.bert import BertForSequenceClassification as BertForSequenceClassification
 from polyreme.models.encoders.bert import BertForTokenClassification as BertForTokenClassification
+from polyreme.models.encoders.deberta import Deberta as Deberta
+from polyreme.models.encoders.deberta import DebertaConfig as DebertaConfig
+from polyreme.models.encoders.deberta import DebertaForMaskedLM as DebertaForMaskedLM
+from polyreme.models.encoders.deberta import DebertaForQuestionAnswering as DebertaForQuestionAnswering
+from polyreme.models.encoders.deberta import DebertaForSequenceClassification as DebertaForSequenceClassification
+from polyreme.models.encoders.deberta import DebertaForTokenClassification as DebertaForTokenClassification
 from polyreme.models.encoders.deberta_v2 import DebertaV2 as DebertaV2
 from polyreme.models.encoders.deberta_v2 import DebertaV2Config as DebertaV2Config
 from polyreme.models.encoders.deberta_v2 import DebertaV2ForMaskedLM as DebertaV2ForMaskedLM

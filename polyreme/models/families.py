@@ -585,6 +585,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *_encoders("distilbert", "DistilBert"),
     *_encoders("electra", "Electra"),
     *_encoders("albert", "Albert"),
+    *_encoders("deberta", "Deberta"),
     *_encoders("deberta_v2", "DebertaV2"),
     *_architectures(
         "encoders",

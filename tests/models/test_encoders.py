@@ -351,6 +351,8 @@ def test_distances_to_padding_count_for_nothing():
     ("name", "changes", "message"),
     [
         ("deberta_v2", {"pos_att_type": "c2p"}, "only c2p with p2c can be had here"),
+        ("deberta_masked_lm", {"pos_att_type": ["p2c"]}, "only c2p with p2c can be had here"),
+        ("deberta_masked_lm", {"talking_head": True}, "talking_head is True, and only False can be had here"),
         ("deberta_v2", {"conv_kernel_size": 3}, "conv_kernel_size is 3, and only 0 or None"),
         ("deberta_v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd is 'batch'; only none or layer_norm"),
         ("modernbert", {"attention_bias": True}, "attention_bias is True, and only False can be had here"),

@@ -7,7 +7,7 @@ projections of queries and keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from polyreme.models.encoders.bert import (
     published_encoder,
 )
 from polyreme.models.families import architecture
-from polyreme.models.files.published import SAME, WeightRule
+from polyreme.models.files.published import SAME, PublishedFamily, WeightRule
 from polyreme.models.parts.encoder import (
     ACTIVATIONS,
     SelfAttention,
@@ -87,6 +87,10 @@ class Distances(NamedTuple):
 class DistanceAttention(SelfAttention):
     """Self-attention whose scores are of queries and keys, queries and distances, distances and keys."""
 
+    def distance_maps(self) -> tuple[Linear, Linear]:
+        """What makes queries and keys of distances."""
+        return self.q, self.k
+
     def forward(self, x_bse: Any, mask: Any = None, is_causal: bool = False, documents: Any = None) -> Any:
         table, indices, is_seen = mask
         batch, seq, width = x_bse.shape
@@ -98,7 +102,7 @@ class DistanceAttention(SelfAttention):
         q, k, v = (
             constrain(split(x_bse, part), "batch", "block_seq", "heads", None) for part in (self.q, self.k, self.v)
         )
-        far_q, far_k = (split(table, part).transpose([1, 2, 0]).unsqueeze(0) for part in (self.q, self.k))
+        far_q, far_k = (split(table, part).transpose([1, 2, 0]).unsqueeze(0) for part in self.distance_maps())
         shape = [batch, heads, seq, seq]
         to_far = q.transpose([0, 2, 1, 3]).matmul(far_k)  # [batch, heads, seq, 2 span]
         from_far = k.transpose([0, 2, 1, 3]).matmul(far_q)
@@ -125,6 +129,7 @@ class DebertaV2(Bert):
     distances: Embedding
     distance_norm: LayerNorm | None
 
+    attention_class: type[DistanceAttention] = DistanceAttention
     family: Any = architecture("deberta_v2", "base")
 
     def __init__(self, config: DebertaV2Config, pooled: bool = False) -> None:
@@ -136,7 +141,8 @@ class DebertaV2(Bert):
 
     def make_block(self, config: DebertaV2Config) -> Layer:
         """A new block."""
-        return PostNormBlock(config, DistanceAttention(config.hidden_size, config.num_heads, config.attention_dropout))
+        attention = self.attention_class(config.hidden_size, config.num_heads, config.attention_dropout)
+        return PostNormBlock(config, attention)
 
     def mask_of(self, attention_mask: Any, shape: Any) -> Any:
         """What blocks compare tokens with."""
@@ -204,47 +210,91 @@ class DebertaV2ForQuestionAnswering(BertForQuestionAnswering):
 # as published
 
 
-def _body_rules(prefix: str, ours: str) -> list[WeightRule]:
-    there, here = f"{prefix}encoder.layer.{{n}}", f"{ours}blocks.{{n}}"
-    tables = {
-        f"{prefix}embeddings.word_embeddings": f"{ours}tokens",
-        f"{prefix}encoder.rel_embeddings": f"{ours}distances",
-    }
-    tables |= {f"{prefix}embeddings.{name}_embeddings": f"{ours}{name}s" for name in ("position", "token_type")}
-    maps = {f"attention.self.{name}_proj": f"attention.{name[0]}" for name in ("query", "key", "value")}
-    maps |= {"attention.output.dense": "attention.out", "intermediate.dense": "ffn.up", "output.dense": "ffn.down"}
-    norms = {f"{prefix}embeddings.LayerNorm": f"{ours}norm", f"{prefix}encoder.LayerNorm": f"{ours}distance_norm"}
-    norms |= {f"{there}.attention.output.LayerNorm": f"{here}.attention_norm"}
-    norms |= {f"{there}.output.LayerNorm": f"{here}.ffn_norm"}
-    return [
-        *(WeightRule(f"{name}.weight", f"{table}.weight", SAME) for name, table in tables.items()),
-        *(rule for name, part in maps.items() for rule in linear_rules(f"{there}.{name}", f"{here}.{part}")),
-        *(rule for name, norm in norms.items() for rule in same_rules(name, norm)),
-    ]
+def published_deberta(
+    title: str,
+    model_type: str,
+    attention_rules: Callable[[str, str], list[WeightRule]],
+    read_keys: Sequence[str] = (),
+    **how: Any,
+) -> tuple[PublishedFamily, ...]:
+    """As published_encoder, of a DeBERTa. attention_rules: (the name of a block there, here) -> rules of what makes
+    queries, keys and values."""
+
+    def body_rules(prefix: str, ours: str) -> list[WeightRule]:
+        there, here = f"{prefix}encoder.layer.{{n}}", f"{ours}blocks.{{n}}"
+        tables = {
+            f"{prefix}embeddings.word_embeddings": f"{ours}tokens",
+            f"{prefix}encoder.rel_embeddings": f"{ours}distances",
+        }
+        tables |= {f"{prefix}embeddings.{name}_embeddings": f"{ours}{name}s" for name in ("position", "token_type")}
+        maps = {
+            "attention.output.dense": "attention.out",
+            "intermediate.dense": "ffn.up",
+            "output.dense": "ffn.down",
+        }
+        norms = {f"{prefix}embeddings.LayerNorm": f"{ours}norm", f"{prefix}encoder.LayerNorm": f"{ours}distance_norm"}
+        norms |= {f"{there}.attention.output.LayerNorm": f"{here}.attention_norm"}
+        norms |= {f"{there}.output.LayerNorm": f"{here}.ffn_norm"}
+        return [
+            *(WeightRule(f"{name}.weight", f"{table}.weight", SAME) for name, table in tables.items()),
+            *attention_rules(there, here),
+            *(rule for name, part in maps.items() for rule in linear_rules(f"{there}.{name}", f"{here}.{part}")),
+            *(rule for name, norm in norms.items() for rule in same_rules(name, norm)),
+        ]
+
+    def masked_lm_rules(prefix: str) -> list[WeightRule]:
+        head = "cls.predictions"
+        transform = linear_rules(f"{head}.transform.dense", "transform")
+        rules = [*transform, *same_rules(f"{head}.transform.LayerNorm", "norm")]
+        return [*body_rules(prefix, "encoder."), *rules, WeightRule(f"{head}.bias", "bias", SAME)]
+
+    def label_rules(prefix: str) -> list[WeightRule]:
+        head = [*linear_rules("pooler.dense", "dense"), *linear_rules("classifier", "classifier")]
+        return [*body_rules(prefix, "encoder."), *head]
+
+    return published_encoder(
+        title,
+        model_type,
+        prefix="deberta.",
+        body_rules=body_rules,
+        masked_lm_rules=masked_lm_rules,
+        label_rules=label_rules,
+        heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler."),
+        copies=("cls.predictions.decoder.", "deberta.embeddings.position_embeddings."),
+        keys={
+            **{key: ours for key, ours in KEYS.items() if key != "classifier_dropout"},
+            "cls_dropout": "classifier_dropout",
+            "position_biased_input": "placed_input",
+            "pooler_hidden_act": "pooler_activation",
+        },
+        defaults={"position_biased_input": True, "pooler_hidden_act": "gelu", "type_vocab_size": 0},
+        read_keys=("pos_att_type", "max_relative_positions", "pooler_dropout", "pooler_hidden_size", *read_keys),
+        **how,
+    )
 
 
-def _masked_lm_rules(prefix: str) -> list[WeightRule]:
-    head = "cls.predictions"
-    rules = [*linear_rules(f"{head}.transform.dense", "transform"), *same_rules(f"{head}.transform.LayerNorm", "norm")]
-    return [*_body_rules(prefix, "encoder."), *rules, WeightRule(f"{head}.bias", "bias", SAME)]
-
-
-def _label_rules(prefix: str) -> list[WeightRule]:
-    head = [*linear_rules("pooler.dense", "dense"), *linear_rules("classifier", "classifier")]
-    return [*_body_rules(prefix, "encoder."), *head]
-
-
-def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_farthest(config: Mapping[str, Any]) -> int:
+    """The field of that name. Raises ConfigError for scores that are not of distances in both directions."""
     kinds = config.get("pos_att_type") or []
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     if sorted(kind.strip() for kind in kinds) != ["c2p", "p2c"]:
-        raise ConfigError(f"config.json of a deberta-v2: pos_att_type is {kinds}; only c2p with p2c can be had here")
-    norm, farthest = config.get("norm_rel_ebd", "none"), config.get("max_relative_positions", -1)
+        raise ConfigError(f"config.json of a DeBERTa: pos_att_type is {kinds}; only c2p with p2c can be had here")
+    farthest = config.get("max_relative_positions", -1)
+    return farthest if farthest > 0 else config["max_position_embeddings"]
+
+
+def _attention_rules(there: str, here: str) -> list[WeightRule]:
+    maps = {f"attention.self.{name}_proj": f"attention.{name[0]}" for name in ("query", "key", "value")}
+    return [rule for name, part in maps.items() for rule in linear_rules(f"{there}.{name}", f"{here}.{part}")]
+
+
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    norm = config.get("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
         raise ConfigError(f"config.json of a deberta-v2: norm_rel_ebd is {norm!r}; only none or layer_norm is here")
     return {
         "position_buckets": max(0, config.get("position_buckets", -1)),
-        "farthest": farthest if farthest > 0 else config["max_position_embeddings"],
+        "farthest": read_farthest(config),
         "normed_distances": norm == "layer_norm",
     }
 
@@ -264,22 +314,10 @@ def _write(config: DebertaV2Config) -> dict[str, Any]:
     PUBLISHED_CLASSIFICATION,
     PUBLISHED_TOKEN_CLASSIFICATION,
     PUBLISHED_QUESTION_ANSWERING,
-) = published_encoder(
+) = published_deberta(
     "DebertaV2",
     "deberta-v2",
-    prefix="deberta.",
-    body_rules=_body_rules,
-    masked_lm_rules=_masked_lm_rules,
-    label_rules=_label_rules,
-    heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler."),
-    copies=("cls.predictions.decoder.", "deberta.embeddings.position_embeddings."),
-    keys={
-        **{key: ours for key, ours in KEYS.items() if key != "classifier_dropout"},
-        "cls_dropout": "classifier_dropout",
-        "position_biased_input": "placed_input",
-        "pooler_hidden_act": "pooler_activation",
-    },
-    defaults={"position_biased_input": True, "pooler_hidden_act": "gelu", "type_vocab_size": 0},
+    _attention_rules,
     fixed={
         "relative_attention": (True,),
         "share_att_key": (True,),
@@ -287,9 +325,6 @@ def _write(config: DebertaV2Config) -> dict[str, Any]:
         "legacy": (True,),
     },
     read=_read,
-    read_keys=(
-        *("pos_att_type", "position_buckets", "max_relative_positions", "norm_rel_ebd", "pooler_dropout"),
-        *("pooler_hidden_size", "model_type"),
-    ),
+    read_keys=("position_buckets", "norm_rel_ebd", "model_type"),
     write=_write,
 )
