@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,24 @@ from polyreme.program.program import Program
 from polyreme.program.scope import Scope, global_scope, scope_guard
 from polyreme.sequences import lod
 from polyreme.static.compiled import CompiledProgram
+
+
+class FetchHandler:
+    """What train_from_dataset shows values to: a subclass writes handler(res_dict), the values of var_dict by its keys.
+
+    var_dict: key -> Variable. period_secs: seconds between two calls at least, each after a minibatch. Raises
+    ConfigError without a Variable.
+    """
+
+    def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60) -> None:
+        if not var_dict:
+            raise ConfigError(f"FetchHandler: var_dict={var_dict!r}; give the Variables that handler is to be shown")
+        self.var_dict, self.period_secs = dict(var_dict), period_secs
+
+    def handler(self, res_dict: dict[str, Any]) -> None:
+        """Print the values: an array each, or a LoDTensor of what has sequences."""
+        for key, value in res_dict.items():
+            sys.stdout.write(f"{key}: {value}\n")
 
 
 class Executor(executor.Executor):
@@ -53,23 +72,31 @@ class Executor(executor.Executor):
 
         Every print_period minibatches the values of fetch_list are printed, each after its fetch_info (its name if
         there is none). thread and debug change nothing. Raises ConfigError without a dataset, for another number of
-        fetch_info, and for a fetch_handler.
+        fetch_info, and for a fetch_handler that is no FetchHandler.
         """
         if not isinstance(dataset, DatasetBase):
             raise ConfigError(f"train_from_dataset: dataset is one of fluid.DatasetFactory, got {dataset!r}")
         fetches = _list(fetch_list)
         shown = [getattr(f, "name", f) for f in fetches] if fetch_info is None else list(fetch_info)
-        if len(shown) != len(fetches) or fetch_handler is not None:
+        if len(shown) != len(fetches) or not isinstance(fetch_handler, FetchHandler | None):
             raise ConfigError(
                 f"train_from_dataset: {len(shown)} fetch_info for {len(fetches)} in fetch_list, fetch_handler="
-                f"{fetch_handler!r}; give one fetch_info each, and no handler: fetch_list is printed"
+                f"{fetch_handler!r}; give one fetch_info each, and a fluid.executor.FetchHandler or None"
             )
+        watched = {} if fetch_handler is None else fetch_handler.var_dict
+        handled = time.monotonic()
         for number, feed in enumerate(dataset.feeds(), 1):
             asked = fetches if number % print_period == 0 else []
-            values = self.run(program, feed=feed, fetch_list=asked, scope=scope, return_numpy=False)
+            is_due = fetch_handler is not None and time.monotonic() - handled >= fetch_handler.period_secs
+            every = [*asked, *(watched.values() if is_due else ())]
+            values = self.run(program, feed=feed, fetch_list=every, scope=scope, return_numpy=False)
             if asked:
-                parts = (f"{info}: {np.asarray(value)}" for info, value in zip(shown, values, strict=True))
+                parts = (f"{info}: {np.asarray(value)}" for info, value in zip(shown, values, strict=False))
                 sys.stdout.write(f"batch {number}: {', '.join(parts)}\n")
+            if is_due:
+                rest = (value if value.lod() else np.asarray(value) for value in values[len(asked) :])
+                fetch_handler.handler(dict(zip(watched, rest, strict=True)))
+                handled = time.monotonic()
 
     def infer_from_dataset(
         self, program: Any = None, dataset: DatasetBase | None = None, scope: Scope | None = None, thread: int = 0,
@@ -101,4 +128,4 @@ def _list(fetch_list: Any) -> list[Any]:
     return [e for entry in fetch_list for e in (_list(entry) if isinstance(entry, (list, tuple)) else [entry])]
 
 
-__all__ = ["Executor", "global_scope", "scope_guard"]
+__all__ = ["Executor", "FetchHandler", "global_scope", "scope_guard"]

@@ -49,14 +49,29 @@ def test_a_click_model_learns_from_files(script, files, capsys):
     dataset.load_into_memory()
     assert dataset.get_memory_data_size() == 40
     dataset.local_shuffle()
-    for _ in range(4):
+    seen = []
+
+    class Handler(fluid.executor.FetchHandler):
+        def handler(self, res_dict):
+            seen.append(res_dict)
+
+    for period in (0, 0, 0, 3600):
+        handler = Handler({"cost": loss, "words": ids}, period_secs=period)
         exe.train_from_dataset(
-            fluid.default_main_program(), dataset, fetch_list=[loss], fetch_info=["loss"], print_period=4
+            fluid.default_main_program(),
+            dataset,
+            fetch_list=[loss],
+            fetch_info=["loss"],
+            print_period=4,
+            fetch_handler=handler,
         )
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch 4: loss: ")]
     values = [float(line.partition("loss: ")[2].strip("[]")) for line in printed]
     assert len(values) == 4
     assert values[-1] < 0.7 * values[0]
+    assert len(seen) == 3 * 4  # minibatches of three epochs; in the fourth no hour is over
+    np.testing.assert_allclose([s["cost"].item() for s in seen[3::4]], values[:3], rtol=1e-6)  # as it is printed
+    assert len(np.asarray(seen[0]["words"])) == sum(seen[0]["words"].recursive_sequence_lengths()[0])
     weight = np.array(fluid.global_scope().find_var("fc_0.w_0").get_tensor())
     exe.infer_from_dataset(test_program, dataset, fetch_list=[loss], print_period=1)
     np.testing.assert_array_equal(np.array(fluid.global_scope().find_var("fc_0.w_0").get_tensor()), weight)
@@ -138,6 +153,10 @@ def test_refusals_of_datasets(script, files):
         lambda: script.DatasetFactory().create_dataset("InMemoryDatasets"): "InMemoryDataset",
         lambda: script.Executor().train_from_dataset(): "one of fluid.DatasetFactory",
         lambda: script.Executor().train_from_dataset(dataset=dataset, fetch_info=["loss"]): "1 fetch_info for 0",
+        lambda: script.Executor().train_from_dataset(
+            dataset=dataset, fetch_handler=print
+        ): "a fluid.executor.FetchHandler",
+        lambda: script.executor.FetchHandler(): "give the Variables that handler",
     }.items():
         with pytest.raises(ConfigError, match=says):
             call()
