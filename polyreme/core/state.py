@@ -246,9 +246,11 @@ class _Changes:
 leaf_hooks: _Changes = _Changes()
 """Of a leaf's gradient hooks."""
 attributes: _Changes = _Changes()
+"""Of plain attributes of Layers."""
+layer_parts: _Changes = _Changes()
+"""Of the parameters, buffers, sublayers and hooks that a Layer has; not of their values."""
 due: dict[int, Callable[[], None]] = {}
 """By id of a Tensor that follows another: what brings it up to date before a captured program reads it."""
-"""Of plain attributes of Layers."""
 
 
 def read(tensor: TensorState) -> Any:

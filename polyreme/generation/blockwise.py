@@ -16,7 +16,8 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
 from polyreme.models.parts.cache import CacheRows
-from polyreme.nn.alike import are_alike, tensors_of
+from polyreme.nn.alike import AlikeLayers, tensors_of
+from polyreme.nn.layer import Layer
 from polyreme.ops.indices.gather import take_along_axis
 
 
@@ -34,14 +35,9 @@ class BlockwiseSteps:
         self.model, self.cache, self.is_first = model, cache, is_first
         self._embed, self._finish = to_static(self._embedded), to_static(self._finished)
         self._finish_all = to_static(self._finished_all)
-        # of each block, the first one that is like it
-        self._firsts: list[int] = []
+        self._alike = AlikeLayers(lambda: list(model.blocks))
+        self._blocks: list[Layer] = []
         self._runs: dict[int, Any] = {}
-        for number, block in enumerate(model.blocks):
-            first = next((n for n in self._runs if are_alike(model.blocks[n], block)), number)
-            self._firsts.append(first)
-            if first == number:
-                self._runs[number] = to_static(self._block_of(number))
         self._twins: dict[tuple[int, int], tuple[CapturedProgram, CapturedProgram]] = {}
 
     def __call__(self, tokens: Any, counts: Any) -> Any:
@@ -50,9 +46,10 @@ class BlockwiseSteps:
 
     def hidden(self, tokens: Any) -> tuple[Any, ...]:
         """What the last block makes of tokens [batch, s], which are then in the cache; its lengths are as they were."""
+        self._share()
         self.cache.is_empty = self.is_first
         parts = self._embed(tokens)
-        for number in range(len(self._firsts)):
+        for number in range(len(self._blocks)):
             parts = self._run(number, parts)
         self.cache.is_empty = False
         return parts
@@ -63,6 +60,7 @@ class BlockwiseSteps:
 
         Each block takes in all of them while its weights are in the processor's cache.
         """
+        self._share()
         lengths = self.cache.lengths
         start = lengths.numpy()
         places = [to_tensor(start + np.int32(number)) for number in range(len(tokens))]
@@ -71,7 +69,7 @@ class BlockwiseSteps:
         for token, place in zip(tokens, places, strict=True):
             lengths.set_value(place)
             parts.append(self._embed(to_tensor(np.array([[token]], np.int64))))
-        for number in range(len(self._firsts)):
+        for number in range(len(self._blocks)):
             for index, place in enumerate(places):
                 lengths.set_value(place)
                 parts[index] = self._run(number, parts[index])
@@ -88,9 +86,20 @@ class BlockwiseSteps:
         """Logits [batch * s, vocab], float32, after each token; parts: what hidden made of them."""
         return self._finish_all(*parts)
 
+    def _share(self) -> None:
+        """Have each block run the programs of the first one that does the same now: Layers may have changed."""
+        if not self._alike.have_changed():
+            return
+        before, self._blocks = self._blocks, list(self.model.blocks)
+        self._runs = {n: run for n, run in self._runs.items() if before[n] is self._blocks[n]}
+        self._twins.clear()
+        for number in dict.fromkeys(self._alike.firsts):
+            if number not in self._runs:
+                self._runs[number] = to_static(self._block_of(number))
+
     def _run(self, number: int, parts: tuple[Any, ...]) -> tuple[Any, ...]:
         """The output of a block for these inputs."""
-        first = self._firsts[number]
+        first = self._alike.firsts[number]
         run = self._runs[first]
         return run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
 
@@ -105,7 +114,7 @@ class BlockwiseSteps:
 
     def _pairs(self, first: int, number: int) -> list[tuple[TensorState, TensorState]]:
         """Tensors of the one block and its cache, each with that of the other."""
-        mine, other = ([*tensors_of(self.model.blocks[n]), *self.cache.layers[n].tensors] for n in (first, number))
+        mine, other = ([*tensors_of(self._blocks[n]), *self.cache.layers[n].tensors] for n in (first, number))
         return list(zip(mine, other, strict=True))
 
     # what is captured
@@ -114,7 +123,7 @@ class BlockwiseSteps:
         return _parts(self.model.embed(tokens, self.cache))
 
     def _block_of(self, number: int) -> Callable[..., tuple[Any, ...]]:
-        block, layer = self.model.blocks[number], self.cache.layers[number]
+        block, layer = self._blocks[number], self.cache.layers[number]
 
         def run(*parts: Any) -> tuple[Any, ...]:
             return _parts(self.model.run_block(block, _rejoin(parts), layer))

@@ -1,7 +1,7 @@
 """Nested arguments and results taken apart into leaves and put together again, dict order and types kept.
 
-Containers: list, tuple, namedtuple, dict, OrderedDict, and dataclasses that hold a Tensor. The sizes that Tensor.shape
-gives count as a list. All else is a leaf.
+Containers: list, tuple, namedtuple, dict, OrderedDict (a Layer's PartTable too), and dataclasses that hold a Tensor.
+The sizes that Tensor.shape gives count as a list. All else is a leaf.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from polyreme.core.part_table import PartTable
 from polyreme.core.state import TensorState
 from polyreme.eager.memory import Size
 
 LEAF = None
 Spec = Any
 """LEAF, or (class, keys or None, specs of the children); hashable."""
+DICTS = frozenset({dict, OrderedDict, PartTable})
+"""Classes of dicts that are taken apart and put together."""
 
 
 def flatten(value: Any, leaves: list[Any]) -> Spec:
@@ -26,7 +29,7 @@ def flatten(value: Any, leaves: list[Any]) -> Spec:
         return (cls, None, tuple(flatten(v, leaves) for v in value))
     if cls is Size:
         return (list, None, tuple(flatten(v, leaves) for v in value))
-    if cls is dict or cls is OrderedDict:
+    if cls in DICTS:
         return (cls, tuple(value), tuple(flatten(v, leaves) for v in value.values()))
     names = getattr(cls, "_fields", None)
     if names is not None and issubclass(cls, tuple):
@@ -50,7 +53,7 @@ def rebuild(spec: Spec, leaves: Iterator[Any]) -> Any:
     children = [rebuild(s, leaves) for s in specs]
     if cls is tuple or cls is list:
         return cls(children)
-    if cls is dict or cls is OrderedDict:
+    if cls in DICTS:
         return cls(zip(keys, children, strict=True))
     if issubclass(cls, tuple):
         return cls(*children)
@@ -96,7 +99,7 @@ def with_parts(value: Any, replacement: Callable[[Any], Any]) -> Any:
         return new
     if value.__class__ in (list, tuple):
         return value.__class__(with_parts(part, replacement) for part in value)
-    if value.__class__ in (dict, OrderedDict):
+    if value.__class__ in DICTS:
         return value.__class__((key, with_parts(part, replacement)) for key, part in value.items())
     return value
 

@@ -16,7 +16,7 @@ import random
 import sys
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from polyreme.core.alias import Alias
 from polyreme.core.state import TensorState, Tracer
 from polyreme.errors import CaptureError
 from polyreme.jit.kept import ABSENT, KeptPlace
-from polyreme.jit.structure import contents, tensors_in
+from polyreme.jit.structure import DICTS, contents, tensors_in
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _NUMBERS = frozenset({int, float, complex})
@@ -343,7 +343,7 @@ class Surroundings:
                 self._remember_contents(f"{what}.{name}", space.get(name), _DEEPEST)
 
     def _remember_contents(self, what: str, value: Any, deepest: int) -> None:
-        is_small = value.__class__ in (list, dict, OrderedDict) and len(value) <= _MOST_PARTS
+        is_small = (value.__class__ is list or value.__class__ in DICTS) and len(value) <= _MOST_PARTS
         if not is_small or not deepest or id(value) in self._contents:
             return
         self._contents[id(value)] = (what, value, contents(value))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from polyreme.core.part_table import PartTable
 from polyreme.eager.tensor import HookHandle
 from polyreme.errors import ConfigError
 
@@ -15,11 +15,11 @@ class LayerHooks:
 
     def _make_hooks(self) -> None:
         tables = self.__dict__
-        tables["_forward_pre_hooks"], tables["_forward_post_hooks"] = OrderedDict(), OrderedDict()
-        tables["_forward_pre_hooks_with_kwargs_flag"] = OrderedDict()
-        tables["_forward_post_hooks_with_kwargs_flag"] = OrderedDict()
-        tables["_forward_post_hooks_always_called"] = OrderedDict()
-        tables["_state_dict_hooks"] = OrderedDict()
+        tables["_forward_pre_hooks"], tables["_forward_post_hooks"] = PartTable(), PartTable()
+        tables["_forward_pre_hooks_with_kwargs_flag"] = PartTable()
+        tables["_forward_post_hooks_with_kwargs_flag"] = PartTable()
+        tables["_forward_post_hooks_always_called"] = PartTable()
+        tables["_state_dict_hooks"] = PartTable()
 
     def register_forward_pre_hook(
         self: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
@@ -58,7 +58,7 @@ class LayerHooks:
         return _register(self._state_dict_hooks, hook, False, [])
 
 
-def _register(hooks: OrderedDict, hook: Callable, prepend: bool, flags: list[OrderedDict]) -> HookHandle:
+def _register(hooks: PartTable, hook: Callable, prepend: bool, flags: list[PartTable]) -> HookHandle:
     key = object()
     hooks[key] = hook
     if prepend:

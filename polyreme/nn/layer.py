@@ -18,6 +18,7 @@ from polyreme.core import state, unique_name
 from polyreme.core.annotations import DTypeLike
 from polyreme.core.devices import place as places
 from polyreme.core.devices.abstract import Abstract
+from polyreme.core.part_table import PartTable
 from polyreme.core.spelling import takes_second_names
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
@@ -59,10 +60,10 @@ class Layer(NamesKeywords, LayerHooks, SecondNames):
     """Whether forward calls sublayers once a step of a sequence; a summary then has one line for all of them."""
 
     def __init__(self, name_scope: str | None = None, dtype: Any = None) -> None:
-        self.__dict__["_parameters"] = OrderedDict()
-        self.__dict__["_buffers"] = OrderedDict()
+        self.__dict__["_parameters"] = PartTable()
+        self.__dict__["_buffers"] = PartTable()
         self.__dict__["_non_persistable_buffer_names_set"] = set()
-        self.__dict__["_sub_layers"] = OrderedDict()
+        self.__dict__["_sub_layers"] = PartTable()
         self._make_hooks()
         self.__dict__["_made"] = {}
         self.training = True

@@ -12,7 +12,10 @@ from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation import SamplingParams, TextGenerator
 from polyreme.models import AutoModelForCausalLM
 from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.models.files.adapters import add_adapters
 from polyreme.models.parts.cache import KVCache
+from polyreme.nn.layers.lora import LoRA
+from polyreme.nn.parameter import Parameter
 from tests.compilations import counted_compilations
 from tests.models import parity
 
@@ -96,6 +99,44 @@ def test_programs_do_not_grow_with_blocks():
         counts.append(len(seconds))
     assert completion.token_ids == likeliest_after(generator.model, PROMPTS[1], 4)[0]
     assert counts[1] == counts[2]  # the first compiled single ops for all
+
+
+CHANGES = {
+    "a hook": lambda model, block: block.ffn.register_forward_post_hook(lambda layer, x, y: 2 * y),
+    "a setting in place": lambda model, block: block.attention.score_options.update(scale=1000.0),
+    "a parameter": lambda model, block: setattr(
+        block.ffn.up, "weight", Parameter(np.flip(block.ffn.up.weight.numpy(), 0))
+    ),
+    "an adapter": lambda model, block: randomize(
+        add_adapters(model, LoRA(2), ["blocks.1.attention.out"])["blocks.1.attention.out"]
+    ),
+    "the block": lambda model, block: model.blocks.__setitem__(1, model.make_block(model.config, 1)),
+}
+
+
+def randomize(layer):
+    for parameter in layer.parameters():
+        parameter.set_value(np.random.default_rng(0).standard_normal(parameter.shape, np.float32))
+
+
+def test_a_block_that_changes_does_so_alone():
+    """The blocks shared their programs until then; each change stays for those that follow."""
+    model = nano(num_layers=3, hidden_size=16)
+    generator = TextGenerator(model)
+
+    def logprobs(count):
+        settings = SamplingParams(temperature=0, max_tokens=count, logprobs=0)
+        return generator.generate([PROMPTS[1]], settings)[0].logprobs
+
+    before = logprobs(2)
+    for name, change in CHANGES.items():
+        change(model, model.blocks[1])
+        (now,) = logprobs(1)
+        assert abs(now - before[0]) > 1e-4, name
+        before = [now]
+    model.eval()
+    want = [log.max() for log in likeliest_after(model, PROMPTS[1], 2)[1]]
+    np.testing.assert_allclose(logprobs(2), want, rtol=0, atol=1e-5)
 
 
 def test_a_request_draws_the_same_alone_and_beside_others(generator):

@@ -4,7 +4,7 @@ import pytest
 
 import polyreme as paddle
 from polyreme import nn
-from polyreme.nn.alike import are_alike, tensors_of
+from polyreme.nn.alike import AlikeLayers, are_alike, tensors_of
 
 
 class Three(nn.Layer):
@@ -39,3 +39,28 @@ def test_layers_of_other_values_are_alike():
 )
 def test_layers_that_do_other_things_are_not_alike(one, other):
     assert not are_alike(one, other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one, other: setattr(other.a, "weight", one.a.weight),
+        lambda one, other: other.held[1]["of"].append(3),
+        lambda one, other: other._sub_layers.pop("c"),
+        lambda one, other: setattr(other.b.bias, "stop_gradient", True),
+        lambda one, other: other.c.register_forward_pre_hook(lambda layer, x: None),
+        lambda one, other: other.b.weight.register_hook(lambda gradient: None),
+    ],
+    ids=["parameter", "setting in place", "sublayer", "frozen", "hook", "gradient hook"],
+)
+def test_a_change_of_one_is_seen(change):
+    layers = [Three("", [1.0, {"of": [2, None]}]) for _ in range(3)]
+    alike = AlikeLayers(lambda: [*layers, None, None])
+    assert alike.have_changed()
+    assert alike.firsts == [0, 0, 0, 3, 4]
+    layers[1].a.weight.set_value(paddle.ones([2, 2]))
+    assert not alike.have_changed()
+    change(layers[0], layers[1])
+    assert alike.have_changed()
+    assert not alike.have_changed()
+    assert alike.firsts == [0, 0 if are_alike(*layers[:2]) else 1, 0, 3, 4]

@@ -15,7 +15,8 @@ from polyreme.distributed.pipeline.pipeline_layer import PipelineChunk
 from polyreme.distributed.pipeline.run import Run
 from polyreme.distributed.pipeline.runtime import Pipeline
 from polyreme.mesh.schedule import Schedule, Task
-from polyreme.nn.alike import are_alike, tensors_of
+from polyreme.nn.alike import AlikeLayers, tensors_of
+from polyreme.nn.layer import Layer
 from polyreme.training.microbatches import Microbatch
 
 
@@ -35,6 +36,7 @@ class BlockPipeline(Pipeline):
     ) -> None:
         super().__init__(chunks, losses, layout, output, told)
         self._parts = list(chunks)
+        self._alike = AlikeLayers(lambda: [_layer_of(part) for part in self._parts])
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """Each microbatch's forwards, then from the last chunk to the first its backwards."""
@@ -47,11 +49,10 @@ class BlockPipeline(Pipeline):
     def _share(self) -> None:
         """Have each chunk call the programs of the first one that does the same now: since the last batch Layers may
         have changed."""
-        firsts: list[int] = []
-        for at, (chunk, part) in enumerate(zip(self._first, self._parts, strict=False)):
-            first = next((n for n in firsts if _are_alike(self._parts[n], part)), None)
-            if first is None:
-                firsts.append(at)
+        if not self._alike.have_changed():
+            return
+        for at, (chunk, part, first) in enumerate(zip(self._first, self._parts, self._alike.firsts, strict=False)):
+            if first == at:
                 chunk.share_programs(None, {})
             else:
                 pairs = zip(tensors_of(self._parts[first]), tensors_of(part), strict=True)
@@ -64,17 +65,11 @@ class BlockPipeline(Pipeline):
         """None: every process runs every task on its devices of the one mesh."""
 
 
-def _are_alike(one: PipelineChunk, other: PipelineChunk) -> bool:
-    """Whether two chunks are one Layer each, and those are alike."""
-    layers = []
-    for chunk in (one, other):
-        layer = chunk.items[0].layer if len(chunk.items) == 1 else None
-        if layer is None or chunk.items[0].call is not layer:
-            return False
-        layers.append(layer)
-    if any(t.__dict__.get("_hooks") for chunk in (one, other) for t in tensors_of(chunk)):
-        return False
-    return are_alike(*layers)
+def _layer_of(chunk: PipelineChunk) -> Layer | None:
+    """The Layer that a chunk is, whose programs others may call: None if it is more, or has gradient hooks."""
+    layer = chunk.items[0].layer if len(chunk.items) == 1 else None
+    is_one = layer is not None and chunk.items[0].call is layer
+    return layer if is_one and not any(t.__dict__.get("_hooks") for t in tensors_of(chunk)) else None
 
 
 @functools.lru_cache(maxsize=64)
