@@ -155,7 +155,8 @@ def finfo(dtype: Any) -> FloatLimits:
     """
     limits = ml_dtypes.finfo(as_dtype(dtype))
     names = ("eps", "min", "max", "tiny", "smallest_normal", "resolution")
-    return FloatLimits(limits.bits, *(float(getattr(limits, name)) for name in names), as_dtype(dtype).name)
+    numbers = {name: float(getattr(limits, name)) for name in names}
+    return FloatLimits(bits=limits.bits, **numbers, dtype=as_dtype(dtype).name)
 
 
 def iinfo(dtype: Any) -> IntegerLimits:

@@ -50,7 +50,7 @@ def _rows(match: Match) -> tuple[slice, ...] | None:
     """The slices of the logits' leading dims that the loss takes, () for all; None if it takes another part."""
     shape, bound = match.shape("l2"), match.bound
     if "axes" in bound:
-        index = _sliced(shape, *(bound[name] for name in ("axes", "starts", "ends")))
+        index = _sliced(shape, bound["axes"], bound["starts"], bound["ends"])
     elif "at" in bound:
         index = list(bound["at"]) if isinstance(bound["at"], tuple) else [bound["at"]]
     else:
@@ -68,11 +68,11 @@ def _rows(match: Match) -> tuple[slice, ...] | None:
     return tuple(index) if known else None
 
 
-def _sliced(shape: tuple[int, ...], *given: Any) -> list[Any] | None:
+def _sliced(shape: tuple[int, ...], axes: Any, starts: Any, ends: Any) -> list[Any] | None:
     """The index that slice(x, axes, starts, ends) takes, None where it is not written out in numbers."""
-    if not all(isinstance(g, (list, tuple)) and all(isinstance(n, int) for n in g) for g in given):
+    if not all(isinstance(g, (list, tuple)) and all(isinstance(n, int) for n in g) for g in (axes, starts, ends)):
         return None
-    return list(slice_index(shape, *map(tuple, given), None, "slice"))
+    return list(slice_index(shape, tuple(axes), tuple(starts), tuple(ends), None, "slice"))
 
 
 def _is_forward(item: slice) -> bool:

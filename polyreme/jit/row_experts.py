@@ -76,10 +76,10 @@ def _call(
             jnp.stack([arrays[i] for i in column]) if d and not whole else arrays[column[0]]
             for column, d, whole in zip(columns, differ, is_stack, strict=True)
         ]
-        tokens = arrays[count:]
+        rows, chosen, weighs = arrays[count:]
         if over is None:
-            return kernels.row_experts(*tokens, parts, len(experts), ffn)
-        return over.compute_rows(*tokens, parts, differ, len(experts), ffn)
+            return kernels.row_experts(rows, chosen, weighs, parts, len(experts), ffn)
+        return over.compute_rows(rows, chosen, weighs, parts, differ, len(experts), ffn)
 
     tokens = (x, choices, gates)
     arrays = (*inputs.arrays, *map(state.read, tokens))

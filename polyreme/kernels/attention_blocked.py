@@ -293,8 +293,8 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
 
         def body(start, carry, span=span, ke=ke, ve=ve):
             block = _span_block(spec, span, start, t - s, qs, bias, draw)
-            rows = (_block_rows(span, start, x) for x in (qs, do, lse, delta))
-            dq, dki, dvi, dbias = backward_block(block, *rows, ke, ve)
+            rows = partial(_block_rows, span, start)
+            dq, dki, dvi, dbias = backward_block(block, rows(qs), rows(do), rows(lse), rows(delta), ke, ve)
             return jax.tree.map(jnp.add, carry, (dki, dvi)) if carry else (dki, dvi), (dq, dbias)
 
         empty = tuple(jnp.zeros_like(swap(x)) for x in (ke, ve))

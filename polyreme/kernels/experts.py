@@ -17,7 +17,7 @@ arXiv:2211.15841 (no capacity). Shape legend: t tokens, k choices of each, e exp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -130,8 +130,8 @@ class ExpertSplit:
         experts, inner = self.experts or None, self.inner or None
         across = PartitionSpec(experts, None, inner)
         each = PartitionSpec(experts, inner)
-        specs = ExpertWeights(across, PartitionSpec(experts, inner, None), across, each, PartitionSpec(experts), each)
-        return ExpertWeights(*(None if w is None else spec for w, spec in zip(weights, specs, strict=True)))
+        specs = (across, PartitionSpec(experts, inner, None), across, each, PartitionSpec(experts), each)
+        return ExpertWeights._make(None if w is None else spec for w, spec in zip(weights, specs, strict=True))
 
 
 def experts(
@@ -164,7 +164,7 @@ def row_experts(
 ) -> jax.Array:
     """experts that compute ffn, count of them."""
     most = _most_of_an_expert(x, row_capacity)
-    out = _at_home(*map(_as_rows, (x, choices, gates)), count, partial(ffn, weights=weights), most)
+    out = _at_home(_as_rows(x), _as_rows(choices), _as_rows(gates), count, partial(ffn, weights=weights), most)
     return out.astype(x.dtype).reshape(x.shape)
 
 
@@ -228,19 +228,20 @@ def exchanged_row_experts(
     by_expert = PartitionSpec(split.experts)
     stacked = [PartitionSpec(*spec[:1]) == by_expert for spec in jax.tree.leaves(specs, is_leaf=_is_spec)]
 
-    def exchanged(tokens: Sequence[jax.Array], weights: Any, most: int | None) -> jax.Array:
+    def exchanged(tokens: tuple[jax.Array, jax.Array, jax.Array], weights: Any, most: int | None) -> jax.Array:
         if how == "balanced":
             return balanced_experts(*tokens, weights, stacked, count, ways, split.levels, ffn)
         return _DISPATCH[how](split, *tokens, count, partial(ffn, weights=weights), most)
 
     def local(x: jax.Array, choices: jax.Array, gates: jax.Array, weights: Any) -> jax.Array:
-        tokens = rows, chosen, weighs = tuple(map(_as_rows, (x, choices, gates)))
+        tokens = rows, chosen, weighs = _as_rows(x), _as_rows(choices), _as_rows(gates)
         compute, most = partial(ffn, weights=weights), _most_of_an_expert(x, row_capacity)
         if not split.experts:
             out = _at_home(*tokens, count, compute, most)
         elif split.parts_tokens:
-            parts = max(1, min(split.parts, len(tokens[0])))
-            pieces = zip(*(jnp.array_split(a, parts) for a in tokens), strict=True)
+            parts = max(1, min(split.parts, len(rows)))
+            cut = partial(jnp.array_split, indices_or_sections=parts)
+            pieces = zip(cut(rows), cut(chosen), cut(weighs), strict=True)
             most = _most_of_an_expert(x, row_capacity, parts)
             out = jnp.concatenate([exchanged(piece, weights, most) for piece in pieces])
         else:
@@ -335,7 +336,7 @@ def _most_rows(t: int, k: int, count: int, most: int | None) -> int:
 
 def _ffn(rows: jax.Array, sizes: jax.Array, weights: ExpertWeights, activation: str) -> jax.Array:
     """Each group's rows through its expert."""
-    up, down, gate, up_bias, down_bias, gate_bias = (None if w is None else w.astype(rows.dtype) for w in weights)
+    up, down, gate, up_bias, down_bias, gate_bias = jax.tree.map(lambda w: w.astype(rows.dtype), weights)
     ones = jnp.ones((rows.shape[0], 1), rows.dtype)
 
     def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:

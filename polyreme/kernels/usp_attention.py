@@ -41,8 +41,8 @@ def usp_column_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """ring_column_attention as usp_attention has it -> out split as q, logsumexp [b, h, s] split alike."""
     _check_heads(q, k, split)
-    arrays = (_dealt(x, split) for x in (q, k, v))
-    out, lse = ring_column_attention(*arrays, columns, split=_outer(split), **options)
+    q, k, v = (_dealt(x, split) for x in (q, k, v))
+    out, lse = ring_column_attention(q, k, v, columns, split=_outer(split), **options)
     return _collected(out, split), _collected(lse, split, is_logsumexp=True)
 
 

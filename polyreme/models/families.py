@@ -188,12 +188,14 @@ GPT = Family(
     documents=True,
 )
 
+_LLAMA_SHAPE = partial(decoder_shape, gated=True, biases=False, learned_positions=False, rms_norm=True)
+
 LLAMA = Family(
     name="llama",
     model=Reference("polyreme.models.decoders.llama", "Llama"),
     config=Reference("polyreme.models.decoders.llama", "LlamaConfig"),
     published=Reference("polyreme.models.decoders.llama", "PUBLISHED"),
-    shape=partial(decoder_shape, gated=True, biases=False, learned_positions=False, rms_norm=True),
+    shape=_LLAMA_SHAPE,
     # three matrices with the parameters of a 4x block's two: 8/3, rounded up to 64
     ffn_size=lambda hidden: -(-hidden * 8 // (3 * 64)) * 64,
     grouped_heads=True,
@@ -222,7 +224,7 @@ def tokens_per_expert(dims: Any) -> int:
 def sparse_shape(dims: Dimensions, **blocks: Any) -> ModelShape:
     """The planner's view of a LLaMA whose feed-forwards are mixtures of experts. blocks: as in decoder_shape."""
     experts = {"experts": dims.num_experts, "experts_per_token": dims.experts_per_token}
-    return LLAMA.shape(dims, **experts, expert_ffn=dims.expert_ffn_size, **blocks)
+    return _LLAMA_SHAPE(dims, **experts, expert_ffn=dims.expert_ffn_size, **blocks)
 
 
 def routed_shape(dims: Any, **blocks: Any) -> ModelShape:
@@ -352,21 +354,23 @@ def _like_llama(name: str, title: str, **differences: Any) -> Family:
 
 MISTRAL = _like_llama("mistral", "Mistral")
 
-QWEN2 = _like_llama("qwen2", "Qwen2", shape=partial(LLAMA.shape, qkv_bias=True))
+QWEN2 = _like_llama("qwen2", "Qwen2", shape=partial(_LLAMA_SHAPE, qkv_bias=True))
 
-QWEN3 = _like_llama("qwen3", "Qwen3", shape=partial(LLAMA.shape, qk_norm=True))
+QWEN3 = _like_llama("qwen3", "Qwen3", shape=partial(_LLAMA_SHAPE, qk_norm=True))
 
 GEMMA = _like_llama("gemma", "Gemma")
 
-GEMMA2 = _like_llama("gemma2", "Gemma2", shape=partial(LLAMA.shape, norm_places="around"))
+GEMMA2 = _like_llama("gemma2", "Gemma2", shape=partial(_LLAMA_SHAPE, norm_places="around"))
 
-GEMMA3 = _like_llama("gemma3", "Gemma3", shape=partial(LLAMA.shape, norm_places="around", qk_norm=True))
+GEMMA3 = _like_llama("gemma3", "Gemma3", shape=partial(_LLAMA_SHAPE, norm_places="around", qk_norm=True))
 
 GRANITE = _like_llama("granite", "Granite")
 
-OLMO = _like_llama("olmo", "Olmo", shape=partial(LLAMA.shape, rms_norm=False, norm_weights=False))
+OLMO = _like_llama("olmo", "Olmo", shape=partial(_LLAMA_SHAPE, rms_norm=False, norm_weights=False))
 
-OLMO2 = _like_llama("olmo2", "Olmo2", shape=partial(LLAMA.shape, norm_places="after", qk_norm=True, whole_qk_norm=True))
+OLMO2 = _like_llama(
+    "olmo2", "Olmo2", shape=partial(_LLAMA_SHAPE, norm_places="after", qk_norm=True, whole_qk_norm=True)
+)
 
 PHI3 = _like_llama("phi3", "Phi3")
 
@@ -413,11 +417,11 @@ GPTJ = _like_llama(
 
 ERNIE4_5 = _like_llama("ernie4_5", "Ernie4_5")
 
-GLM = _like_llama("glm", "Glm", shape=partial(LLAMA.shape, qkv_bias=True))
+GLM = _like_llama("glm", "Glm", shape=partial(_LLAMA_SHAPE, qkv_bias=True))
 
-GLM4 = _like_llama("glm4", "Glm4", shape=partial(LLAMA.shape, norm_places="around", qkv_bias=True))
+GLM4 = _like_llama("glm4", "Glm4", shape=partial(_LLAMA_SHAPE, norm_places="around", qkv_bias=True))
 
-COHERE = _like_llama("cohere", "Cohere", shape=partial(LLAMA.shape, shared_norm=True))
+COHERE = _like_llama("cohere", "Cohere", shape=partial(_LLAMA_SHAPE, shared_norm=True))
 
 COHERE2 = _like_llama("cohere2", "Cohere2", shape=COHERE.shape)
 

@@ -80,8 +80,8 @@ def spectral_norm(
     dim = resolve_dim("spectral_norm", weight.shape, dim, n_power_iterations)
 
     def compute(layer: Any) -> Any:
-        parts = (getattr(layer, f"{name}_{part}") for part in ("orig", "u", "v"))
-        return over_singular_value(*parts, dim, n_power_iterations if layer.training else 0, eps)
+        original, u, v = (getattr(layer, f"{name}_{part}") for part in ("orig", "u", "v"))
+        return over_singular_value(original, u, v, dim, n_power_iterations if layer.training else 0, eps)
 
     _replace(layer, name, compute, {"orig": weight})
     for part, size in vector_sizes(weight.shape, dim).items():

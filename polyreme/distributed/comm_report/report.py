@@ -183,8 +183,8 @@ def _list_text(collectives: Sequence[CollectiveInstruction]) -> str:
         layer = first if len(layers) == 1 else f"{first} and {len(layers) - 1} more"
         dtypes = "+".join(dict.fromkeys(p.dtype for p in c.parts if p.nbytes > 4)) or main.dtype
         runs = f"{c.times}" if c.counted else f"{c.times}+"
-        sizes = (runs, bytes_text(c.payload), bytes_text(c.total_wire))
-        rows.append((c.kind, axes_text(c.axes), main.origin.phase, layer, dtypes, *sizes, c.overlap))
+        payload, wire = bytes_text(c.payload), bytes_text(c.total_wire)
+        rows.append((c.kind, axes_text(c.axes), main.origin.phase, layer, dtypes, runs, payload, wire, c.overlap))
     return table(rows, right=(5, 6, 7))
 
 
@@ -192,7 +192,9 @@ def _totals_text(report: Report) -> str:
     rows = [("total a device and step", "axes", "runs", "in the program", "by formula", "ratio", "lower bound")]
     for t in [*report.totals, report.whole]:
         ratio = f"{t.ratio:.3f}" if math.isfinite(t.ratio) else "not named"
-        formula = (bytes_text(t.expected), ratio, bytes_text(t.bound)) if report.expected is not None else ("-",) * 3
+        formula = ("-", "-", "-")
+        if report.expected is not None:
+            formula = (bytes_text(t.expected), ratio, bytes_text(t.bound))
         rows.append((t.kind, axes_text(t.axes), f"{t.runs:,}", bytes_text(t.measured), *formula))
     overlap = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in report.exposed.items())
     lines = [table(rows, right=(2, 3, 4, 5, 6)), f"overlap: {overlap}"]

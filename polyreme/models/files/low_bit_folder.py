@@ -348,7 +348,8 @@ def parts_of(layer: Any) -> tuple[str, str]:
 def quantized_experts(maps: ExpertMaps, weight_dtype: str, group_size: int) -> QuantizedExperts:
     """What takes their place; codes are still to be set."""
     dims = maps.moe.stored()[maps.part].dims
-    layer = QuantizedExperts(*shape_of(maps), weight_dtype, group_size, dims)
+    experts, in_features, out_features = shape_of(maps)
+    layer = QuantizedExperts(experts, in_features, out_features, weight_dtype, group_size, dims)
     layer._dtype, layer.training = maps.moe._dtype, maps.moe.training
     return layer
 

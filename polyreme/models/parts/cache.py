@@ -91,7 +91,8 @@ class LayerCache:
         self._put(tokens_cached, k, v, start)
         if not self.owner.is_empty:
             options = {**self._scales, "softcap": softcap, "place_bias": place_bias, "sinks": sinks}
-            return attend_cached(q, *self.tensors[:2], start, window, scale, **options)
+            keys, values = self.tensors[:2]
+            return attend_cached(q, keys, values, start, window, scale, **options)
         # nothing before them: as in training, without the places that are still free
         if sinks is not None:
             return attend_beside_sinks(q, k, v, sinks, window=window, scale=scale, softcap=softcap)
@@ -123,7 +124,8 @@ class PagedLayerCache(LayerCache):
         keys, values = (x.reshape([batch * seq, *x.shape[2:]]) for x in (k, v))
         self._put(blocks_written, keys, values, tables, *self.owner.places_of(seq))
         options = {**self._scales, "softcap": softcap, "place_bias": place_bias, "sinks": sinks}
-        return attend_blocks(q, *self.tensors[:2], tables, start, window, scale, **options)
+        held_keys, held_values = self.tensors[:2]
+        return attend_blocks(q, held_keys, held_values, tables, start, window, scale, **options)
 
 
 class CacheRows:

@@ -80,8 +80,8 @@ class TransformerEncoderLayer(_TransformerLayer):
         attn_dropout: float | None = None,
         act_dropout: float | None = None,
         normalize_before: bool = False,
-        weight_attr: ParamAttrLike = None,
-        bias_attr: ParamAttrLike = None,
+        weight_attr: ParamAttrLike | Sequence[ParamAttrLike] = None,
+        bias_attr: ParamAttrLike | Sequence[ParamAttrLike] = None,
         layer_norm_eps: float = 1e-5,
     ) -> None:
         weights, biases = _attrs(weight_attr, 2), _attrs(bias_attr, 2)
@@ -160,8 +160,8 @@ class TransformerDecoderLayer(_TransformerLayer):
         attn_dropout: float | None = None,
         act_dropout: float | None = None,
         normalize_before: bool = False,
-        weight_attr: ParamAttrLike = None,
-        bias_attr: ParamAttrLike = None,
+        weight_attr: ParamAttrLike | Sequence[ParamAttrLike] = None,
+        bias_attr: ParamAttrLike | Sequence[ParamAttrLike] = None,
         layer_norm_eps: float = 1e-5,
     ) -> None:
         weights, biases = _attrs(weight_attr, 3), _attrs(bias_attr, 3)
@@ -251,8 +251,8 @@ class Transformer(Layer):
         attn_dropout: float | None = None,
         act_dropout: float | None = None,
         normalize_before: bool = False,
-        weight_attr: ParamAttrLike = None,
-        bias_attr: ParamAttrLike = None,
+        weight_attr: ParamAttrLike | Sequence[ParamAttrLike] = None,
+        bias_attr: ParamAttrLike | Sequence[ParamAttrLike] = None,
         custom_encoder: Layer | None = None,
         custom_decoder: Layer | None = None,
     ) -> None:

@@ -77,7 +77,12 @@ def resolve(strategy: DistributedStrategy | Plan, num_devices: int) -> Job:
     layers = tuple(strategy.recompute_configs["checkpoints"]) if strategy.recompute else ()
     offloads = strategy.recompute and strategy.recompute_configs["enable_offload"]
     plan = Plan.from_degrees(
-        **mesh.degrees,
+        dp=mesh.dp,
+        pp=mesh.pp,
+        sharding=mesh.sharding,
+        sep=mesh.sep,
+        mp=mesh.mp,
+        ep=mesh.ep,
         order=mesh.order,
         sharding_stage=_sharding(strategy, "stage", "stage"),
         sequence_parallel=hybrid["mp_configs"]["sequence_parallel"],
