@@ -68,7 +68,8 @@ class OperationCost:
     of its own, over those of one kernel for all. shared: of an elementwise operation, the itemsizes (as in Value) of
     what it computes on the way and its backward reads too, such as the tanh of a GELU; each as large as its output.
     is_whole: of a loss, whether what it reads lies there whole, made by another operation, and not a chunk at a time.
-    drops: of attention, whether dropout goes over its probabilities.
+    drops: of attention, whether dropout goes over its probabilities. trains: which weights get gradients: its
+    own, those of an adapter whose part is added to what the frozen weight makes, or none.
     """
 
     kind: Kind
@@ -85,6 +86,7 @@ class OperationCost:
     shared: tuple[int, ...] = ()
     is_whole: bool = False
     drops: bool = False
+    trains: Literal["weights", "adapter", "none"] = "weights"
 
     @property
     def is_of_experts(self) -> bool:
@@ -167,8 +169,8 @@ class ModelGraph:
 
 
 def beside_adapters(graph: ModelGraph, maps: Collection[str]) -> ModelGraph:
-    """The graph where products with weights are frozen, but for adapters beside those of such names: a frozen product's
-    backward does not read what went in, an adapter's does.
+    """The graph where all weights are frozen, but for adapters beside the products of such names: a frozen product's
+    backward does not read what went in, an adapter's does. What is frozen already stays as it is.
 
     >>> x, y = Value("x", ("embed",), (8,)), Value("y", ("ffn",), (8,))
     >>> up = OperationCost("product", "up", (x,), y, weights=("w",), saved=("x",))
@@ -178,10 +180,14 @@ def beside_adapters(graph: ModelGraph, maps: Collection[str]) -> ModelGraph:
     """
 
     def frozen(op: OperationCost) -> OperationCost:
-        if op.kind not in ("product", "convolution") or not op.weights or op.name in maps:
+        if not op.weights or op.trains != "weights":
             return op
+        if op.kind not in ("product", "convolution"):
+            return replace(op, trains="none")
+        if op.name in maps:
+            return replace(op, trains="adapter")
         read = {value.name for value in op.inputs}
-        return replace(op, saved=tuple(name for name in op.saved if name not in read))
+        return replace(op, saved=tuple(name for name in op.saved if name not in read), trains="none")
 
     blocks = tuple(replace(block, operations=tuple(map(frozen, block.operations))) for block in graph.blocks)
     return replace(graph, blocks=blocks)

@@ -36,6 +36,9 @@ ROWS = 512
 PIECES = 16
 """Buffers that a block's recomputed values are about."""
 
+_START = ": start of the "
+"""Within the names of buffers that loops start from."""
+
 
 class QuerySpan(NamedTuple):
     """Queries walked in `blocks` blocks, over `rows` rows together, against the first `keys` keys."""
@@ -97,7 +100,7 @@ def kept_by_block(
 ) -> dict[str, Held]:
     """What one microbatch leaves of a block for its backward, by name. parts: of operations computed again."""
     saved: dict[str, Held] = {}
-    makers = {op.output.name: op.kind for op in block.operations}
+    makers = {op.output.name: op for op in block.operations}
     for op in block.operations:
         if op.part and op.part in parts:
             continue
@@ -122,15 +125,22 @@ def kept_by_block(
                 nbytes = cuts.local(_read(value, op), samples) * width
             if name not in saved or saved[name].nbytes < nbytes:
                 saved[name] = Held(nbytes)
-        if op.kind == "norm":
-            # of a batch norm, which is made by channels, the centred and the scaled values
-            parts_kept = 2 if makers.get(op.inputs[0].name) == "convolution" else 1
+        if op.kind == "norm" and op.trains == "weights":
+            # what the weight's gradient reads; of a batch norm, which is made by channels, the centred and the scaled
+            maker = makers.get(op.inputs[0].name)
+            parts_kept = 2 if maker and maker.kind == "convolution" else 1
             saved[f"{op.name}: normalised"] = Held(cuts.local(op.inputs[0], samples) * WIDE, parts_kept)
         elif op.kind == "product" and op.is_of_experts:
             starts = _starts_of_experts(block, op, cuts, samples, itemsize)
             saved |= {f"{op.name}: {what}": held for what, held in starts if not what.endswith("output")}
         elif op.kind == "elementwise":
             saved |= {f"{op.name}: {what}": h for what, h in kept_by_elementwise(op, cuts, samples, itemsize)}
+            read = (values[name] for name in op.saved if name in makers and not op.is_of_experts)
+            for value in read if itemsize == WIDE else ():
+                if makers[value.name].trains == "adapter":
+                    # the sum is made again inside what reads it in the forward, of the frozen weight's part and the
+                    # adapter's, and once more for the backward; in 16 bits what is rounded is read by both
+                    saved[f"{value.name}: of the frozen weight"] = Held(cuts.local(value, samples) * WIDE)
     return saved | {v.name: Held(n * itemsize) for v in block.parameters if (n := cuts.joined(v))}
 
 
@@ -226,12 +236,21 @@ class OnProcessor:
         buffers = [*self.weights(stage.blocks), Held(self.inputs(), live)]
         inner = [*buffers]  # when the first microbatch's last block begins its backward, the head's is done
         again = 0.0
+        zeros: dict[str, Held] = {}
         for block, count in stage.blocks:
-            held, missing = self.kept(block)
-            buffers += [Held(h.nbytes, h.number * count * live) for h in held.values()]
+            by_name, missing = self.kept(block)
+            if stage.training.trains == "adapters" and stage.mode(block) != "full":
+                # no gradient of a large weight is there to be put off, so each loop starts just before it runs, from a
+                # copy of zeros that all blocks share
+                zeros |= {name: Held(h.nbytes) for name, h in by_name.items() if _START in name}
+                more = self._of_spans(block, by_name)
+                by_name = {name: h for name, h in by_name.items() if _START not in name} | more
+            buffers += [Held(h.nbytes, h.number * count * live) for h in by_name.values()]
             there = live - (block.part == "head")
-            inner += [Held(h.nbytes, h.number * count * there) for h in held.values()]
+            inner += [Held(h.nbytes, h.number * count * there) for h in by_name.values()]
             again = max(again, missing)
+        buffers += zeros.values()
+        inner += zeros.values()
         loss, table = stage.loss(), Held(stage.table())
         # every microbatch's loss adds up a gradient of the head's weight of its own; loops over chunks take turns
         logits = Held(loss.logits, 1 if loss.is_looped else live)
@@ -247,6 +266,14 @@ class OnProcessor:
             _pack(self.before_first(), 0.0, copies + self.transient() + again),
             _pack(stage.gradients + self.reduced(), 0.0, copies),
         ]
+
+    def _of_spans(self, block: BlockCost, held: dict[str, Held]) -> dict[str, Held]:
+        """What the loops over an attention's spans gave, beside all of it joined; of one span that is the same."""
+        return {
+            f"{op.name}: out of spans": Held(self.stage.local(op.output, WIDE))
+            for op in block.operations
+            if f"{op.name}: out by head 0" in held and len(spans(op.output.shape[1], op.executed < 1)) > 1
+        }
 
     def copies(self) -> float:
         """Bytes of copies of the optimizer's arrays: the fusion that makes the new parameter reads the old moments too,
@@ -310,7 +337,7 @@ class OnProcessor:
             inputs = {name: h for name, h in stage.kept(block).items() if name not in part}
             again = {f"{op.name}: " for op in block.operations if op.part in PARTS[mode]}
             saved = {**part, **inputs, **{n: h for n, h in starts.items() if n.startswith(tuple(again))}}
-        missing = total(h for name, h in whole.items() if name not in saved and "start" not in name)
+        missing = total(h for name, h in whole.items() if name not in saved and _START not in name)
         missing += total(self._weights_of(block, again=True))
         return saved, missing + attention_again(block, stage.cuts, stage.samples)
 

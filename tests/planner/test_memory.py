@@ -10,6 +10,7 @@ from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES, chunk_count
 from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
 from polyreme.planner import Memory, ModelShape, Training, memory_cpu
 from polyreme.planner.frameworks import framework
+from polyreme.planner.graph import beside_adapters
 from polyreme.planner.memory import memory
 from polyreme.planner.memory_cpu import OnProcessor
 from polyreme.planner.memory_live import standings
@@ -20,6 +21,7 @@ GPT = ModelShape(hidden=64, layers=4, heads=4, seq=128, vocab=512, ffn=256)
 LLAMA = replace(GPT, kv_heads=2, gated=True, biases=False, learned_positions=False, tied=False, rms_norm=True)
 WIDE = Training(dtype="float32", master=False)
 LOW = Training()
+ALL: dict[str, Any] = {"trains": "adapters", "adapted": "all"}
 
 
 def only(
@@ -180,6 +182,31 @@ def test_a_frozen_product_keeps_nothing_for_its_weight():
     wide = 4 * 8 * 128 * 256 * LLAMA.layers  # what the last product reads, bytes
     assert everywhere - attention >= wide
     assert everywhere < only(LLAMA, training=WIDE).activations
+
+
+def test_adapters_keep_what_their_frozen_map_gave_and_nothing_of_frozen_norms():
+    """On a processor: in float32 the frozen map's part and the sum, where an activation function reads it; of frozen
+    norms no normalised values; loops start from zeros that all blocks share."""
+    graph = replace(LLAMA, layers=2).graph()
+    adapted = beside_adapters(graph, ["q", "gate", "up"])
+    (whole, tuned) = (next(b for b in each.blocks if b.part == "layer") for each in (graph, adapted))
+    wide, low = (set(memory_cpu.kept_by_block(tuned, cuts_of(Plan()), 8, itemsize)) for itemsize in (4, 2))
+    assert wide - low == {"gate: of the frozen weight", "up: of the frozen weight"}
+    gone = set(memory_cpu.kept_by_block(whole, cuts_of(Plan()), 8, 4)) - wide
+    assert {name for name in gone if "norm" in name} == {"attention_norm: normalised", "ffn_norm: normalised"} | {
+        name for name in gone if name.endswith("_norm_out")
+    }
+    # what is frozen already stays so, whichever maps are asked for next
+    assert beside_adapters(adapted, ["down"]) == adapted
+
+    def activations(layers: int, **training: Any) -> float:
+        return only(replace(LLAMA, layers=layers), training=replace(WIDE, **training), compiler="cpu").activations
+
+    query = 4 * 8 * 128 * 64  # bytes; keys and values have half of it each
+    layer = activations(5) - activations(4)
+    # zeros of the three loops of a block's attention, and both norms; gate and up twice; two products' inputs stay
+    fewer = memory_cpu.PACKING * (2 * query + 2 * query - 2 * query * 4)
+    assert layer - (activations(5, **ALL) - activations(4, **ALL)) == pytest.approx(fewer)
 
 
 def test_traced_models_have_their_attention_s_rows_by_any_name():
