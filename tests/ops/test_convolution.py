@@ -16,8 +16,8 @@ def convolve(x, weight):
 
 @pytest.mark.parametrize(
     ("size", "kernel"),
-    [(16, 1), (1, 1), (3, 3), (3, 2), (16, 3)],
-    ids=["windows of one entry", "one entry", "one window", "few windows", "many windows"],
+    [(16, 1), (1, 1), (2, 1), (3, 3), (3, 2), (16, 3)],
+    ids=["windows of one entry", "one entry", "few entries", "one window", "few windows", "many windows"],
 )
 def test_eager_convolutions_and_their_gradients(size, kernel):
     rng = np.random.default_rng(0)
