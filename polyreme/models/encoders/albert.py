@@ -67,28 +67,28 @@ class Albert(Bert):
 class AlbertForMaskedLM(BertForMaskedLM):
     """As BertForMaskedLM."""
 
-    encoder_class = Albert
+    encoder_class: type[Bert] = Albert
     family: Any = architecture("albert", "masked_lm")
 
 
 class AlbertForSequenceClassification(BertForSequenceClassification):
     """As BertForSequenceClassification."""
 
-    encoder_class = Albert
+    encoder_class: type[Bert] = Albert
     family: Any = architecture("albert", "classification")
 
 
 class AlbertForTokenClassification(BertForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = Albert
+    encoder_class: type[Bert] = Albert
     family: Any = architecture("albert", "token_classification")
 
 
 class AlbertForQuestionAnswering(BertForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = Albert
+    encoder_class: type[Bert] = Albert
     family: Any = architecture("albert", "question_answering")
 
 

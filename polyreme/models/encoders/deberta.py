@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from polyreme.models.encoders import deberta_v2
+from polyreme.models.encoders.bert import Bert
 from polyreme.models.encoders.deberta_v2 import (
     DebertaV2,
     DebertaV2Config,
@@ -57,35 +58,35 @@ class MappedDistanceAttention(DistanceAttention):
 class Deberta(DebertaV2):
     """Token ids [batch, seq] -> hidden [batch, seq, embed]; the others as of Bert, no documents."""
 
-    attention_class = MappedDistanceAttention
+    attention_class: type[DistanceAttention] = MappedDistanceAttention
     family: Any = architecture("deberta", "base")
 
 
 class DebertaForMaskedLM(DebertaV2ForMaskedLM):
     """As BertForMaskedLM."""
 
-    encoder_class = Deberta
+    encoder_class: type[Bert] = Deberta
     family: Any = architecture("deberta", "masked_lm")
 
 
 class DebertaForSequenceClassification(DebertaV2ForSequenceClassification):
     """As DebertaV2ForSequenceClassification."""
 
-    encoder_class = Deberta
+    encoder_class: type[Bert] = Deberta
     family: Any = architecture("deberta", "classification")
 
 
 class DebertaForTokenClassification(DebertaV2ForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = Deberta
+    encoder_class: type[Bert] = Deberta
     family: Any = architecture("deberta", "token_classification")
 
 
 class DebertaForQuestionAnswering(DebertaV2ForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = Deberta
+    encoder_class: type[Bert] = Deberta
     family: Any = architecture("deberta", "question_answering")
 
 

@@ -171,7 +171,7 @@ def distance_indices(seq: int, buckets: int, farthest: int) -> np.ndarray:
 class DebertaV2ForMaskedLM(BertForMaskedLM):
     """As BertForMaskedLM."""
 
-    encoder_class = DebertaV2
+    encoder_class: type[Bert] = DebertaV2
     family: Any = architecture("deberta_v2", "masked_lm")
 
 
@@ -180,7 +180,7 @@ class DebertaV2ForSequenceClassification(BertForSequenceClassification):
 
     dense: Linear
 
-    encoder_class = DebertaV2
+    encoder_class: type[Bert] = DebertaV2
     family: Any = architecture("deberta_v2", "classification")
 
     def __init__(self, config: DebertaV2Config) -> None:
@@ -196,14 +196,14 @@ class DebertaV2ForSequenceClassification(BertForSequenceClassification):
 class DebertaV2ForTokenClassification(BertForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = DebertaV2
+    encoder_class: type[Bert] = DebertaV2
     family: Any = architecture("deberta_v2", "token_classification")
 
 
 class DebertaV2ForQuestionAnswering(BertForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = DebertaV2
+    encoder_class: type[Bert] = DebertaV2
     family: Any = architecture("deberta_v2", "question_answering")
 
 

@@ -46,7 +46,7 @@ class DistilBert(Bert):
 class DistilBertForMaskedLM(BertForMaskedLM):
     """As BertForMaskedLM."""
 
-    encoder_class = DistilBert
+    encoder_class: type[Bert] = DistilBert
     family: Any = architecture("distilbert", "masked_lm")
 
 
@@ -55,7 +55,7 @@ class DistilBertForSequenceClassification(BertForSequenceClassification):
 
     dense: Linear
 
-    encoder_class = DistilBert
+    encoder_class: type[Bert] = DistilBert
     family: Any = architecture("distilbert", "classification")
 
     def __init__(self, config: DistilBertConfig) -> None:
@@ -71,14 +71,14 @@ class DistilBertForSequenceClassification(BertForSequenceClassification):
 class DistilBertForTokenClassification(BertForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = DistilBert
+    encoder_class: type[Bert] = DistilBert
     family: Any = architecture("distilbert", "token_classification")
 
 
 class DistilBertForQuestionAnswering(BertForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = DistilBert
+    encoder_class: type[Bert] = DistilBert
     family: Any = architecture("distilbert", "question_answering")
 
 

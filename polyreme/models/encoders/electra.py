@@ -47,7 +47,7 @@ class Electra(Bert):
 class ElectraForMaskedLM(BertForMaskedLM):
     """As BertForMaskedLM."""
 
-    encoder_class = Electra
+    encoder_class: type[Bert] = Electra
     family: Any = architecture("electra", "masked_lm")
 
     def head_activation(self, config: BertConfig) -> str:
@@ -58,7 +58,7 @@ class ElectraForMaskedLM(BertForMaskedLM):
 class ElectraForSequenceClassification(RobertaForSequenceClassification):
     """As RobertaForSequenceClassification, `dense` going through GELU."""
 
-    encoder_class = Electra
+    encoder_class: type[Bert] = Electra
     family: Any = architecture("electra", "classification")
     bend: Any = staticmethod(F.gelu)
 
@@ -66,14 +66,14 @@ class ElectraForSequenceClassification(RobertaForSequenceClassification):
 class ElectraForTokenClassification(BertForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = Electra
+    encoder_class: type[Bert] = Electra
     family: Any = architecture("electra", "token_classification")
 
 
 class ElectraForQuestionAnswering(BertForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = Electra
+    encoder_class: type[Bert] = Electra
     family: Any = architecture("electra", "question_answering")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from polyreme.eager.tensor import to_tensor
 from polyreme.models.encoders.bert import (
+    Bert,
     BertForQuestionAnswering,
     BertForTokenClassification,
     published_encoder,
@@ -67,28 +68,28 @@ class MPNet(Roberta):
 class MPNetForMaskedLM(RobertaForMaskedLM):
     """As RobertaForMaskedLM."""
 
-    encoder_class = MPNet
+    encoder_class: type[Bert] = MPNet
     family: Any = architecture("mpnet", "masked_lm")
 
 
 class MPNetForSequenceClassification(RobertaForSequenceClassification):
     """As RobertaForSequenceClassification."""
 
-    encoder_class = MPNet
+    encoder_class: type[Bert] = MPNet
     family: Any = architecture("mpnet", "classification")
 
 
 class MPNetForTokenClassification(BertForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = MPNet
+    encoder_class: type[Bert] = MPNet
     family: Any = architecture("mpnet", "token_classification")
 
 
 class MPNetForQuestionAnswering(BertForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = MPNet
+    encoder_class: type[Bert] = MPNet
     family: Any = architecture("mpnet", "question_answering")
 
 

@@ -57,7 +57,7 @@ class Roberta(Bert):
 class RobertaForMaskedLM(BertForMaskedLM):
     """As BertForMaskedLM."""
 
-    encoder_class = Roberta
+    encoder_class: type[Bert] = Roberta
     family: Any = architecture("roberta", "masked_lm")
 
     def head_activation(self, config: BertConfig) -> str:
@@ -70,7 +70,7 @@ class RobertaForSequenceClassification(BertForSequenceClassification):
 
     dense: Linear
 
-    encoder_class = Roberta
+    encoder_class: type[Bert] = Roberta
     family: Any = architecture("roberta", "classification")
     bend: Any = staticmethod(F.tanh)
     """What `dense` goes through."""
@@ -89,14 +89,14 @@ class RobertaForSequenceClassification(BertForSequenceClassification):
 class RobertaForTokenClassification(BertForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = Roberta
+    encoder_class: type[Bert] = Roberta
     family: Any = architecture("roberta", "token_classification")
 
 
 class RobertaForQuestionAnswering(BertForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = Roberta
+    encoder_class: type[Bert] = Roberta
     family: Any = architecture("roberta", "question_answering")
 
 

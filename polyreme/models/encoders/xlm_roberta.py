@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyreme.models.encoders.bert import (
+    Bert,
     BertForQuestionAnswering,
     BertForTokenClassification,
 )
@@ -51,14 +52,14 @@ class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
 class XLMRobertaForTokenClassification(BertForTokenClassification):
     """As BertForTokenClassification."""
 
-    encoder_class = XLMRoberta
+    encoder_class: type[Bert] = XLMRoberta
     family: Any = architecture("xlm_roberta", "token_classification")
 
 
 class XLMRobertaForQuestionAnswering(BertForQuestionAnswering):
     """As BertForQuestionAnswering."""
 
-    encoder_class = XLMRoberta
+    encoder_class: type[Bert] = XLMRoberta
     family: Any = architecture("xlm_roberta", "question_answering")
 
 
