@@ -68,10 +68,15 @@ def test_a_trainer_learns_tests_saves_and_goes_on_where_it_was_stopped(tmp_path)
 
     trained(config(), until=(1, 1))
     assert len(config().serials()) == 2
+    (notes := tmp_path / "checkpoints" / "notes").write_text("of somebody else")
     later, told = trained(config())
     assert told[1] == fluid.BeginStepEvent(1, 2, fetch_metrics=False)
     np.testing.assert_array_equal(weight(later), weight(whole))
     assert not config().serials()
+    assert [*notes.parent.iterdir()] == [notes]
+    notes.unlink()
+    config().remove()
+    assert not notes.parent.exists()
     later.save_params(str(tmp_path / "parameters"))
     outputs = fluid.Inferencer(predict, str(tmp_path / "parameters")).infer({"x": X})[0]
     np.testing.assert_allclose(outputs, X @ weight(later), rtol=2.0**-18, atol=2.0**-18)

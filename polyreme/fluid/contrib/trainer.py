@@ -61,8 +61,8 @@ class EndStepEvent:
 class CheckpointConfig:
     """When and where Trainer.train saves what it needs to go on: after so many steps, in one of so many epochs.
 
-    Once training has ended the folder is removed. A Trainer made with a folder that has checkpoints goes on from the
-    last one.
+    Once training has ended the checkpoints are removed, and the folder if nothing else is in it. A Trainer made with a
+    folder that has checkpoints goes on from the last one.
     """
 
     checkpoint_dir: str = "checkpoints"
@@ -83,6 +83,14 @@ class CheckpointConfig:
         """The checkpoints there are, the latest last."""
         folders = Path(self.checkpoint_dir).glob("checkpoint_*")
         return sorted((f for f in folders if (f / _STATE).exists()), key=lambda f: int(f.name.rpartition("_")[2]))
+
+    def remove(self) -> None:
+        """Delete the checkpoints, and their folder if that leaves it empty."""
+        for folder in self.serials():
+            shutil.rmtree(folder)
+        directory = Path(self.checkpoint_dir)
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()
 
 
 class Trainer:
@@ -152,7 +160,7 @@ class Trainer:
                     event_handler(EndStepEvent(epoch, step, [np.asarray(m) for m in metrics]))
                 event_handler(EndEpochEvent(epoch))
         if self.checkpoint_cfg is not None and not self._stopped:
-            shutil.rmtree(self.checkpoint_cfg.checkpoint_dir, ignore_errors=True)
+            self.checkpoint_cfg.remove()
 
     def test(self, reader: Any, feed_order: Sequence[str] | None = None) -> list[float]:
         """The mean over minibatches of each value that the network returned, in evaluation."""
