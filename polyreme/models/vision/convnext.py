@@ -21,17 +21,15 @@ from polyreme.models.parts.encoder import (
     TwoLayers,
     check_activation,
     check_label_names,
-    linear,
     linear_rules,
     read_labels,
     same_rules,
     write_labels,
 )
 from polyreme.models.pretrained import Pretrained
+from polyreme.models.vision.mean_classifier import MeanClassifier
 from polyreme.nn import Conv2D, Layer, LayerList, LayerNorm
-from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
-from polyreme.nn.layers.linear import Linear
 from polyreme.nn.parameter import Parameter
 
 _STEM_EPSILON = 1e-6
@@ -162,28 +160,11 @@ class ConvNext(Pretrained, Layer):
         return (rng.standard_normal((1, self.config.num_channels, side, side), "float32"),)
 
 
-class ConvNextForImageClassification(Pretrained, Layer):
-    """Images [batch, channels, height, width] -> scores [batch, num_labels]; with labels [batch], the mean
-    cross-entropy (0-D)."""
+class ConvNextForImageClassification(MeanClassifier):
+    """As MeanClassifier, of a ConvNext."""
 
-    encoder: ConvNext
-    classifier: Linear
-
+    encoder_class: type[Any] = ConvNext
     family: Any = architecture("convnext", "image_classification")
-
-    def __init__(self, config: ConvNextConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = ConvNext(config)
-        self.classifier = linear(config.hidden_sizes[-1], config.num_labels, ("embed", None))
-
-    def forward(self, pixel_values: Any, labels: Any = None) -> Any:
-        scores = self.classifier(self.encoder(pixel_values)[1])
-        return scores if labels is None else F.cross_entropy(scores, labels)
-
-    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
-        """What a call takes, made up: an image."""
-        return self.encoder.example_inputs(rng, length)
 
 
 # as published

@@ -31,6 +31,7 @@ from polyreme.models.parts.encoder import (
     write_labels,
 )
 from polyreme.models.pretrained import Pretrained
+from polyreme.models.vision.mean_classifier import MeanClassifier
 from polyreme.nn import Conv2D, Layer, LayerList, LayerNorm
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Constant
@@ -287,28 +288,11 @@ class Swin(Pretrained, Layer):
         return (rng.standard_normal((1, self.config.num_channels, side, side), "float32"),)
 
 
-class SwinForImageClassification(Pretrained, Layer):
-    """Images [batch, channels, height, width] -> scores [batch, num_labels]; with labels [batch], the mean
-    cross-entropy (0-D)."""
+class SwinForImageClassification(MeanClassifier):
+    """As MeanClassifier, of a Swin."""
 
-    encoder: Swin
-    classifier: Linear
-
+    encoder_class: type[Any] = Swin
     family: Any = architecture("swin", "image_classification")
-
-    def __init__(self, config: SwinConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Swin(config)
-        self.classifier = linear(config.hidden_sizes[-1], config.num_labels, ("embed", None))
-
-    def forward(self, pixel_values: Any, labels: Any = None) -> Any:
-        scores = self.classifier(self.encoder(pixel_values)[1])
-        return scores if labels is None else F.cross_entropy(scores, labels)
-
-    def example_inputs(self, rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
-        """What a call takes, made up: an image."""
-        return self.encoder.example_inputs(rng, length)
 
 
 # as published
