@@ -84,6 +84,8 @@ def test_a_trainer_learns_tests_saves_and_goes_on_where_it_was_stopped(tmp_path)
     exe = fluid.Executor()
     program, names, targets = fluid.io.load_inference_model(str(tmp_path / "model"), exe)
     np.testing.assert_array_equal(exe.run(program, feed={names[0]: X}, fetch_list=targets)[0], outputs)
+    with pytest.raises(ConfigError, match="reader=None; give a function"):
+        later.train(1, print)
     with pytest.raises(ConfigError, match="give ints above 0"):
         fluid.CheckpointConfig(step_interval=0)
 

@@ -139,8 +139,13 @@ class Trainer:
     ) -> None:  # fmt: skip
         """Run every minibatch of reader() in num_epochs epochs, and tell event_handler.
 
-        feed_order: the names of the data, as the parts of a sample stand in; the order of their making if None.
+        feed_order: the names of the data, as the parts of a sample stand in; the order of their making if None. Raises
+        ConfigError without a reader.
         """
+        if not callable(reader):
+            raise ConfigError(
+                f"Trainer.train: reader={reader!r}; give a function that returns an iterable of minibatches"
+            )
         first = (0, 0) if self.checkpoint_cfg is None else (self.checkpoint_cfg.epoch_id, self.checkpoint_cfg.step_id)
         self._stopped = False
         with self._in_scope():
