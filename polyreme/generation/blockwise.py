@@ -1,7 +1,9 @@
-"""A decoder's steps over a cache, compiled block by block: blocks that differ in their weights alone share a program.
+"""A decoder's steps over a cache, compiled a few blocks at a time: spans that differ in their weights alone share a
+program.
 
-One program of all blocks takes as many times longer to compile, and runs no faster: what a step waits for is weights
-being read. Nothing is stacked or copied: a program is called with the arrays of each block.
+One program of all blocks takes as many times longer to compile. On a CPU it runs no faster, since a step waits for
+weights being read; on an accelerator each program costs the host a start, and a span holds several blocks. Nothing is
+stacked or copied: a program is called with the arrays of each span.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from polyreme.core.state import TensorState
 from polyreme.eager.tensor import to_tensor
 from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
+from polyreme.kernels import select
 from polyreme.models.parts.cache import CacheRows
-from polyreme.nn.alike import AlikeLayers, tensors_of
+from polyreme.nn.alike import AlikeLayers, first_places, tensors_of
 from polyreme.nn.layer import Layer
 from polyreme.ops.indices.gather import take_along_axis
+
+SPAN_BLOCKS: dict[select.Backend, int] = {"cpu": 1, "gpu": 8, "tpu": 8, "other": 1}
+"""Blocks of a program, by the kind of device."""
 
 
 class BlockwiseSteps:
@@ -36,8 +42,11 @@ class BlockwiseSteps:
         self._embed, self._finish = to_static(self._embedded), to_static(self._finished)
         self._finish_all = to_static(self._finished_all)
         self._alike = AlikeLayers(lambda: list(model.blocks))
-        self._blocks: list[Layer] = []
-        self._runs: dict[int, Any] = {}
+        self._spans: list[range] = []
+        self._firsts: list[int] = []
+        self._tensors: list[list[TensorState]] = []
+        self._captured: dict[tuple[range, tuple[Layer, ...]], Any] = {}
+        self._runs: list[Any] = []
         self._twins: dict[tuple[int, int], tuple[CapturedProgram, CapturedProgram]] = {}
 
     def __call__(self, tokens: Any, counts: Any) -> Any:
@@ -49,7 +58,7 @@ class BlockwiseSteps:
         self._share()
         self.cache.is_empty = self.is_first
         parts = self._embed(tokens)
-        for number in range(len(self._blocks)):
+        for number in range(len(self._spans)):
             parts = self._run(number, parts)
         self.cache.is_empty = False
         return parts
@@ -58,7 +67,7 @@ class BlockwiseSteps:
         """What hidden makes of tokens of one row that come one after another, each by the programs of a single one and
         so with its bits; the cache's lengths are as they were.
 
-        Each block takes in all of them while its weights are in the processor's cache.
+        Each span takes in all of them while its weights are in the processor's cache.
         """
         self._share()
         lengths = self.cache.lengths
@@ -69,7 +78,7 @@ class BlockwiseSteps:
         for token, place in zip(tokens, places, strict=True):
             lengths.set_value(place)
             parts.append(self._embed(to_tensor(np.array([[token]], np.int64))))
-        for number in range(len(self._blocks)):
+        for number in range(len(self._spans)):
             for index, place in enumerate(places):
                 lengths.set_value(place)
                 parts[index] = self._run(number, parts[index])
@@ -87,46 +96,54 @@ class BlockwiseSteps:
         return self._finish_all(*parts)
 
     def _share(self) -> None:
-        """Have each block run the programs of the first one that does the same now: Layers may have changed."""
+        """Have each span run the programs of the first one that does the same now: Layers may have changed."""
         if not self._alike.have_changed():
             return
-        before, self._blocks = self._blocks, list(self.model.blocks)
-        self._runs = {n: run for n, run in self._runs.items() if before[n] is self._blocks[n]}
+        blocks = list(self.model.blocks)
+        size = SPAN_BLOCKS[select.backend()]
+        self._spans = [range(start, min(start + size, len(blocks))) for start in range(0, len(blocks), size)]
+        self._tensors = [
+            [tensor for n in span for tensor in (*tensors_of(blocks[n]), *self.cache.layers[n].tensors)]
+            for span in self._spans
+        ]
+        kinds = [
+            (tuple(self._alike.firsts[n] for n in span), first_places(tensors))
+            for span, tensors in zip(self._spans, self._tensors, strict=True)
+        ]
+        self._firsts = [kinds.index(kind) for kind in kinds]
+        parts = [(span, tuple(blocks[n] for n in span)) for span in self._spans]
+        firsts = (parts[number] for number in dict.fromkeys(self._firsts))
+        self._captured = {key: self._captured.get(key) or to_static(self._span_of(*key)) for key in firsts}
+        self._runs = [self._captured[parts[first]] for first in self._firsts]
         self._twins.clear()
-        for number in dict.fromkeys(self._alike.firsts):
-            if number not in self._runs:
-                self._runs[number] = to_static(self._block_of(number))
 
     def _run(self, number: int, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The output of a block for these inputs."""
-        first = self._alike.firsts[number]
-        run = self._runs[first]
+        """The output of a span for these inputs."""
+        first, run = self._firsts[number], self._runs[number]
         return run(*parts) if number == first else self._twin(number, first, run.served).run(list(parts))
 
     def _twin(self, number: int, first: int, program: CapturedProgram) -> CapturedProgram:
-        """The program of the block `first`, over the block `number`."""
+        """The program of the span `first`, over the span `number`."""
         known = self._twins.get((number, id(program)))
         if known is None:
-            others = {id(mine): other for mine, other in self._pairs(first, number)}
+            pairs = zip(self._tensors[first], self._tensors[number], strict=True)
+            others = {id(mine): other for mine, other in pairs}
             known = program, program.over(lambda tensor: others.get(id(tensor), tensor))
             self._twins[number, id(program)] = known
         return known[1]
-
-    def _pairs(self, first: int, number: int) -> list[tuple[TensorState, TensorState]]:
-        """Tensors of the one block and its cache, each with that of the other."""
-        mine, other = ([*tensors_of(self._blocks[n]), *self.cache.layers[n].tensors] for n in (first, number))
-        return list(zip(mine, other, strict=True))
 
     # what is captured
 
     def _embedded(self, tokens: Any) -> tuple[Any, ...]:
         return _parts(self.model.embed(tokens, self.cache))
 
-    def _block_of(self, number: int) -> Callable[..., tuple[Any, ...]]:
-        block, layer = self._blocks[number], self.cache.layers[number]
+    def _span_of(self, span: range, blocks: Sequence[Layer]) -> Callable[..., tuple[Any, ...]]:
+        layers = [self.cache.layers[number] for number in span]
 
         def run(*parts: Any) -> tuple[Any, ...]:
-            return _parts(self.model.run_block(block, _rejoin(parts), layer))
+            for block, layer in zip(blocks, layers, strict=True):
+                parts = _parts(self.model.run_block(block, _rejoin(parts), layer))
+            return parts
 
         return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -124,18 +124,16 @@ def _do_the_same(one: Layer, other: Layer) -> bool:
     return all(a is b or (a is not None and b is not None and _do_the_same(a, b)) for a, b in pairs)
 
 
-def _places(layer: Layer) -> list[int]:
-    """Of each parameter and buffer, where among all of them it stands first: of one that has several names, the same
-    number at each."""
+def first_places(values: Iterable[Any]) -> list[int]:
+    """Of each value, where among all of them it stands first: of one that comes several times, the same number."""
     first: dict[int, int] = {}
-    return [
-        first.setdefault(id(tensor), number)
-        for number, tensor in enumerate(
-            tensor
-            for part in (layer, *layer.sublayers())
-            for tensor in (*part._parameters.values(), *part._buffers.values())
-        )
-    ]
+    return [first.setdefault(id(value), number) for number, value in enumerate(values)]
+
+
+def _places(layer: Layer) -> list[int]:
+    """first_places of parameters and buffers by every name that they have."""
+    parts = (layer, *layer.sublayers())
+    return first_places(tensor for p in parts for tensor in (*p._parameters.values(), *p._buffers.values()))
 
 
 def _is_same(one: Any, other: Any) -> bool:

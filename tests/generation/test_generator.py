@@ -9,7 +9,7 @@ from polyreme.core import rng
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, NumericsError
-from polyreme.generation import SamplingParams, TextGenerator
+from polyreme.generation import SamplingParams, TextGenerator, blockwise
 from polyreme.models import AutoModelForCausalLM
 from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.files.adapters import add_adapters
@@ -137,6 +137,20 @@ def test_a_block_that_changes_does_so_alone():
     model.eval()
     want = [log.max() for log in likeliest_after(model, PROMPTS[1], 2)[1]]
     np.testing.assert_allclose(logprobs(2), want, rtol=0, atol=1e-5)
+
+
+def test_spans_of_blocks_share_programs_as_blocks_do(monkeypatch):
+    """Two spans of two blocks are alike, the last block is a span of its own; then the same block comes twice."""
+    monkeypatch.setitem(blockwise.SPAN_BLOCKS, "cpu", 2)
+    model = nano(num_layers=5, hidden_size=16)
+    generator = TextGenerator(model)
+    for _ in range(2):
+        settings = SamplingParams(temperature=0, max_tokens=3, logprobs=0)
+        (completion,) = generator.generate([PROMPTS[1]], settings)
+        ids, logs = likeliest_after(model, PROMPTS[1], 3)
+        assert completion.token_ids == ids
+        np.testing.assert_allclose(completion.logprobs, [log.max() for log in logs], rtol=0, atol=1e-5)
+        model.blocks[3] = model.blocks[2]
 
 
 def test_a_request_draws_the_same_alone_and_beside_others(generator):
