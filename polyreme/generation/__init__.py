@@ -9,6 +9,7 @@ from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.seq2seq import Seq2SeqGenerator
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
+from polyreme.generation.transcriber import Transcriber, Transcription
 from polyreme.module_names import suggest_names
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "TextEngine",
     "TextGenerator",
     "TextTokenizer",
+    "Transcriber",
+    "Transcription",
 ]
 
 suggest_names(__name__)

@@ -20,6 +20,7 @@ from polyreme.generation.sampling import (
     likeliest,
     marked,
     next_tokens,
+    outweighed,
     penalized,
 )
 from polyreme.jit import to_static
@@ -81,7 +82,14 @@ class ChosenTokens(NamedTuple):
 
 
 class TokenGrammar(Protocol):
-    """A grammar of a text, token by token."""
+    """A grammar of a text, token by token.
+
+    group_start: first id of a group, the last ids of the vocabulary: where they together are likelier than each other
+    token that may come, one of them comes. None for no group.
+    """
+
+    @property
+    def group_start(self) -> int | None: ...
 
     @property
     def is_done(self) -> bool:
@@ -102,7 +110,8 @@ class TokenGrammar(Protocol):
 
 
 class SuppressedTokens:
-    """A TokenGrammar of any text of `vocab_size` tokens without these; at_first: others that it does not begin with.
+    """A TokenGrammar of any text of `vocab_size` tokens, or what another grammar allows, without these; at_first:
+    others that it does not begin with.
 
     >>> text = SuppressedTokens(4, [2], at_first=[0])
     >>> text.allowed().tolist()
@@ -112,25 +121,43 @@ class SuppressedTokens:
     [True, True, False, True]
     """
 
-    is_done = False
-
-    def __init__(self, vocab_size: int, tokens: Sequence[int], at_first: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        tokens: Sequence[int],
+        at_first: Sequence[int] = (),
+        grammar: TokenGrammar | None = None,
+    ) -> None:
+        self._grammar, self.group_start = grammar, None if grammar is None else grammar.group_start
         self._later = np.ones(vocab_size, bool)
         self._later[[token for token in tokens if token < vocab_size]] = False
         self._next = self._later.copy()
         self._next[[token for token in at_first if token < vocab_size]] = False
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the other grammar's text is whole."""
+        return self._grammar is not None and self._grammar.is_done
+
     def allowed(self) -> np.ndarray:
-        """The tokens that may come next."""
-        return self._next
+        """The tokens that may come next; all of the other grammar's, where no other one is left."""
+        if self._grammar is None:
+            return self._next
+        allowed = self._grammar.allowed()
+        left = allowed & self._next
+        return left if left.any() else allowed
 
     def take(self, token: int) -> None:
         """Go on by a token of those."""
         self._next = self._later
+        if self._grammar is not None:
+            self._grammar.take(token)
 
     def copy(self) -> SuppressedTokens:
         """The same for another text."""
-        return copy.copy(self)
+        other = copy.copy(self)
+        other._grammar = None if self._grammar is None else self._grammar.copy()
+        return other
 
 
 class DraftRow(NamedTuple):
@@ -143,14 +170,15 @@ class DraftRow(NamedTuple):
 
 class _ChoiceKind(NamedTuple):
     """What choosing a token of each row takes: whether tokens that were seen are penalized, whether those that were
-    written are by how often, whether texts have a least length, whether a text has a grammar, and whether one has
-    biases."""
+    written are by how often, whether texts have a least length, whether a text has a grammar, whether one's has a
+    group, and whether a text has biases."""
 
     choice: Choice
     penalty: bool
     counts: bool
     least: bool
     grammar: bool
+    group: bool
     bias: bool
 
 
@@ -237,6 +265,7 @@ class TokenChooser:
             any(p.is_counting for p in known),
             bool(self.end) and any(p.min_tokens for p in known),
             any(grammar is not None for grammar in self._grammars),
+            any(grammar is not None and grammar.group_start is not None for grammar in self._grammars),
             any(p.logit_bias for p in known),
         )
         if kind not in self._choices:
@@ -255,10 +284,11 @@ class TokenChooser:
             seeds, *rest = (to_tensor(column[owners]) for column in self._columns.values())
         noise = None if kind.choice == "greedy" else self._noise(seeds, lengths.astype("int64"))
         allowed = self._allowed(drafts) if kind.grammar else None
+        groups = self._groups(drafts) if kind.group else None
         bias = None
         if kind.bias and self._bias is not None:
             bias = self._bias.index_select(to_tensor(self._owners(drafts)), 0) if drafts else self._bias
-        tokens = self._choices[kind](logits, lengths, noise, allowed, bias, *rest)
+        tokens = self._choices[kind](logits, lengths, noise, allowed, groups, bias, *rest)
         counts = [p.logprobs for p in known if p.logprobs is not None]
         if not counts:
             return ChosenTokens(tokens.numpy())
@@ -308,6 +338,12 @@ class TokenChooser:
                     allowed[draft.row] = ahead.allowed()
         return to_tensor(allowed)
 
+    def _groups(self, drafts: Sequence[DraftRow]) -> Tensor:
+        """The first id of the group of each row's grammar, int32 [rows]; vocab_size where it has none."""
+        starts = [None if grammar is None else grammar.group_start for grammar in self._grammars]
+        groups = np.array([self.vocab_size if start is None else start for start in starts], np.int32)
+        return to_tensor(groups[self._owners(drafts)])
+
     # what is captured
 
     def _forked(self, owners: Any, tokens: Any) -> None:
@@ -324,6 +360,7 @@ class TokenChooser:
         lengths: Any,
         noise: Any,
         allowed: Any,
+        groups: Any,
         bias: Any,
         temperature: Any,
         top_k: Any,
@@ -348,6 +385,7 @@ class TokenChooser:
         if kind.grammar:
             hidden = hidden | ~allowed
         scores = scores.masked_fill(hidden, -np.inf)
+        scores = outweighed(scores, groups) if kind.group else scores
         tokens = next_tokens(scores, noise, temperature, top_k, top_p, min_p, choice=kind.choice)
         tokens = tokens.masked_fill(~logits.isfinite().all(-1), -1)
         if kind.penalty:

@@ -94,6 +94,8 @@ class TextGrammars:
 class TextGrammar:
     """A text on its way, as TokenGrammar."""
 
+    group_start = None
+
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
@@ -130,6 +132,7 @@ class WordFilter:
 
     def __init__(self, words: Sequence[Sequence[int]], vocab_size: int, grammar: TokenGrammar | None = None) -> None:
         self._words, self._vocab_size, self._grammar = [list(word) for word in words], vocab_size, grammar
+        self.group_start = None if grammar is None else grammar.group_start
         self._longest = max(map(len, self._words), default=0)
         self._text: list[int] = []
 

@@ -232,6 +232,16 @@ def penalized(logits: Array, seen: Array, penalty: Array) -> Array:
 
 
 @op(method=False)
+def outweighed(logits: Array, groups: Array) -> Array:
+    """Logits [batch, vocab] with -inf for ids below groups, int32 [batch], in rows where the ids from it on together
+    are likelier than each of those."""
+    in_group = jnp.arange(logits.shape[-1], dtype=jnp.int32) >= groups[:, None]
+    others = jnp.where(in_group, -jnp.inf, logits)
+    together = jax.nn.logsumexp(jnp.where(in_group, logits, -jnp.inf), -1)
+    return jnp.where((together > others.max(-1))[:, None] & ~in_group, -jnp.inf, logits)
+
+
+@op(method=False)
 def marked(seen: Array, tokens: Array) -> Array:
     """seen [batch, vocab] with tokens [batch, s] set; ids outside of the vocabulary are left out."""
     rows = jnp.arange(seen.shape[0], dtype=jnp.int32)[:, None]

@@ -12,7 +12,7 @@ from polyreme.core.rng import default_generator
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.generation.beams import BeamSearch, BeamSearchParams, BeamText
-from polyreme.generation.choosing import Completion, SuppressedTokens
+from polyreme.generation.choosing import Completion, SuppressedTokens, TokenGrammar
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.seq2seq import Seq2SeqGenerator
@@ -51,6 +51,7 @@ def generate(
     forced: Sequence[int] | Sequence[Sequence[int]] | None = None,
     suppress_tokens: Sequence[int] | None = None,
     begin_suppress_tokens: Sequence[int] | None = None,
+    grammar: TokenGrammar | None = None,
 ) -> tuple[Any, Any]:
     """Write after prompts -> ids [batch * num_return_sequences, longest], int64, and scores [.., 1], float32.
 
@@ -64,8 +65,9 @@ def generate(
     strategy; texts are written over a cache always. forced_bos_token_id: the first token of each text, of what reads a
     text and writes another, as the language that it is translated to; forced: the first tokens of each, the same or
     each its own. suppress_tokens: tokens that are not written, begin_suppress_tokens: that no text begins with; those
-    of model.generation_config if None. Raises ConfigError for settings that the strategy does not read and for two
-    words that say different things, ShapeError for ids of other shapes.
+    of model.generation_config if None. grammar: says which tokens may come in each text. Raises ConfigError for
+    settings that the strategy does not read and for two words that say different things, ShapeError for ids of other
+    shapes.
     """
     max_length = _one_of("max_length", max_length, 20, "max_new_tokens", max_new_tokens)
     min_length = _one_of("min_length", min_length, 0, "min_new_tokens", min_new_tokens)
@@ -100,7 +102,7 @@ def generate(
         if forced is not None and not isinstance(search, Seq2SeqGenerator):
             raise ConfigError("generate: forced_bos_token_id is of encoders with decoders; leave it out")
         if decode_strategy == "beam_search":
-            if suppressed or at_first:
+            if suppressed or at_first or grammar is not None:
                 raise ConfigError("generate: beam_search leaves out no tokens; take greedy_search or sampling")
             params = BeamSearchParams(num_beams, length_penalty, early_stopping, num_return_sequences, **shared)
             assert isinstance(search, BeamSearch)
@@ -118,10 +120,9 @@ def generate(
             for number in range(len(prompts) * num_return_sequences)
         ]
         copies = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-        free = [
-            SuppressedTokens(model.config.vocab_size, suppressed, at_first) if suppressed or at_first else None
-            for _ in copies
-        ]
+        free = [None if grammar is None else grammar.copy() for _ in copies]
+        if suppressed or at_first:
+            free = [SuppressedTokens(model.config.vocab_size, suppressed, at_first, own) for own in free]
         if isinstance(search, Seq2SeqGenerator):
             texts = search.generate(copies, params, grammars=free, forced=forced)
         else:

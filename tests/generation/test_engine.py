@@ -214,6 +214,8 @@ def test_families_write_the_same_in_company(name):
 class Spelling:
     """A grammar of texts whose tokens go up by one or two, as TokenGrammar."""
 
+    group_start = None
+
     def __init__(self, last=5):
         self.last = last
 

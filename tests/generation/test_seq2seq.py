@@ -7,9 +7,10 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from polyreme.audio.backends import save as save_sound
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.generation import LLM, SamplingParams, Seq2SeqGenerator, TextTokenizer
+from polyreme.generation import LLM, SamplingParams, Seq2SeqGenerator, TextTokenizer, Transcriber
 from polyreme.models import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 from polyreme.models.encoder_decoders.whisper import log_mel
 from tests.models.parity import FIXTURES
@@ -124,6 +125,45 @@ def test_what_is_said_in_a_sound():
         Seq2SeqGenerator(model).generate([features[0, :, :8]], SamplingParams())
     with pytest.raises(ShapeError, match=r"input_features have shape \[2, 6, 8\]; give \[batch, 6, 16\]"):
         model(to_tensor(features[..., :8]), decoder_input_ids=to_tensor([[3]] * 2))
+
+
+def test_what_is_said_when(tmp_path):
+    """The times and words that transformers 4.57.6 writes greedily, of one window and of a sound of several."""
+    folder = FIXTURES / "encoders" / "whisper"
+    model, features = AutoModelForSpeechSeq2Seq.from_pretrained(folder), load_file(folder / "recorded.safetensors")
+    features = features["input_features"]
+    ids = {"lang_to_id": {"<|en|>": 10, "<|de|>": 11}, "task_to_id": {"transcribe": 12, "translate": 13}}
+    ids |= {"suppress_tokens": [5, 6], "begin_suppress_tokens": [0, 2]}
+    model.generation_config = ids
+    with pytest.raises(ConfigError, match="has no no_timestamps_token_id, behind which times come; leave times out"):
+        model.generate(features, return_timestamps=True)
+    model.generation_config = {**ids, "no_timestamps_token_id": 24, "max_initial_timestamp_index": 4}
+    timed, _ = model.generate(features, language="de", return_timestamps=True, max_new_tokens=12)
+    assert timed.numpy().tolist() == [
+        [29, 13, 36, 43, 13, 13, 13, 13, 13, 13, 13, 13],
+        [29, 13, 35, 35, 7, 37, 37, 13, 13, 13, 47, 47],
+    ]
+    long = np.concatenate([features[0], features[1], features[0, ::-1], features[1, :, ::-1]], 1)[:, :60]
+    segments = model.transcribe(long, max_new_tokens=12)  # German is heard
+    # of a segment that is the last whole one of a window transformers lists the time at which the next begins too
+    assert [(round(s.start, 6), round(s.end, 6), s.token_ids) for s in segments] == [
+        (0.08, 0.22, [29, 13, 36]),
+        (0.3, 0.42, [29, 13, 35]),
+        (0.42, 0.46, [35, 7, 37]),
+        (0.5, 0.9, [27, 19, 47]),
+    ]
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(25)}, "w0"))
+    transcriber = Transcriber(model, TextTokenizer(words))
+    sound = np.random.default_rng(0).standard_normal(6400)
+    said = transcriber.transcribe(sound, "en", max_new_tokens=12)
+    heard = model.transcribe(log_mel(sound, 6, 56), 40, "en", max_new_tokens=12)
+    assert [(s.start, s.end) for s in said.segments] == [(s.start, s.end) for s in heard]
+    assert said.text == " ".join(f"w{token}" for segment in heard for token in segment.token_ids if token < 25)
+    save_sound(tmp_path / "fast.wav", to_tensor(sound[None].astype(np.float32)), 8000)
+    with pytest.raises(ConfigError, match=r"fast\.wav: 8000 samples a second; convert it to 16000"):
+        transcriber.transcribe(tmp_path / "fast.wav")
+    with pytest.raises(ConfigError, match="a model without a path needs a tokenizer"):
+        Transcriber(model)
 
 
 def test_a_spectrum_of_a_tone():

@@ -36,6 +36,16 @@ def penalize(logits, seen, penalty):
     return np.where(seen, np.where(logits > 0, logits / factor, logits * factor), logits)
 
 
+# 0.3 + 0.3 against 0.4; 0.2 + 0.1 against 0.5; a row without a group
+GROUPED = np.log(np.array([[0.4, 1e-9, 0.3, 0.3], [0.5, 0.2, 0.2, 0.1], [0.1, 0.3, 0.3, 0.3]], "float32"))
+
+
+def without_others(logits, groups):
+    out = logits.copy()
+    out[0, :2] = -np.inf
+    return out
+
+
 def mark(seen, tokens):
     out = seen.copy()
     for row, token in np.ndindex(tokens.shape):
@@ -64,6 +74,7 @@ CASES = [
     Case("next_tokens", then(floats((2, 5)), *settings(NONE, 0, 1.0), "draw"), largest, no_grad=ID, tag="cold"),
     Case("next_tokens", then(floats((2, 5)), *settings(ONES, 1, 1.0), "filter"), largest, no_grad=ID, tag="top-1"),
     Case("penalized", then(floats((2, 3)), SEEN, np.array([1.5, 0.8], "float32")), penalize),
+    Case("outweighed", lambda rng: (GROUPED, np.array([2, 2, 4], "int32")), without_others, no_grad="some become -inf"),
     Case("marked", lambda rng: (SEEN, np.array([[1, -1], [0, 3]])), mark, no_grad="what was seen has no gradient"),
     Case("counted", lambda rng: (SEEN.astype("int32"), np.array([[1, -1, 1], [0, 3, 2]])), count, no_grad="counts have no gradient"),
     Case("likeliest", then(floats((2, 5)), np.array([4, 0]), 3), most),

@@ -1,14 +1,16 @@
 """Whisper: a sound's mel spectrum read by a BART-like encoder behind two convolutions, a text written of it.
 
 Source: arXiv:2212.04356. Same function as transformers' WhisperForConditionalGeneration; log_mel is that of its
-WhisperFeatureExtractor.
+WhisperFeatureExtractor, and the order of times in a text that of its WhisperTimeStampLogitsProcessor.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -34,6 +36,10 @@ from polyreme.ops.layout import constrain
 
 SAMPLE_RATE, HOP, WINDOW = 16_000, 160, 400
 """Samples a second, from one column of a spectrum to the next, and of the sound that a column is of."""
+COLUMNS_PER_TIME = 2
+"""From one time that can be written to the next, 20 ms."""
+_BLOCK = 4096
+"""Columns that are transformed at once, as the windows of a long sound take many times its memory."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,66 @@ class WhisperConfig(BartConfig):
         """A Whisper that trains in seconds on a CPU."""
         sizes = {"num_mels": 8, "num_places": 10, "start": 3, "pad": 2, "end": 2}
         return super().nano(**{**sizes, **changes})  # type: ignore[return-value]  # of this class
+
+
+class TimestampGrammar:
+    """A generation.choosing.TokenGrammar of texts with times.
+
+    Ids from `first` on are times, those before are words, but for `end` and what lies between. A text begins with a
+    time, the at_most-th of them at the latest where that is not None. Behind words there is one time, where they end;
+    behind that another, which does not lie before it, where the next begin, or the end of the text. Where times
+    together are likelier than each other token, one of them comes. Source: arXiv:2212.04356, section 4.5.
+
+    >>> text = TimestampGrammar(8, first=5, end=3)
+    >>> for token in (5, 0, 6):
+    ...     text.take(token)
+    >>> text.allowed().nonzero()[0].tolist()
+    [3, 6, 7]
+    """
+
+    is_done = False
+
+    def __init__(self, vocab_size: int, first: int, end: int, at_most: int | None = None) -> None:
+        self.vocab_size, self.group_start, self.end, self.at_most = vocab_size, first, end, at_most
+        self._is_first = True
+        self._last_time: int | None = None
+        self._were_times = (True, True)  # the last two tokens; what stands before a text counts as two
+
+    def allowed(self) -> np.ndarray:
+        """The tokens that may come next, bool [vocab]."""
+        first, allowed = self.group_start, np.ones(self.vocab_size, bool)
+        allowed[first - 1] = False  # which says that there are no times
+        if self._is_first:
+            allowed[:first] = False
+            if self.at_most is not None:
+                allowed[first + self.at_most + 1 :] = False
+            return allowed
+        is_end_of_words = self._were_times == (False, True)
+        if self._last_time is not None:
+            allowed[first : self._last_time + (not is_end_of_words)] = False
+        if is_end_of_words:
+            allowed[: self.end] = False
+        elif self._were_times[1]:
+            allowed[first:] = False
+        return allowed
+
+    def take(self, token: int) -> None:
+        """Go on by a token of those."""
+        is_time, self._is_first = token >= self.group_start, False
+        self._were_times = (self._were_times[1], is_time)
+        self._last_time = token if is_time else self._last_time
+
+    def copy(self) -> TimestampGrammar:
+        """The same for another text, from here on."""
+        return copy.copy(self)
+
+
+class SpeechSegment(NamedTuple):
+    """What is said from one time to another, in seconds: tokens, those of the times among them."""
+
+    start: float
+    end: float
+    token_ids: list[int]
 
 
 class WhisperEncoder(SequenceStack):
@@ -151,6 +217,7 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
         language: str | None = None,
         task: str | None = None,
         max_new_tokens: int | None = None,
+        return_timestamps: bool = False,
         **settings: Any,
     ) -> tuple[Any, Any]:
         """Write what is said in spectra [batch, num_mels, 2 * num_places] -> ids, int64 [batch, longest], without
@@ -158,18 +225,71 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
 
         language, task: of a model of several languages, as "en" or "<|en|>", and "transcribe" or "translate" (into
         English); the likeliest language and the first task if None. max_new_tokens: as many as there are places for if
-        None. settings: others of generation.strategies.generate. Raises ConfigError for a language or task that
-        generation_config.json does not name, and for either of a model of one language.
+        None. return_timestamps: with the times at which words begin and end, as TimestampGrammar has them. settings:
+        others of generation.strategies.generate. Raises ConfigError for a language or task that generation_config.json
+        does not name, for either of a model of one language, and for times of a model without.
         """
         rows = np.asarray(input_features.numpy() if hasattr(input_features, "numpy") else input_features)
-        forced = self.beginnings(rows, language, task)
+        forced = self.beginnings(rows, language, task, return_timestamps)
         first = len(forced[0])
         most = self.config.seq_len if max_new_tokens is None else max_new_tokens + first
+        if return_timestamps:
+            at_most = self.generation_config.get("max_initial_timestamp_index")
+            times = TimestampGrammar(self.config.vocab_size, self.first_timestamp, self.config.end, at_most)
+            settings["grammar"] = times
         ids, scores = super().generate([*rows], forced=forced, max_new_tokens=most, **settings)
         return ids[:, first:], scores
 
-    def beginnings(self, features: np.ndarray, language: str | None, task: str | None) -> list[list[int]]:
-        """What each text begins with after config.start: language, task, and that there are no times."""
+    @property
+    def first_timestamp(self) -> int:
+        """The id of the time 0. Raises ConfigError for a model without times."""
+        untimed = self.generation_config.get("no_timestamps_token_id")
+        if untimed is None:
+            raise ConfigError(
+                "Whisper: generation_config.json has no no_timestamps_token_id, behind which times come; leave times "
+                "out, or set it in model.generation_config"
+            )
+        return untimed + 1
+
+    def transcribe(
+        self,
+        features: np.ndarray,
+        num_columns: int | None = None,
+        language: str | None = None,
+        task: str | None = None,
+        **settings: Any,
+    ) -> list[SpeechSegment]:
+        """What is said in a spectrum [num_mels, columns] of any length, by segments in order.
+
+        It is read by windows of 2 * num_places columns, of which the next begins where the last whole segment of one
+        ends. num_columns: those that are of the sound; behind them may be silence for the last window. language: that
+        of the first window for all if None. task, settings: as of generate. Raises as generate with times.
+        """
+        features = np.asarray(features, np.float32)
+        window, first = 2 * self.config.num_places, self.first_timestamp
+        num_columns = features.shape[1] if num_columns is None else num_columns
+        features = np.pad(features, ((0, 0), (0, max(0, num_columns + window - features.shape[1]))))
+        languages = {ident: name for name, ident in (self.generation_config.get("lang_to_id") or {}).items()}
+        segments: list[SpeechSegment] = []
+        place = 0
+        while place < num_columns:
+            one = features[None, :, place : place + window]
+            if language is None and languages:
+                language = languages[self.beginnings(one, None, task)[0][0]]
+            ids, _ = self.generate(one, language, task, return_timestamps=True, **settings)
+            tokens = ids.numpy()[0].tolist()
+            tokens = tokens[: tokens.index(self.config.end)] if self.config.end in tokens else tokens
+            read, passed = split_at_times(tokens, first, min(window, num_columns - place))
+            offset = place * HOP / SAMPLE_RATE
+            segments += [one._replace(start=one.start + offset, end=one.end + offset) for one in read]
+            place += passed
+        return segments
+
+    def beginnings(
+        self, features: np.ndarray, language: str | None, task: str | None, has_times: bool = False
+    ) -> list[list[int]]:
+        """What each text begins with after config.start: language, task, and, unless it has_times, that there are
+        none."""
         said = self.generation_config
         languages, tasks = said.get("lang_to_id") or {}, said.get("task_to_id") or {}
         for name, value, known in (("language", language, languages), ("task", task, tasks)):
@@ -183,7 +303,7 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
             named = next((languages[key] for key in (language, f"<|{language}|>") if key in languages), None)
             first = [[named]] * len(first) if named is not None else self._languages(features, [*languages.values()])
         more = [tasks[task or "transcribe"]] if tasks else []
-        untimed = said.get("no_timestamps_token_id")
+        untimed = None if has_times else said.get("no_timestamps_token_id")
         return [[*one, *more, *([] if untimed is None else [untimed])] for one in first]
 
     def _languages(self, features: np.ndarray, ids: list[int]) -> list[list[int]]:
@@ -196,6 +316,30 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
         """What a call takes, made up: a spectrum and what is written."""
         sizes = (1, self.config.num_mels, 2 * self.config.num_places)
         return rng.standard_normal(sizes, "float32"), rng.integers(0, self.config.vocab_size, (1, length))
+
+
+def split_at_times(tokens: Sequence[int], first: int, columns: int) -> tuple[list[SpeechSegment], int]:
+    """The segments of what is written of a window, and how many of its columns they are of.
+
+    A segment ends between two times. What is behind the last such place is cut off by the window's end, and for the
+    next window, unless it ends with a time of its own, behind which nothing is said. first: the id of the time 0.
+    columns: of the window, the sound's.
+
+    >>> split_at_times([50, 7, 60, 60, 8], first=50, columns=3000)
+    ([SpeechSegment(start=0.0, end=0.2, token_ids=[50, 7, 60])], 20)
+    """
+    seconds = COLUMNS_PER_TIME * HOP / SAMPLE_RATE
+    is_time = [token >= first for token in tokens]
+    cuts = [place for place in range(1, len(tokens)) if is_time[place - 1] and is_time[place]]
+    is_whole = is_time[-2:] == [False, True]
+    if not cuts:
+        times = [token - first for token in tokens if token >= first]
+        last = times[-1] if times and times[-1] else columns // COLUMNS_PER_TIME
+        return [SpeechSegment(0.0, last * seconds, [*tokens])], columns
+    passed = columns if is_whole else (tokens[cuts[-1] - 1] - first) * COLUMNS_PER_TIME
+    bounds = [0, *cuts, *([len(tokens)] if is_whole else [])]
+    parts = [tokens[begin:end] for begin, end in pairwise(bounds)]
+    return [SpeechSegment((part[0] - first) * seconds, (part[-1] - first) * seconds, [*part]) for part in parts], passed
 
 
 def log_mel(samples: np.ndarray, num_mels: int = 80, columns: int = 3000) -> np.ndarray:
@@ -215,9 +359,12 @@ def log_mel(samples: np.ndarray, num_mels: int = 80, columns: int = 3000) -> np.
     padded = np.pad(samples, WINDOW // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:columns]
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
-    power = np.abs(np.fft.rfft(frames * window)) ** 2
     filters = compute_fbank_matrix(SAMPLE_RATE, WINDOW, num_mels, dtype="float64").numpy()
-    logs = np.log10(np.maximum(filters @ power.T, 1e-10))
+    power = np.empty((num_mels, columns))
+    for first in range(0, columns, _BLOCK):
+        block = frames[first : first + _BLOCK] * window
+        power[:, first : first + _BLOCK] = filters @ (np.abs(np.fft.rfft(block)) ** 2).T
+    logs = np.log10(np.maximum(power, 1e-10))
     return ((np.maximum(logs, logs.max() - 8) + 4) / 4).astype(np.float32)
 
 
