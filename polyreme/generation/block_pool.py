@@ -58,10 +58,14 @@ class BlockPool:
         if any(block is None for block in blocks):
             return None
         shared = [block for block in blocks if block is not None]
-        for block in shared:
+        self.hold(shared)
+        return shared
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """One user more of each."""
+        for block in blocks:
             self._uses[block] += 1
             self._idle.pop(block, None)
-        return shared
 
     def name(self, block: int, key: bytes) -> None:
         """Say what a block that is in use holds; of two that hold the same the first is kept."""

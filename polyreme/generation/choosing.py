@@ -81,6 +81,24 @@ class ChosenTokens(NamedTuple):
     top_ids: Any = None
 
 
+class TokenChoice(NamedTuple):
+    """A token of each row that is chosen on the device, int32 [rows], and what else ChosenTokens has where it was asked
+    for: the host need not have waited for any of it."""
+
+    token_ids: Any
+    likeliest: tuple[Any, ...] = ()
+
+    def read(self) -> ChosenTokens:
+        """The same on the host, when the device has it."""
+        return ChosenTokens(self.token_ids.numpy(), *(part.numpy() for part in self.likeliest))
+
+
+def next_inputs(chosen: Any, known: Any) -> Any:
+    """The tokens that a Decoder takes in next, int64 [rows, 1]: those that were chosen, int32 [rows], but where `known`
+    says others, which are not below 0."""
+    return (known < 0).where(chosen.clip(min=0), known).astype("int64").unsqueeze(1)
+
+
 class TokenGrammar(Protocol):
     """A grammar of a text, token by token.
 
@@ -254,7 +272,7 @@ class TokenChooser:
         if params is not None and (params.repetition_penalty != 1 or params.is_counting):
             self._unmarked.setdefault(row, []).extend(tokens)
 
-    def __call__(self, logits: Any, lengths: Any, drafts: Sequence[DraftRow] = ()) -> ChosenTokens:
+    def __call__(self, logits: Any, lengths: Any, drafts: Sequence[DraftRow] = ()) -> TokenChoice:
         """A token of each row by logits [rows, vocab]; lengths: int32 [rows], of the texts that they follow. drafts:
         the rows that choose for others."""
         known = [params for params in self._params if params is not None]
@@ -291,16 +309,16 @@ class TokenChooser:
         tokens = self._choices[kind](logits, lengths, noise, allowed, groups, bias, *rest)
         counts = [p.logprobs for p in known if p.logprobs is not None]
         if not counts:
-            return ChosenTokens(tokens.numpy())
-        return ChosenTokens(tokens.numpy(), *self.log_probabilities(logits, tokens.clip(min=0), max(counts)))
+            return TokenChoice(tokens)
+        return TokenChoice(tokens, self.log_probabilities(logits, tokens.clip(min=0), max(counts)))
 
-    def log_probabilities(self, logits: Any, tokens: Any, count: int) -> tuple[np.ndarray, ...]:
+    def log_probabilities(self, logits: Any, tokens: Any, count: int) -> tuple[Any, ...]:
         """By logits [rows, vocab], of any number of rows: of a token of each [rows], and the `count` largest, at least
         one, with their ids."""
         count = min(max(1, count), self.vocab_size)
         if count not in self._tops:
             self._tops[count] = to_static(functools.partial(likeliest, count=count))
-        return tuple(part.numpy() for part in self._tops[count](self._logs(logits), tokens))
+        return self._tops[count](self._logs(logits), tokens)
 
     def _owners(self, drafts: Sequence[DraftRow]) -> np.ndarray:
         """The row whose settings each row has."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import Any
 
+import jax
 import numpy as np
 
 from polyreme.eager.mode import no_grad
@@ -17,7 +18,15 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.generation.blockwise import BlockwiseSteps
-from polyreme.generation.choosing import Completion, DraftRow, TokenChooser, TokenGrammar
+from polyreme.generation.choosing import (
+    ChosenTokens,
+    Completion,
+    DraftRow,
+    TokenChoice,
+    TokenChooser,
+    TokenGrammar,
+    next_inputs,
+)
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, DraftGate, Speculation
 from polyreme.jit import to_static
@@ -27,6 +36,8 @@ from polyreme.ops import creation
 
 _ROOM_A_SEQUENCE = 2048
 """Tokens of each sequence that the cache has blocks for where num_blocks does not say; fewer if they cannot be more."""
+_UNREAD = -1
+"""A token that the device has chosen and the host has not read."""
 
 
 @dataclass
@@ -70,7 +81,8 @@ class EngineStatistics:
 
 @dataclass
 class _Sequence:
-    """A request on its way. keys: of its prompt's full blocks. num_in: its tokens that are in the cache. num_scored: so
+    """A request on its way. keys: of its prompt's full blocks. num_in: its tokens that are in the cache, or will be
+    when the device has done what it was given. num_unread: tokens that were chosen and not read yet. num_scored: so
     many of the likeliest tokens are told of at each place of the prompt. adapter: that writes it, None for the model
     itself."""
 
@@ -87,6 +99,7 @@ class _Sequence:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     num_in: int = 0
+    num_unread: int = 0
     num_cached: int = 0
     was_started: bool = False
     gate: DraftGate | None = None
@@ -104,28 +117,36 @@ class _Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt) + len(self.completion.token_ids)
+        return len(self.prompt) + len(self.completion.token_ids) + self.num_unread
 
     @property
     def next_tokens(self) -> list[int]:
         """The tokens after those that are in the cache, of a prompt that is in."""
-        return self.completion.token_ids[self.num_in - len(self.prompt) :]
+        return self.completion.token_ids[self.num_in - len(self.prompt) :] + [_UNREAD] * self.num_unread
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all its tokens, though the last may not be read."""
+        return len(self.completion.token_ids) + self.num_unread >= self.limit
 
 
 @dataclass
 class _Feed:
-    """Tokens of a sequence that a step decodes, and the row of each: known ones, then drafts."""
+    """Tokens of a sequence that a round decodes, and the row of each: known ones, then drafts. num_in: tokens before
+    them, num_tokens: all that there were when the round began."""
 
     sequence: _Sequence
     tokens: list[int]
     rows: list[int]
+    num_in: int
+    num_tokens: int
     drafts: list[int] = field(default_factory=list)
     num_met: int = 0
 
     @property
     def is_choosing(self) -> bool:
-        """Whether tokens are chosen after these: all that is known is then among them."""
-        return self.sequence.num_in + len(self.tokens) == self.sequence.num_tokens
+        """Whether tokens are chosen after these: all that there are are then among them."""
+        return self.num_in + len(self.tokens) == self.num_tokens
 
     @property
     def choosing_rows(self) -> list[int]:
@@ -133,13 +154,69 @@ class _Feed:
         return self.rows[len(self.tokens) - 1 :] if self.is_choosing else []
 
 
+@dataclass(frozen=True, eq=False)
+class _KnownPrompt:
+    """A prompt in the cache that other requests have too, its blocks, and the logits [1, vocab] after it."""
+
+    prompt: list[int]
+    adapter: str | None
+    blocks: list[int]
+    logits: Any
+
+    def is_of(self, sequence: _Sequence) -> bool:
+        """Whether a sequence, whose prompt is not in yet, may go on from here."""
+        if not sequence.is_prefilling or sequence.is_scoring or sequence.adapter != self.adapter:
+            return False
+        return sequence.prompt == self.prompt
+
+
 @dataclass(frozen=True)
-class _Round:
-    """The work of a step: tokens of each sequence that decodes, and a part of one prompt."""
+class _RoundWork:
+    """The work of a round: tokens of each sequence that decodes, sequences that go on from a known prompt, and a part
+    of one prompt."""
 
     decoding: list[_Feed]
+    joining: list[tuple[_Sequence, _KnownPrompt]]
     prefilling: _Sequence | None
-    count: int = 0
+    count: int
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round that the device was given. choice: of a token after each of `feeds`, None where there are none; results:
+    what there is when it has ended. began, drafted: seconds at its beginning and after drafts were made. is_plain:
+    whether it only decodes."""
+
+    feeds: list[_Feed]
+    choice: TokenChoice | None
+    results: Any
+    began: float
+    drafted: float
+    is_plain: bool
+
+
+class _PlacedRows:
+    """The rows of a cache as they lie on the device, which is told what is other than it has it."""
+
+    def __init__(self, rows: PagedRows) -> None:
+        self._rows = rows
+        self._lengths, self._tables = self.empty()
+
+    def empty(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths and block tables of rows without a sequence."""
+        return np.zeros(self._rows.lengths.shape, np.int32), np.full(self._rows.block_tables.shape, -1, np.int32)
+
+    def place(self, lengths: np.ndarray, tables: np.ndarray) -> None:
+        """Give each row its length and its blocks."""
+        if not np.array_equal(lengths, self._lengths):
+            self._rows.lengths.set_value(lengths)
+        if not np.array_equal(tables, self._tables):
+            self._rows.block_tables.set_value(tables)
+        self._lengths, self._tables = lengths, tables
+
+    def grew(self, counts: np.ndarray) -> None:
+        """The device has made the rows longer."""
+        self._lengths = self._lengths + counts
 
 
 class TextEngine:
@@ -153,7 +230,12 @@ class TextEngine:
     Keys and values are in num_blocks blocks of block_size tokens. Full chunks of prompts are kept while no other needs
     the blocks, for prompts that begin the same (enable_prefix_caching). Where blocks run out the request that came last
     gives its own back, and is taken in again later: its prompt by chunks, its text by the decoding program, as before.
-    prompt_sizes: tokens of the programs that take in prompts.
+    Requests with the same prompt that are there together take it in once. prompt_sizes: tokens of the programs that
+    take in prompts.
+
+    The device is given the next round before the tokens of the last are read, which it takes from its own memory. A
+    text that turns out to have ended is then one token ahead, which is thrown away. Where the host has to know a token
+    first, for a grammar or to draft what follows, the next round waits for it.
 
     speculation: rows without a request verify tokens that are drafted for the others, by the program that would make
     them one after another, so that the bits are the same with and without; where all rows are in use nothing is
@@ -216,9 +298,10 @@ class TextEngine:
         self._pool = BlockPool(total_blocks)
         self.cache = PagedCache(model, total_blocks, block_size, kv_cache_dtype)
         self._rows = self.cache.rows(max_num_seqs, self.max_model_len)
-        self._prompt_row = self.cache.rows(1, self.max_model_len)
+        prompt_row = self.cache.rows(1, self.max_model_len)
         self._decode = BlockwiseSteps(model, self._rows, is_first=False)
-        self._prefill = BlockwiseSteps(model, self._prompt_row, is_first=False)
+        self._prefill = BlockwiseSteps(model, prompt_row, is_first=False)
+        self._placed, self._placed_prompt = _PlacedRows(self._rows), _PlacedRows(prompt_row)
         # what is left of a prompt after whole chunks has smaller programs, of which its length alone chooses
         self.prompt_sizes = sorted({max(1, prefill_chunk // 4), max(1, prefill_chunk // 2), prefill_chunk})
         num_choices = vocab if num_known is None else min(num_known, vocab)
@@ -229,14 +312,19 @@ class TextEngine:
         if speculation is not None:
             self.drafter = speculation.drafter(max_num_seqs, self.max_model_len, vocab, num_choices)
         self._blank = creation.zeros([max_num_seqs, vocab], "float32")
-        self._one_each = to_tensor(np.ones(max_num_seqs, np.int32))
-        self._join = to_static(_insert_row)
+        self._counts = np.zeros(max_num_seqs, np.int32)
+        self._last_chosen = self._counts_on_device = self._none = to_tensor(self._counts)
+        self._all_unread = to_tensor(np.full(max_num_seqs, _UNREAD, np.int32))
+        self._next_inputs, self._join = to_static(next_inputs), to_static(_insert_row)
+        self._copy = to_static(self._copied)
+        self._known_prompts: list[_KnownPrompt] = []
+        self._round: _Round | None = None
         self._slots: list[_Sequence | None] = [None] * max_num_seqs
         self._in_step = threading.Lock()
         self._waiting: deque[_Sequence] = deque()
         self._sequences: dict[str, _Sequence] = {}
         self._arrivals = 0
-        self._counts: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
 
     # requests
@@ -288,7 +376,7 @@ class TextEngine:
         keys = block_keys(tokens, self.block_size, adapter or "") if self.enable_prefix_caching else []
         sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs, grammar, adapter)
         self._arrivals += 1
-        self._counts["prompt_tokens"] += len(tokens)
+        self._totals["prompt_tokens"] += len(tokens)
         self._sequences[request_id] = sequence
         self._waiting.append(sequence)
 
@@ -300,6 +388,7 @@ class TextEngine:
 
     def forget_prefixes(self) -> None:
         """Compute the beginnings of later prompts again; needed when the model's parameters are other ones."""
+        self._forget_prompts()
         self._pool.forget()
 
     @property
@@ -325,7 +414,7 @@ class TextEngine:
             num_blocks_used=self._pool.num_used,
             num_blocks=self._pool.num_blocks,
             finished=dict(self._finished),
-            **{name: self._counts[name] for name in names},
+            **{name: self._totals[name] for name in names},
         )
 
     # a step
@@ -343,31 +432,67 @@ class TextEngine:
             self._in_step.release()
 
     def _step(self) -> list[StepOutput]:
+        current = self._round or self._begun()
+        self._round = None
+        if current is None:
+            return []
+        if not self._waits_for_host():
+            self._round = self._begun()
+        return self._read(current)
+
+    def _waits_for_host(self) -> bool:
+        """Whether the tokens that are not read yet decide what the next round is to do."""
+        if self.drafter is not None:
+            return True
+        return any(s.grammar is not None and s.num_unread for s in self._slots if s is not None)
+
+    def _begun(self) -> _Round | None:
+        """Give the device the work of the next round; None if there is none."""
+        self._forget_prompts(unused=True)
         self._admit()
         work = self._scheduled()
+        prompt = work.prefilling
+        if not work.decoding and not work.joining and prompt is None:
+            return None
         began = time.perf_counter()
         with no_grad():
             self._use_free_rows(work.decoding)
         drafted = time.perf_counter()
         with no_grad():
-            logits = self._decoded(work.decoding) if work.decoding else self._blank
-            choosing = [feed for feed in work.decoding if feed.is_choosing]
-            for feed in work.decoding:
-                if not feed.is_choosing:
-                    feed.sequence.num_in += len(feed.tokens)
-            prompt = work.prefilling
+            joins = [(sequence, known.logits) for sequence, known in work.joining]
+            for sequence, known in work.joining:  # before anything is written to blocks that were let go of
+                self._copy_rest(known, sequence)
+            logits, lengths = self._decoded(work.decoding) if work.decoding else (self._blank, self._none)
+            results = logits
             if prompt is not None:
-                after_prompt = self._prefilled(prompt, work.count)
-                if after_prompt is not None:
-                    logits = self._join(logits, after_prompt, to_tensor(np.int32(prompt.slot)))
-                    choosing.append(_Feed(prompt, [], [prompt.slot]))
-            outputs = self._chosen(choosing, logits) if choosing else []
-        if prompt is None:  # of steps alike, so that what drafts cost can be told
-            done = time.perf_counter()
-            for feed in choosing:
-                if feed.sequence.gate is not None:
-                    since = began if feed.drafts else drafted
-                    feed.sequence.gate.note(done - since, len(feed.drafts), feed.num_met)
+                results = self._prefilled(prompt, work.count)
+                joins.append((prompt, results))
+            feeds = [feed for feed in work.decoding if feed.is_choosing]
+            for sequence, after_prompt in joins:
+                if sequence.num_in == sequence.num_tokens:
+                    feed = _Feed(sequence, [], [sequence.slot], sequence.num_in, sequence.num_tokens)
+                    feeds.append(feed)
+                    length, slot = to_tensor(np.int32(feed.num_in)), to_tensor(np.int32(sequence.slot))
+                    logits, lengths = self._join(logits, lengths, after_prompt, length, slot)
+            choice = self._choose(feeds, logits, lengths) if feeds else None
+        is_plain = prompt is None and not work.joining  # of rounds alike, so that what drafts cost can be told
+        return _Round(feeds, choice, results, began, drafted, is_plain)
+
+    def _read(self, current: _Round) -> list[StepOutput]:
+        """What is new by a round, when the device has done it; of requests that left meanwhile, nothing."""
+        for feed in current.feeds:
+            feed.sequence.num_unread -= 1
+        feeds = [feed for feed in current.feeds if self._sequences.get(feed.sequence.request_id) is feed.sequence]
+        if current.choice is None:
+            jax.block_until_ready(current.results._array)  # so that no more than two rounds wait on the device
+            return []
+        chosen = current.choice.read()
+        done = time.perf_counter()
+        outputs = [self._taken(feed, chosen) for feed in feeds]
+        for feed in feeds if current.is_plain else ():
+            if feed.sequence.gate is not None:
+                since = current.began if feed.drafts else current.drafted
+                feed.sequence.gate.note(done - since, len(feed.drafts), feed.num_met)
         return outputs
 
     def _admit(self) -> None:
@@ -384,28 +509,34 @@ class TextEngine:
                 self.drafter.begin(sequence.slot, sequence.params)
                 sequence.gate = sequence.gate or self._speculation.gate()
 
-    def _scheduled(self) -> _Round:
-        """The work of the next step, its blocks allocated, earlier requests first."""
-        decoding, prefilling, count = [], None, 0
+    def _scheduled(self) -> _RoundWork:
+        """The work of the next round, its blocks allocated, earlier requests first."""
+        decoding, joining, prefilling, count = [], [], None, 0
         for sequence in sorted((s for s in self._slots if s is not None), key=lambda s: s.arrival):
-            if sequence.slot < 0:
-                continue  # preempted for one before it
+            if sequence.slot < 0 or sequence.is_whole:
+                continue  # preempted for one before it, or about to end
             if not sequence.is_prefilling:
                 if self._has_blocks(sequence, sequence.num_in + 1):
-                    decoding.append(_Feed(sequence, sequence.next_tokens[:1], [sequence.slot]))
+                    tokens = sequence.next_tokens[:1]
+                    decoding.append(_Feed(sequence, tokens, [sequence.slot], sequence.num_in, sequence.num_tokens))
+                continue
+            known = next((known for known in self._known_prompts if known.is_of(sequence)), None)
+            if known is not None and self._pool.num_available:
+                self._share_prompt(known, sequence)
+                joining.append((sequence, known))
             elif prefilling is None:
                 self._share(sequence)
                 count = min(self.prefill_chunk, len(sequence.prompt) - sequence.num_in)
                 if self._has_blocks(sequence, sequence.num_in + count):
                     prefilling = sequence
-        return _Round(decoding, prefilling, count)
+        return _RoundWork(decoding, joining, prefilling, count)
 
     def _share(self, sequence: _Sequence) -> None:
         """Use the blocks of chunks that are known already, but for the last token, whose logits are needed."""
         chunk, size = self.prefill_chunk, self.block_size
         is_first, sequence.was_started = not sequence.was_started, True
         if is_first and sequence.keys and not sequence.is_scoring:
-            self._counts["prefix_tokens_queried"] += len(sequence.prompt)
+            self._totals["prefix_tokens_queried"] += len(sequence.prompt)
         while sequence.keys and not sequence.is_scoring and sequence.num_in + chunk < len(sequence.prompt):
             start = sequence.num_in // size
             blocks = self._pool.share(sequence.keys[start : start + chunk // size])
@@ -415,11 +546,34 @@ class TextEngine:
             sequence.num_in += chunk
             if is_first:
                 sequence.num_cached += chunk
-                self._counts["prefix_tokens_hit"] += chunk
+                self._totals["prefix_tokens_hit"] += chunk
+
+    def _share_prompt(self, known: _KnownPrompt, sequence: _Sequence) -> None:
+        """Use the full blocks of a known prompt, and for what is left of it one more, which there must be."""
+        self._pool.give_back(sequence.blocks)
+        sequence.blocks = known.blocks[: len(known.prompt) // self.block_size]
+        self._pool.hold(sequence.blocks)
+        if len(sequence.blocks) < len(known.blocks):
+            sequence.blocks = [*sequence.blocks, self._pool.take()]
+        sequence.num_in = len(known.prompt)
+        if not sequence.was_started:
+            sequence.was_started, sequence.num_cached = True, len(known.prompt)
+            self._totals["prefix_tokens_queried"] += len(known.prompt)
+            self._totals["prefix_tokens_hit"] += len(known.prompt)
+
+    def _forget_prompts(self, *, unused: bool = False) -> None:
+        """Let go of known prompts, or of those alone that no request waits for."""
+        for known in list(self._known_prompts):
+            if not unused or not any(map(known.is_of, self._sequences.values())):
+                self._known_prompts.remove(known)
+                self._pool.give_back(known.blocks)
 
     def _has_blocks(self, sequence: _Sequence, num_tokens: int) -> bool:
-        """Whether a sequence has the blocks of so many tokens: others that came later give up theirs."""
+        """Whether a sequence has the blocks of so many tokens: known prompts, and others that came later, give up
+        theirs."""
         wanted = self._blocks_of(num_tokens) - len(sequence.blocks)
+        if self._pool.num_available < wanted:
+            self._forget_prompts()
         while self._pool.num_available < wanted:
             later = [s for s in self._slots if s is not None and s.blocks and s.arrival >= sequence.arrival]
             victim = max(later, key=lambda s: s.arrival, default=None)
@@ -432,7 +586,7 @@ class TextEngine:
         return True
 
     def _preempt(self, sequence: _Sequence) -> None:
-        self._counts["num_preemptions"] += 1
+        self._totals["num_preemptions"] += 1
         self._leave(sequence)
         self._waiting.appendleft(sequence)
 
@@ -452,6 +606,7 @@ class TextEngine:
             self._waiting.remove(sequence)
         del self._sequences[sequence.request_id]
         self._finished[reason] += 1
+        self._forget_prompts(unused=True)
 
     def _blocks_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -491,7 +646,7 @@ class TextEngine:
                     grammar.take(token)
                 feed.drafts.append(token)
                 feed.rows.append(free.popleft())
-            self._counts["draft_tokens"] += len(feed.drafts)
+            self._totals["draft_tokens"] += len(feed.drafts)
 
     def _has_spare_blocks(self, sequence: _Sequence, count: int) -> bool:
         """Whether a sequence has the blocks of so many tokens more, without others having to give theirs up soon."""
@@ -503,22 +658,42 @@ class TextEngine:
 
     # what is computed
 
-    def _decoded(self, feeds: list[_Feed]) -> Any:
-        """Logits [max_num_seqs, vocab] after each token that is fed; rows of others are of nothing."""
-        tokens = np.zeros((self.max_num_seqs, 1), np.int64)
+    def _decoded(self, feeds: list[_Feed]) -> tuple[Any, Any]:
+        """Logits [max_num_seqs, vocab] after each token that is fed, and how many tokens each row has then; rows of
+        others are of nothing."""
+        tokens = np.full(self.max_num_seqs, _UNREAD, np.int32)
+        counts = np.zeros(self.max_num_seqs, np.int32)
         places = []
         for feed in feeds:
-            tokens[feed.rows, 0] = [*feed.tokens, *feed.drafts]
-            places += [(row, feed.sequence, number) for number, row in enumerate(feed.rows)]
-        self._place(self._rows, places)
-        return self._decode(to_tensor(tokens), self._one_each)
+            tokens[feed.rows] = [*feed.tokens, *feed.drafts]
+            counts[feed.rows] = 1
+            places += [(row, feed.sequence, feed.num_in + number) for number, row in enumerate(feed.rows)]
+            feed.sequence.num_in += len(feed.tokens)
+        known = self._all_unread if (tokens == _UNREAD).all() else to_tensor(tokens)
+        if not np.array_equal(counts, self._counts):
+            self._counts, self._counts_on_device = counts, to_tensor(counts)
+        self._place(self._placed, places)
+        logits = self._decode(self._next_inputs(self._last_chosen, known), self._counts_on_device)
+        self._placed.grew(counts)
+        return logits, self._rows.lengths
+
+    def _copy_rest(self, known: _KnownPrompt, sequence: _Sequence) -> None:
+        """Copy what a known prompt has after its full blocks, where a sequence is to go on."""
+        full = len(known.prompt) // self.block_size
+        if full < len(known.blocks):
+            self._copy(*(to_tensor(np.array(blocks[full:][:1])) for blocks in (known.blocks, sequence.blocks)))
+
+    def _copied(self, source: Any, target: Any) -> None:
+        for tensor in (tensor for tensors in self.cache.layers for tensor in tensors):
+            tensor.scatter_(target, tensor.index_select(source, 0))
 
     def _prefilled(self, sequence: _Sequence, count: int) -> Any:
-        """Take in `count` tokens of a prompt -> logits [1, vocab] if a token of the text is to be chosen by them."""
+        """Take in `count` tokens of a prompt -> logits [1, vocab] if a token of the text is to be chosen by them, else
+        what the last block made of them."""
         start = sequence.num_in
         tokens = np.zeros((1, next(size for size in self.prompt_sizes if size >= count)), np.int64)
         tokens[0, :count] = sequence.prompt[start : start + count]
-        self._place(self._prompt_row, [(0, sequence, 0)])
+        self._place(self._placed_prompt, [(0, sequence, start)])
         sequence.num_in += count
         hidden = self._prefill.hidden(to_tensor(tokens))
         if count == self.prefill_chunk and sequence.keys:
@@ -527,8 +702,15 @@ class TextEngine:
         if sequence.is_scoring:
             self._score(sequence, start, count, hidden)
         if sequence.num_in < sequence.num_tokens:
-            return None
-        return self._prefill.finish(to_tensor(np.array([count], np.int32)), hidden)
+            return hidden[0]
+        counts = np.array([count], np.int32)
+        logits = self._prefill.finish(to_tensor(counts), hidden)
+        self._placed_prompt.grew(counts)
+        known = _KnownPrompt(sequence.prompt, sequence.adapter, list(sequence.blocks), logits)
+        if any(map(known.is_of, self._sequences.values())):
+            self._pool.hold(known.blocks)
+            self._known_prompts.append(known)
+        return logits
 
     def _score(self, sequence: _Sequence, start: int, count: int, hidden: tuple[Any, ...]) -> None:
         """Note the log-probabilities of the tokens that follow `count` ones of the prompt from start on."""
@@ -538,29 +720,27 @@ class TextEngine:
         following = np.zeros(logits.shape[0], np.int32)
         known = sequence.prompt[start + 1 : start + 1 + count]
         following[: len(known)] = known
-        chosen, top, ids = self._chooser.log_probabilities(logits, to_tensor(following), most)
+        parts = self._chooser.log_probabilities(logits, to_tensor(following), most)
+        chosen, top, ids = (part.numpy() for part in parts)
         sequence.prompt_logprobs += chosen[: len(known)].tolist()
         pairs = zip(ids[: len(known), :most].tolist(), top[: len(known), :most].tolist(), strict=True)
         sequence.prompt_top_logprobs += [dict(zip(*pair, strict=True)) for pair in pairs]
 
-    def _place(self, rows: PagedRows, sequences: list[tuple[int, _Sequence, int]]) -> None:
-        """Say which row goes on with which sequence, so many tokens after those that are in; a row without one has no
-        blocks, so that nothing is written."""
-        lengths = np.zeros(rows.lengths.shape, np.int32)
-        tables = np.full(rows.block_tables.shape, -1, np.int32)
+    def _place(self, placed: _PlacedRows, sequences: list[tuple[int, _Sequence, int]]) -> None:
+        """Say which row goes on with which sequence after so many of its tokens; a row without one has no blocks, so
+        that nothing is written."""
+        lengths, tables = placed.empty()
         adapters: list[str | None] = [None] * len(lengths)
-        for row, sequence, offset in sequences:
-            lengths[row] = sequence.num_in + offset
+        for row, sequence, length in sequences:
+            lengths[row] = length
             tables[row, : len(sequence.blocks)] = sequence.blocks
             adapters[row] = sequence.adapter
         if self._adapters.numbers:
             self._adapters.choose(adapters)
-        rows.lengths.set_value(lengths)
-        rows.block_tables.set_value(tables)
+        placed.place(lengths, tables)
 
-    def _chosen(self, feeds: list[_Feed], logits: Any) -> list[StepOutput]:
-        """Choose a token of each by the logits of its row, and after each of its drafts -> what is new."""
-        lengths = np.zeros(self.max_num_seqs, np.int32)
+    def _choose(self, feeds: list[_Feed], logits: Any, lengths: Any) -> TokenChoice:
+        """Choose a token of each by the logits of its row, and after each of its drafts; lengths: of the rows."""
         drafts = []
         for feed in feeds:
             sequence = feed.sequence
@@ -568,14 +748,14 @@ class TextEngine:
                 tokens = sequence.prompt + sequence.completion.token_ids
                 self._chooser.begin(sequence.slot, sequence.params, tokens, len(sequence.prompt), sequence.grammar)
                 sequence.is_choosing = True
-            for number, row in enumerate(feed.choosing_rows):
-                lengths[row] = sequence.num_in + len(feed.tokens) + number
-                if number:
-                    drafts.append(DraftRow(row, sequence.slot, feed.drafts[:number]))
-        chosen = self._chooser(logits, to_tensor(lengths), drafts)
-        return [self._taken(feed, chosen) for feed in feeds]
+            for number, row in enumerate(feed.choosing_rows[1:], 1):
+                drafts.append(DraftRow(row, sequence.slot, feed.drafts[:number]))
+            sequence.num_unread += 1
+        choice = self._chooser(logits, lengths, drafts)
+        self._last_chosen = choice.token_ids
+        return choice
 
-    def _taken(self, feed: _Feed, chosen: Any) -> StepOutput:
+    def _taken(self, feed: _Feed, chosen: ChosenTokens) -> StepOutput:
         """Put into a text what was chosen after its known tokens, and after each draft that was met."""
         sequence, completion = feed.sequence, feed.sequence.completion
         before = len(completion.token_ids)
@@ -593,12 +773,12 @@ class TextEngine:
             if completion.finish_reason is not None or completion.token_ids[-1] != draft:
                 break
             feed.num_met += 1
-        sequence.num_in += len(feed.tokens) + feed.num_met
+        sequence.num_in += feed.num_met
         output.token_ids = completion.token_ids[before:]
         output.logprobs, output.top_logprobs = completion.logprobs[before:], completion.top_logprobs[before:]
         output.finish_reason = completion.finish_reason
-        self._counts["generated_tokens"] += len(output.token_ids)
-        self._counts["accepted_tokens"] += feed.num_met
+        self._totals["generated_tokens"] += len(output.token_ids)
+        self._totals["accepted_tokens"] += feed.num_met
         if completion.finish_reason is not None:
             self._end_of(sequence, completion.finish_reason)
         elif feed.num_met:
@@ -606,7 +786,7 @@ class TextEngine:
         return output
 
 
-def _insert_row(logits: Any, of_one: Any, row: Any) -> Any:
-    """logits [rows, vocab] with of_one [1, vocab] as a row."""
-    is_row = creation.arange(logits.shape[0], dtype="int32").unsqueeze(1) == row
-    return is_row.where(of_one, logits)
+def _insert_row(logits: Any, lengths: Any, of_one: Any, length: Any, row: Any) -> tuple[Any, Any]:
+    """logits [rows, vocab] and lengths [rows] with of_one [1, vocab] and length as a row."""
+    is_row = creation.arange(logits.shape[0], dtype="int32") == row
+    return is_row.unsqueeze(1).where(of_one, logits), is_row.where(length, lengths)

@@ -13,9 +13,17 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation.blockwise import BlockwiseSteps
-from polyreme.generation.choosing import ChosenTokens, Completion, TokenChooser, TokenGrammar
+from polyreme.generation.choosing import (
+    ChosenTokens,
+    Completion,
+    TokenChoice,
+    TokenChooser,
+    TokenGrammar,
+    next_inputs,
+)
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, Speculation
+from polyreme.jit import to_static
 from polyreme.models.parts.cache import KVCache
 
 _LEAST_ROOM = 64
@@ -122,14 +130,21 @@ class TextGenerator:
         programs = self.programs(len(prompts), room)
         texts = [Completion() for _ in prompts]
         limits = [min(s.max_tokens, room + 1 - len(p)) for p, s in zip(prompts, settings, strict=True)]
-        chosen = programs.start(prompts, settings, longest, grammars)
-        take_chosen(texts, settings, limits, chosen, self.end, on_token, grammars)
+        choice = programs.start(prompts, settings, longest, grammars)
         if programs.drafter is not None and grammars == [None]:
+            take_chosen(texts, settings, limits, choice.read(), self.end, on_token, grammars)
             self._verify(programs, prompts, settings, texts, limits, on_token)
-        while not all(completion.finish_reason for completion in texts):
-            chosen = programs.step(chosen.token_ids)
-            take_chosen(texts, settings, limits, chosen, self.end, on_token, grammars)
-        return texts
+            return texts
+        while True:
+            # the device goes on while the host reads; what it makes after the end of a text is thrown away
+            goes_on = any(
+                not t.finish_reason and len(t.token_ids) + 1 < most for t, most in zip(texts, limits, strict=True)
+            )
+            following = programs.step(choice) if goes_on and not any(grammars) else None
+            take_chosen(texts, settings, limits, choice.read(), self.end, on_token, grammars)
+            if all(completion.finish_reason for completion in texts):
+                return texts
+            choice = programs.step(choice) if following is None else following
 
     def _verify(
         self,
@@ -175,6 +190,8 @@ class RowPrograms:
         self._prefill = BlockwiseSteps(generator.model, self.cache, is_first=True)
         self._decode = BlockwiseSteps(generator.model, self.cache, is_first=False)
         self._one_each = to_tensor(np.ones(rows, np.int32))
+        self._none_known = to_tensor(np.full(rows, -1, np.int32))
+        self._next_inputs = to_static(next_inputs)
         self.drafter: Drafter | None = None
         if generator.speculation is not None and rows == 1:
             self.drafter = generator.speculation.drafter(1, room, vocab, generator.num_known)
@@ -185,15 +202,16 @@ class RowPrograms:
         settings: Sequence[SamplingParams],
         longest: int,
         grammars: Sequence[TokenGrammar | None],
-    ) -> ChosenTokens:
+    ) -> TokenChoice:
         """Take in the prompts -> the first token of each row."""
         for row, (prompt, params, grammar) in enumerate(zip(prompts, settings, grammars, strict=True)):
             self.chooser.begin(row, params, prompt, len(prompt), grammar)
         return self.chooser(self.take_in(prompts, longest), self.cache.lengths)
 
-    def step(self, tokens: np.ndarray) -> ChosenTokens:
+    def step(self, choice: TokenChoice) -> TokenChoice:
         """The next token of each row, after these."""
-        return self.chooser(self.logits_after(np.maximum(tokens, 0)), self.cache.lengths)
+        tokens = self._next_inputs(choice.token_ids, self._none_known)
+        return self.chooser(self._decode(tokens, self._one_each), self.cache.lengths)
 
     def take_in(self, prompts: Sequence[Sequence[int]], longest: int) -> Any:
         """Begin with prompts of at most `longest` tokens -> logits [rows, vocab] after each."""
@@ -220,7 +238,7 @@ class RowPrograms:
         """What is chosen after each of some tokens of the only row, the same as by a step for each; those after which
         none is asked for leave no trace."""
         for parts in self._decode.hidden_of_each(tokens):
-            yield self.chooser(self._decode.finish(self._one_each, parts), self.cache.lengths)
+            yield self.chooser(self._decode.finish(self._one_each, parts), self.cache.lengths).read()
 
 
 def take_chosen(

@@ -115,7 +115,7 @@ class Seq2SeqGenerator:
         for row, (own, grammar) in enumerate(zip(settings, grammars, strict=True)):
             programs.chooser.begin(row, own, [start, *beginnings[row]], 1, grammar)
         while not all(text.finish_reason for text in texts):
-            chosen = programs.chooser(programs.logits_after(tokens), programs.cache.length)
+            chosen = programs.chooser(programs.logits_after(tokens), programs.cache.length).read()
             take_chosen(texts, settings, limits, chosen, self.end, on_token, grammars)
             tokens = np.maximum(chosen.token_ids, 0)
         return texts

@@ -176,7 +176,8 @@ class ModelDrafter:
         for _ in range(max(counts[row] for row in texts)):
             hidden = self._take_in({row: [token] for row, token in last.items()}, 1)
             lengths = to_tensor(self._lengths())
-            chosen = self._chooser(self._steps.finish(to_tensor(np.zeros(self._rows, np.int32)), hidden), lengths)
+            logits = self._steps.finish(to_tensor(np.zeros(self._rows, np.int32)), hidden)
+            chosen = self._chooser(logits, lengths).read()
             last = {row: int(chosen.token_ids[row]) for row in texts}
             for row, token in last.items():
                 drafts[row].append(token)

@@ -274,6 +274,20 @@ def test_known_chunks_are_not_computed_again(engine, alone):
     assert after.prefix_tokens_queried - before.prefix_tokens_queried == 17 + 17 + 19 + 9 + 16
 
 
+def test_requests_with_one_prompt_take_it_in_once(model):
+    """Whether they have rows at first or wait for them; each gets the bits that it gets alone."""
+    prompt = [*SHARED, 4, 20, 21]  # its last block is not full
+    requests = [(prompt, SamplingParams(seed=seed, max_tokens=3 + seed, logprobs=0)) for seed in range(7)]
+    engine = TextEngine(model, END, enable_prefix_caching=False, **SIZES)
+    engine.add("leaves", *requests[0])
+    together = write(engine, *requests[1:])
+    counts = engine.statistics
+    assert counts.prefix_tokens_hit == counts.prefix_tokens_queried == 6 * len(prompt)
+    assert counts.num_blocks_used == 0
+    assert together == [write(engine, request)[0] for request in requests[1:]]
+    assert engine.statistics.prefix_tokens_hit == counts.prefix_tokens_hit
+
+
 def test_an_aborted_request_frees_its_row_and_blocks_at_once(engine):
     for name in "abcd":
         engine.add(name, *REQUESTS[6])

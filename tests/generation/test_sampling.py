@@ -83,10 +83,10 @@ def test_tokens_that_were_written_are_penalized_by_how_often():
     chooser.begin(2, plain, [1], 1)
     logits = to_tensor(np.tile(np.array([1.0, 0.75, 0.5, -1.0, 9.0], np.float32), (3, 1)))
     lengths = to_tensor(np.zeros(3, np.int32))
-    written = np.array([chooser(logits, lengths).token_ids for _ in range(5)]).T
+    written = np.array([chooser(logits, lengths).read().token_ids for _ in range(5)]).T
     # of the first row 1, 0.75, 0.5; 0.7 0.75 0.5; 0.7 0.45 0.5; 0.4 0.45 0.5; 0.4 0.45 0.2
     assert written.tolist() == [[0, 1, 0, 2, 1], [1, 2, 0, 0, 0], [0] * 5]
     chooser.note(0, [1])  # which another row chose for it: 0.4 -0.15 0.2
-    assert chooser(logits, lengths).token_ids.tolist() == [0, 0, 0]
+    assert chooser(logits, lengths).read().token_ids.tolist() == [0, 0, 0]
     # drafts of 0 and 2 for the first text, on the third row: -0.2 -0.15 -0.1
-    assert chooser(logits, lengths, [DraftRow(2, 0, [0, 2])]).token_ids[2] == 2
+    assert chooser(logits, lengths, [DraftRow(2, 0, [0, 2])]).read().token_ids[2] == 2

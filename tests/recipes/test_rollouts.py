@@ -57,6 +57,8 @@ def test_rewards_rise_and_draws_are_the_same_again(tmp_path, base):
         batch = roll_out(prompts, step)
         labels, old, reference, facts = batch.labels
         if step == 1:
+            counts = roll_out.engine.statistics
+            assert 6 * counts.prefix_tokens_hit >= 5 * counts.prefix_tokens_queried > 0  # one of a group takes it in
             again = roll_out(prompts, step)
             np.testing.assert_array_equal(again.inputs, batch.inputs)
             assert not np.array_equal(roll_out(prompts, 2).inputs, batch.inputs)
