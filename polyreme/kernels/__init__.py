@@ -13,7 +13,7 @@ from polyreme.kernels.grouped import (
     grouped_outer,
     grouped_outer_plain,
 )
-from polyreme.kernels.linear import linear, linear_plain
+from polyreme.kernels.linear import linear, linear_plain, tile_product
 from polyreme.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_plain
 from polyreme.kernels.low_bit import low_bit_linear
 from polyreme.kernels.norm import layer_norm, layer_norm_plain, rms_norm, rms_norm_plain
@@ -70,6 +70,7 @@ __all__ = [
     "rms_norm_plain",
     "row_experts",
     "scatter_linear",
+    "tile_product",
     "ulysses_attention",
     "ulysses_column_attention",
     "usp_attention",

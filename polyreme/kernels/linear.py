@@ -1,6 +1,7 @@
 """The affine map of the last dim."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,14 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     (2, 5, 4)
     """
     _check(x, weight, bias)
-    if select.backend() != "cpu" or x.ndim < 2 or (x.ndim == 2 and not _is_large(x, weight.shape[1])):
-        return linear_plain(x, weight, bias)
     *leading, inner = x.shape
-    y = _product(x.reshape(math.prod(leading), inner), weight).reshape(*leading, weight.shape[1])
+    if select.backend() == "gpu" and _are_few(leading):
+        y = tile_product(x.reshape(math.prod(leading), inner), weight)
+    elif select.backend() != "cpu" or x.ndim < 2 or (x.ndim == 2 and not _is_large(x, weight.shape[1])):
+        return linear_plain(x, weight, bias)
+    else:
+        y = _product(x.reshape(math.prod(leading), inner), weight)
+    y = y.reshape(*leading, weight.shape[1])
     return y if bias is None else y + bias
 
 
@@ -37,6 +42,28 @@ def linear_plain(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None)
     """The plain twin of linear: the product on the dims as they come."""
     y = jnp.matmul(x, weight)
     return y if bias is None else y + bias
+
+
+TILE_ROWS = 8
+"""Rows of the smallest product of a GPU's matrix units."""
+
+
+def _are_few(leading: Sequence[int]) -> bool:
+    """Whether the rows of these dims are known, and fewer than TILE_ROWS."""
+    return all(isinstance(n, int) for n in leading) and 0 < math.prod(leading) < TILE_ROWS
+
+
+def tile_product(x: jax.Array, y: jax.Array, acc: jnp.dtype | None = None) -> jax.Array:
+    """x y: [n, k], [k, m] -> [n, m], accumulated in dtype acc if given.
+
+    On a GPU a few rows are filled up to a tile. XLA makes a multiplication and a sum of a product of one row, with a
+    matrix of the weight's size written between them, or turns the weight to float32 first.
+    """
+    rows = x.shape[0]
+    if select.backend() != "gpu" or not _are_few((rows,)):
+        return jnp.matmul(x, y, preferred_element_type=acc)
+    filled = jnp.pad(x, ((0, TILE_ROWS - rows), (0, 0)))
+    return jnp.matmul(filled, y, preferred_element_type=acc)[:rows]
 
 
 @jax.custom_vjp

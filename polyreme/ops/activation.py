@@ -19,6 +19,7 @@ from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import DRAWN, Key, composite, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, ShapeError
+from polyreme.kernels import select
 from polyreme.ops.creation import republish
 from polyreme.ops.sharding import along_axis, along_last, dim_names, elementwise, unnamed
 
@@ -29,8 +30,19 @@ def wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, dtypes.float32))
 
 
-def _wide_inside(fn: Callable[[Array], Array], x: Array) -> Array:
-    return fn(wide(x)).astype(floating(x).dtype)
+def _wide_inside(fn: Callable[..., Array], *inputs: Array) -> Array:
+    """fn of floating arrays of one dtype, as wide(), in that dtype.
+
+    On a GPU the derivative of a half-precision one begins at the inputs again: XLA else keeps what the forward has in
+    float32, such as a GELU's tanh, twice the bytes of the inputs, and memory is what an elementwise op waits for.
+    """
+
+    def narrow(*arrays: Array) -> Array:
+        return fn(*map(wide, arrays)).astype(arrays[0].dtype)
+
+    inputs = tuple(map(floating, inputs))
+    begins_again = select.backend() == "gpu" and inputs[0].dtype.itemsize < 4
+    return (jax.checkpoint(narrow) if begins_again else narrow)(*inputs)
 
 
 def positive_dim(axis: int, ndim: int, what: str) -> int:
@@ -302,7 +314,7 @@ def swiglu(x: Array, y: Array | None = None) -> Array:
     a, b = _halves(floating(x), -1, "swiglu") if y is None else promote_floating(x, y)
     if a.shape != b.shape:
         raise ShapeError(f"swiglu: x {list(a.shape)} and y {list(b.shape)} need the same shape")
-    return (jax.nn.silu(wide(a)) * wide(b)).astype(a.dtype)
+    return _wide_inside(lambda a, b: jax.nn.silu(a) * b, a, b)
 
 
 def _as(x: Array, dtype: Any) -> Array:

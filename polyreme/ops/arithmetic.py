@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from polyreme import kernels
 from polyreme.core import dtype as dtypes
 from polyreme.core.annotations import DTypeLike
 from polyreme.core.dtype import promote, promote_floating
@@ -189,7 +190,7 @@ def matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = Fa
     if x.ndim > 2 and y.ndim == 2:
         # one 2-D product: its weight gradient is one fast matmul instead of a batched one
         rows = math.prod(x.shape[:-1])
-        flat = jnp.matmul(x.reshape(rows, x.shape[-1]), y, preferred_element_type=wide).astype(x.dtype)
+        flat = kernels.tile_product(x.reshape(rows, x.shape[-1]), y, wide).astype(x.dtype)
         return flat.reshape(*x.shape[:-1], y.shape[-1])
     return jnp.matmul(x, y, preferred_element_type=wide).astype(x.dtype)
 

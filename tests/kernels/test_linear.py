@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 import polyreme.core  # noqa: F401  (configures jax: eight CPU devices, x64)
 from polyreme.errors import ShapeError
-from polyreme.kernels import linear, linear_plain
+from polyreme.kernels import linear, linear_plain, select
 from polyreme.kernels.linear import rows_product
 
 from .tolerance import assert_near
@@ -55,6 +55,15 @@ def test_empty_inputs_give_zeros(shape, inner):
     assert (out.shape, dx.shape, dw.shape) == ((*shape[:-1], 4), shape, (inner, 4))
     assert not out.any()
     assert not dw.any()
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (2, 3), (8,)])
+def test_a_gpu_multiplies_a_tile_of_rows_at_least(monkeypatch, leading):
+    monkeypatch.setattr(select, "backend", lambda: "gpu")
+    args = [normal(0, *leading, 6), normal(1, 6, 4), normal(2, 4)]
+    assert_near(value_and_grads(linear, *args), value_and_grads(linear_plain, *args), jnp.float32, terms=24)
+    products = [eqn for eqn in jax.make_jaxpr(linear)(*args).eqns if eqn.primitive.name == "dot_general"]
+    assert [eqn.outvars[0].aval.shape for eqn in products] == [(8, 4)]
 
 
 def test_batch_stays_sharded():

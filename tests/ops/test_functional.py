@@ -1,5 +1,7 @@
 """What the contract rows of the neural network ops cannot say: state, in-place forms, edges, order two, refusals."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from polyreme.eager.methods import INPLACE
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.jit import to_static
+from polyreme.kernels import select
 
 F = type("F", (), {name: staticmethod(fn) for name, fn in OPS.items()})
 EPS = np.finfo("float32").eps
@@ -231,6 +234,19 @@ def grad_of(out, leaf, again):
         [out], [leaf], [None], retain_graph=again, create_graph=again, allow_unused=False, no_grad_vars=[]
     )
     return got
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "swiglu"])
+def test_a_gpu_keeps_nothing_wider_than_the_inputs(monkeypatch, name):
+    """Its derivative is the same, and begins at the inputs."""
+    inputs = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)), jnp.bfloat16)
+    inputs = tuple(inputs) if name == "swiglu" else (inputs[0],)
+    want = jax.vjp(OPS[name].op.fn, *inputs)[1](inputs[0])
+    monkeypatch.setattr(select, "backend", lambda: "gpu")
+    pull = jax.vjp(OPS[name].op.fn, *inputs)[1]
+    kept = [x for x in jax.tree.leaves(pull) if x.shape == (3, 4)]
+    assert [x.dtype for x in kept] == [jnp.bfloat16] * len(inputs)
+    np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (pull(inputs[0]), want)))
 
 
 TWICE = {

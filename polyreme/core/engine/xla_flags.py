@@ -45,6 +45,12 @@ _GPU = (
         "first, which took most of the compilation of a step",
     ),
     Option(
+        "xla_gpu_dot_merger_threshold_mb",
+        0,
+        "products that share their rows stay apart: XLA joins their weights first, in every call, and where few rows "
+        "are multiplied, as in decoding, that takes longer than the products",
+    ),
+    Option(
         "xla_gpu_enable_latency_hiding_scheduler",
         True,
         "starts a collective as soon as its input is there and waits for it as late as its first use, so that the "
