@@ -1,5 +1,7 @@
 """XLA's options: known to this jaxlib, left to the user where the user names them, left out where unknown."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import jaxlib.version
@@ -7,7 +9,7 @@ import pytest
 
 from polyreme.core.engine import backend, xla_flags
 
-TABLES = (xla_flags.OPTIONS, xla_flags.ONE_DEVICE, xla_flags.DRAWING, xla_flags.UNFUSED)
+TABLES = (xla_flags.OPTIONS, xla_flags.ONE_DEVICE, xla_flags.MANY_CORES, xla_flags.DRAWING, xla_flags.UNFUSED)
 HERE = jaxlib.version.__version_info__[:2]
 
 
@@ -24,6 +26,7 @@ def test_this_jaxlib_takes_every_option(backend_name):
 def test_an_unknown_option_is_left_out(monkeypatch, caplog):
     gone = xla_flags.Option("xla_cpu_no_such_option", True, "for this test")  # beside one that there is
     monkeypatch.setitem(xla_flags.OPTIONS, "cpu", (*xla_flags.OPTIONS["cpu"], gone))
+    monkeypatch.setattr(os, "cpu_count", lambda: xla_flags.FEW_CORES)
     backend.step_options_for.cache_clear()
     try:
         options = backend.step_options()
@@ -41,6 +44,17 @@ def test_options_of_one_device_are_given_where_there_is_one(monkeypatch):
         monkeypatch.setattr(jax, "device_count", lambda count=count: count)
         backend.step_options_for.cache_clear()
         assert (option.name in backend.step_options()) == (count == 1)
+    backend.step_options_for.cache_clear()
+
+
+def test_a_step_is_compiled_by_all_of_many_cores_unless_the_user_says_otherwise(monkeypatch):
+    (option,) = xla_flags.MANY_CORES["cpu"]
+    ours = f"--{option.name}={xla_flags.QUICK[option.name]}"
+    for flags, count, is_given in ((ours, 16, True), (ours, 2, False), (f"--{option.name}=4", 16, False)):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        backend.step_options_for.cache_clear()
+        assert (option.name in (backend.step_options() or {})) == is_given
     backend.step_options_for.cache_clear()
 
 

@@ -22,18 +22,7 @@ def _ask_for_devices() -> None:
         os.environ["XLA_FLAGS"] = " ".join([*kept, f"--xla_force_host_platform_device_count={count}"])
 
 
-def _ask_for_quick_compilation() -> None:
-    """Make XLA on CPU emit LLVM code itself, not by way of MLIR: ops compile in half the time and run as fast.
-
-    Only for a jaxlib known to have the option: XLA ends a process whose XLA_FLAGS it does not know.
-    """
-    text = os.environ.get("XLA_FLAGS", "")
-    if "xla_cpu_use_fusion_emitters" not in text and jaxlib.version.__version_info__[:2] == (0, 10):
-        os.environ["XLA_FLAGS"] = f"{text} --xla_cpu_use_fusion_emitters=false".strip()
-
-
 _ask_for_devices()
-_ask_for_quick_compilation()
 
 import jax  # noqa: E402  (XLA reads XLA_FLAGS when its first client starts)
 
@@ -58,7 +47,19 @@ config: Any = jax.config
 """jax's options. jax makes their attributes at run time, where a type checker does not see them."""
 
 
+def _ask_for_quick_compilation() -> None:
+    """Give XLA the flags of xla_flags.QUICK, less those named in XLA_FLAGS already.
+
+    Only for a jaxlib known to have them: XLA ends a process whose XLA_FLAGS it does not know.
+    """
+    text = os.environ.get("XLA_FLAGS", "")
+    if jaxlib.version.__version_info__[:2] == (0, 10):
+        unnamed = (f"--{name}={value}" for name, value in xla_flags.QUICK.items() if name not in text)
+        os.environ["XLA_FLAGS"] = " ".join([text, *unnamed]).strip()
+
+
 def _configure() -> None:
+    _ask_for_quick_compilation()
     jax.config.update("jax_enable_x64", flags.x64())
     # random numbers do not depend on how an array is sharded
     jax.config.update("jax_threefry_partitionable", True)
@@ -106,6 +107,8 @@ def step_options_for(platform: str, absent: Device | None, plugin: str = "") -> 
     options = xla_flags.chosen(platform, os.environ)
     if absent is None and jax.device_count() == 1:
         options |= xla_flags.chosen(platform, os.environ, xla_flags.ONE_DEVICE)
+    if (os.cpu_count() or 1) > xla_flags.FEW_CORES:
+        options |= xla_flags.chosen(platform, os.environ, xla_flags.MANY_CORES)
     return xla_flags.known(options, absent) or None
 
 

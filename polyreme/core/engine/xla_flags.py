@@ -1,8 +1,8 @@
 """Every XLA option polyreme sets, by backend, each with its reason.
 
-They are given to jax.jit with each captured program, not put into XLA_FLAGS: there an unknown name ends the
-process, and names come and go with jaxlib. An option that this jaxlib does not know is left out and logged. What the
-user names in XLA_FLAGS or LIBTPU_INIT_ARGS is left to the user.
+They are given to jax.jit with each captured program; only QUICK's are put into XLA_FLAGS, as eager ops take no options:
+there an unknown name ends the process, and names come and go with jaxlib. An option that this jaxlib does not know is
+left out and logged. What the user names in XLA_FLAGS or LIBTPU_INIT_ARGS is left to the user.
 
 Source of the GPU and TPU choices: the public XLA flag guidance (openxla.org/xla/flags_guidance), as MaxText and
 JAX-Toolbox use them. Whether a program's collectives then hide is what `polyreme comm` shows.
@@ -149,6 +149,29 @@ ONE_DEVICE: Mapping[str, tuple[Option, ...]] = {
 }
 """Of whole steps in a process with one device, beside OPTIONS."""
 
+QUICK: Mapping[str, str] = {
+    # LLVM code by XLA itself, not by way of MLIR: ops compile in half the time and run as fast
+    "xla_cpu_use_fusion_emitters": "false",
+    # a program is one object, not one for each of its loops, which threads would compile beside each other: those wait
+    # for each other's malloc, whose arena is one (host_memory), and a batch norm takes twice the processor time so
+    "xla_cpu_parallel_codegen_split_count": "1",
+}
+"""Flags for every program on CPU, eager ops' too."""
+
+FEW_CORES = 2
+
+MANY_CORES: Mapping[str, tuple[Option, ...]] = {
+    "cpu": (
+        Option(
+            "xla_cpu_parallel_codegen_split_count",
+            32,
+            "all cores compile a step's loops, as XLA does by default. Two cores compile a GPT's step no sooner "
+            "than one does, and take a half more processor time",
+        ),
+    )
+}
+"""Of whole steps on more than FEW_CORES, beside OPTIONS."""
+
 DRAWING: Mapping[str, tuple[Option, ...]] = {
     "cpu": (
         Option(
@@ -178,13 +201,14 @@ UNFUSED: Mapping[str, tuple[Option, ...]] = {
 def chosen(
     backend: str, environment: Mapping[str, str], options: Mapping[str, tuple[Option, ...]] = OPTIONS
 ) -> dict[str, bool | int | str]:
-    """The options for a backend that this jaxlib has, less those named in XLA_FLAGS or LIBTPU_INIT_ARGS.
+    """The options for a backend that this jaxlib has, less those that the user names in XLA_FLAGS or LIBTPU_INIT_ARGS.
 
     >>> chosen("cpu", {"XLA_FLAGS": "--xla_disable_hlo_passes=cse"})
     {}
     """
     text = f"{environment.get('XLA_FLAGS', '')} {environment.get('LIBTPU_INIT_ARGS', '')}"
-    named = set(re.findall(r"--(xla_\w+)", text))
+    # QUICK's may be there from this process or the one that started it
+    named = {name for name, value in re.findall(r"--(xla_\w+)(?:=(\S*))?", text) if value != QUICK.get(name)}
     here = jaxlib.version.__version_info__[:2]
     of_backend = (o for o in options.get(backend, ()) if o.until is None or here <= o.until)
     return {option.name: option.value for option in of_backend if option.name not in named}
