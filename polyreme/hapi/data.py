@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from polyreme.core import dtype as dtypes
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.hapi.input_spec import InputSpec
@@ -25,23 +27,36 @@ def as_specs(what: str, values: Any) -> list[InputSpec]:
 
 
 def as_tensors(what: str, values: Any, specs: list[InputSpec]) -> list[Tensor]:
-    """Values of a batch as Tensors. Raises ShapeError or DTypeError where one does not fit its spec."""
+    """Values of a batch as Tensors of their specs' dtypes.
+
+    Raises ShapeError or DTypeError where one does not fit its spec. Labels [batch] fit [batch, 1], and the other way
+    round, as losses take both; integers fit wider integers.
+    """
     tensors = [v if isinstance(v, Tensor) else to_tensor(v) for v in as_list(values)]
     if specs and len(tensors) > len(specs):
         raise ShapeError(f"Model: {len(specs)} {what}s are specified, the batch has {len(tensors)}")
     for index, (tensor, spec) in enumerate(zip(tensors, specs, strict=False)):
-        fits = len(spec.shape) == len(tensor.shape) and all(
-            w is None or w == h for w, h in zip(spec.shape, tensor.shape, strict=True)
-        )
-        if not fits:
+        if not _shape_fits(spec.shape, tensor.shape, what == "label"):
             raise ShapeError(
                 f"Model: {what} {index} is specified as {list(spec.shape)}, the batch has {list(tensor.shape)}"
             )
-        if spec.dtype != tensor.dtype:
+        if spec.dtype == tensor.dtype:
+            continue
+        if not (
+            dtypes.is_integer(tensor.dtype) and np.can_cast(tensor.dtype, spec.dtype) and dtypes.is_integer(spec.dtype)
+        ):
             raise DTypeError(
                 f"Model: {what} {index} is specified as {spec.dtype.name}, the batch has {tensor.dtype.name}"
             )
+        tensors[index] = tensor.astype(spec.dtype)
     return tensors
+
+
+def _shape_fits(spec: Sequence[int | None], shape: Sequence[int], last_one_is_optional: bool) -> bool:
+    longer, shorter = sorted((list(spec), list(shape)), key=len, reverse=True)
+    if last_one_is_optional and longer == [*longer[: len(shorter)], 1]:
+        longer.pop()
+    return len(longer) == len(shorter) and all(n == m or None in (n, m) for n, m in zip(longer, shorter, strict=True))
 
 
 def needed_arguments(network: Layer) -> int:

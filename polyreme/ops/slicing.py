@@ -188,8 +188,8 @@ def as_strided(x: Array, shape: Sequence[int], stride: Sequence[int], offset: in
 def view(x: Array, shape_or_dtype: Any) -> Array:
     """x under another shape (one -1 is inferred), or its bytes read as another dtype.
 
-    With a dtype the last dim grows or shrinks as the items do: [3, 4] float32 -> [3, 8] int16. A dtype view has no
-    gradient. Unlike a strided view it does not share later writes.
+    With a dtype the last dim grows or shrinks as the items do: [3, 4] float32 -> [3, 8] int16. A bool is a byte, True
+    where that is not 0. A dtype view has no gradient. Unlike a strided view it does not share later writes.
     """
     if isinstance(shape_or_dtype, int):
         shape_or_dtype = (shape_or_dtype,)
@@ -198,8 +198,10 @@ def view(x: Array, shape_or_dtype: Any) -> Array:
     to = dtypes.as_dtype(shape_or_dtype)
     if to == x.dtype:
         return x
-    if dtypes.bool_ in (to, x.dtype):
-        raise ShapeError(f"view: cannot read {x.dtype.name} bytes as {to.name}; use cast")
+    if x.dtype == dtypes.bool_:  # a byte each, 0 or 1
+        return view.op.fn(x.astype(dtypes.uint8), to)
+    if to == dtypes.bool_:
+        return view.op.fn(x, dtypes.uint8) != 0
     if dtypes.is_complex(x.dtype) and x.ndim:  # a complex number lies in memory as its real and its imaginary part
         parts = jnp.stack([x.real, x.imag], -1)
         return view.op.fn(parts.reshape(*x.shape[:-1], 2 * x.shape[-1]), to)

@@ -334,8 +334,12 @@ def test_input_specs_are_checked():
     assert model.summary()["total_params"] == 20
     with pytest.raises(ShapeError, match=r"input 0 is specified as \[None, 4\], the batch has \[20, 3\]"):
         model.train_batch([X[:, :3]], [Y])
-    with pytest.raises(DTypeError, match="label 0 is specified as int64, the batch has int32"):
-        model.train_batch([X], [Y.astype("int32")])
+    same = [float(model.eval_batch([X], [y])[0]) for y in (Y, Y[:, 0], Y.astype("int32"))]
+    assert same == [same[0]] * 3
+    with pytest.raises(DTypeError, match="label 0 is specified as int64, the batch has float32"):
+        model.train_batch([X], [Y.astype("float32")])
+    with pytest.raises(ShapeError, match=r"label 0 is specified as \[None, 1\], the batch has \[20, 2\]"):
+        model.train_batch([X], [np.repeat(Y, 2, 1)])
     with pytest.raises(ShapeError, match="1 inputs are specified, the batch has 2"):
         model.train_batch([X, X], [Y])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+import numpy as np
+
 from polyreme.core import dtype as dtypes
 from polyreme.core import rng
 from polyreme.core.devices.place import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, is_compiled_with_cuda
@@ -21,6 +23,7 @@ from polyreme.device import (
     memory,
 )
 from polyreme.eager.tape import grad_mode
+from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, Explained, did_you_mean
 from polyreme.fluid.core import EOFException, LoDTensor, LoDTensorArray, VarDesc, get_cuda_device_count
 from polyreme.paddle_scripts.internals.dtypes import DType
@@ -117,6 +120,11 @@ def size_of_dtype(dtype: Any) -> int:
     return dtypes.as_dtype(dtype).itemsize
 
 
+def frombuffer(buffer: Any, dtype: Any) -> Any:
+    """A copy of the bytes of a buffer as a Tensor of one dim."""
+    return to_tensor(np.frombuffer(buffer, dtypes.as_dtype(dtype)))
+
+
 def set_prim_eager_enabled(value: bool, print_flag: bool = False) -> None:
     """Nothing: derivatives of any order need no smaller ops here."""
 
@@ -136,7 +144,7 @@ __all__ = [
     "AmpLevel", "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "CustomPlace", "DataType", "DenseTensor",
     "DenseTensorArray", "EOFException", "IPUPlace", "LoDTensor", "LoDTensorArray", "Place", "Scope", "Tensor",
     "VarDesc", "XPUPlace", "default_cpu_generator", "default_cuda_generator", "default_custom_device_generator",
-    "default_xpu_generator", "device_memory_stat_current_value", "device_memory_stat_peak_value",
+    "default_xpu_generator", "device_memory_stat_current_value", "device_memory_stat_peak_value", "frombuffer",
     "get_cuda_device_count", "get_custom_device_count", "get_xpu_device_count", "is_compiled_with_cinn",
     "is_compiled_with_cuda", "is_compiled_with_custom_device", "is_compiled_with_distribute",
     "is_compiled_with_ipu", "is_compiled_with_mkldnn", "is_compiled_with_nccl", "is_compiled_with_rocm",
