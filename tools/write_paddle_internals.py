@@ -16,7 +16,8 @@ PUBLIC = ROOT / "paddle_names.txt"
 PAGE = ROOT / "paddle_internals.txt"
 HEAD = (
     "# Names of modules of PaddlePaddle 3.3.1 that scripts import and that are not public, a module a line; a=b: the\n"
-    "# name a is public as paddle.b. Written by tools/write_paddle_internals.py.\n"
+    "# name a is public as paddle.b, and all behind `from c` are imported from paddle.c there.\n"
+    "# Written by tools/write_paddle_internals.py.\n"
 )
 
 
@@ -43,9 +44,9 @@ def public_paths() -> dict[int, str]:
     return paths
 
 
-def names_of(module: str, public: dict[int, str]) -> list[str]:
-    """What the module defines, and what of the public API it has."""
-    names, known = [], entries(PUBLIC).get(module, ())
+def line_of(module: str, public: dict[int, str], modules: set[str]) -> str:
+    """What the module defines, what of the public API it has, and what it imports from others of the modules."""
+    names, known, imported = [], entries(PUBLIC).get(module, ()), {}
     target = runpy.run_path(str(ROOT / "paths.py"))["PATHS"].get(module.removeprefix("paddle."))
     for name, value in vars(importlib.import_module(module)).items():
         home = getattr(value, "__module__", None)
@@ -60,14 +61,19 @@ def names_of(module: str, public: dict[int, str]) -> list[str]:
             f"{home}.".startswith(f"{module}.") or (home is None and name.isupper() and name != "TYPE_CHECKING")
         ):
             names.append(name)
-    return sorted(names)
+        elif path is None and name not in known and home in modules:
+            imported.setdefault(home.removeprefix("paddle."), []).append(name)
+    words = sorted(names)
+    for home, its_names in sorted(imported.items()):
+        words += ["from", home, *sorted(its_names)]
+    return f"{module}: {' '.join(words)}"
 
 
 def main() -> None:
     """Write the file for the modules named on the command line and those that it has."""
     modules = sorted({*entries(PAGE), *sys.argv[1:]})
     public = public_paths()
-    lines = [f"{module}: {' '.join(names_of(module, public))}" for module in modules]
+    lines = [line_of(module, public, set(modules)) for module in modules]
     PAGE.write_text(HEAD + "\n".join(lines) + "\n")
 
 

@@ -109,13 +109,17 @@ def children(module: str) -> list[str]:
 
 @functools.cache
 def internal_names() -> dict[str, dict[str, str]]:
-    """Module -> its names that are not public -> the public path of the same thing, "" if it has none."""
+    """Module -> its names that are not public -> the path that has the same thing, public or of the module that it is
+    imported from; "" for what is defined there."""
     table: dict[str, dict[str, str]] = {}
     for line in (line for file in _INTERNALS for line in file.read_text().splitlines()):
         if not line.startswith("#"):
-            module, _, names = line.partition(":")
-            pairs = (entry.partition("=") for entry in names.split())
-            table[module.removeprefix("paddle.")] = {name: public for name, _, public in pairs}
+            module, _, words = line.partition(":")
+            own, *imported = words.split(" from ")
+            paths = {name: path for name, _, path in (word.partition("=") for word in own.split())}
+            for home, *names in map(str.split, imported):
+                paths.update((name, f"{home}.{name}") for name in names)
+            table[module.removeprefix("paddle.")] = paths
     return table | {path: table[same] for path, same in SAME.items() if same in table}
 
 
@@ -123,11 +127,14 @@ def _listed(module: str, name: str, path: str) -> Any:
     """What is public under another path, or a stand-in for what PaddlePaddle has; AttributeError for the rest."""
     names = internal_names().get(module, {})
     if names.get(name):
-        owner, _, own = names[name].rpartition(".")
-        try:
-            return getattr(importlib.import_module(f"paddle.{owner}" if owner else "paddle"), own)
-        except (ImportError, AttributeError):
-            pass
+        owner, _, name_there = names[name].rpartition(".")
+        if names[name] in NAMES:
+            return fetch(NAMES[names[name]])
+        if PATHS.get(owner) != module:  # else it is the owner that asks
+            try:
+                return getattr(importlib.import_module(f"paddle.{owner}" if owner else "paddle"), name_there)
+            except (ImportError, AttributeError):
+                pass
     paths = (path, f"{SAME.get(module, module)}.{name}", *_above(path))
     why = next((REASONS[p] for p in paths if p in REASONS), None)
     if why is None and name in names:

@@ -240,6 +240,18 @@ core.unique_name
   core.unique_name: generate_with_ignorable_key=generate
 io.reader
   internals.saving: use_pinned_memory
+  internals.loading: _DatasetKind=DatasetKind
+io.dataloader.worker
+  internals.loading: _DatasetKind=DatasetKind
+io.dataloader.dataloader_iter
+  internals.loading: _DatasetKind=DatasetKind
+fluid.reader
+  internals.loading: _DatasetKind=DatasetKind
+fluid.dygraph
+  .: parallel_helper=paddle.distributed.parallel_helper
+fluid.dygraph.base
+  internals.dygraph: param_guard program_desc_tracing_guard=to_static_mode_guard switch_to_static_graph
+    in_declarative_mode
 vision
   vision.transforms: Compose BaseTransform crop center_crop hflip vflip pad normalize resize rotate to_grayscale
     adjust_brightness adjust_contrast adjust_hue erase affine perspective ColorJitter CenterCrop Normalize
@@ -471,6 +483,7 @@ CALLED: dict[str, str] = {
 CLASSES: dict[str, str] = {
     "eager.tensor.Tensor": f"{_INTERNALS}.tensor_methods.TensorNames",
     "nn.layer.Layer": f"{_INTERNALS}.layers.LayerNames",
+    "io.dataloader.DataLoader": f"{_INTERNALS}.loading.DataLoaderNames",
     "io.batch_sampler.BatchSampler": f"{_INTERNALS}.loading.BatchSamplerNames",
     "core.devices.place.Place": f"{_INTERNALS}.devices.PlaceNames",
     "nn.initializer.base.Initializer": f"{_INTERNALS}.initializers.InitializerNames",

@@ -13,7 +13,9 @@ PATHS: dict[str, str] = {
     # calls of PaddlePaddle's kernels, and its C++ core
     "_C_ops": "paddle_scripts.internals.c_ops",
     "_legacy_C_ops": "paddle_scripts.internals.legacy_c_ops",
-    **dict.fromkeys(["core", "base.core", "base.libpaddle", "framework.core"], "paddle_scripts.internals.core"),
+    **dict.fromkeys(
+        ["core", "base.core", "base.libpaddle", "framework.core", "fluid.core"], "paddle_scripts.internals.core"
+    ),
     **dict.fromkeys(
         ["core.eager", "base.core.eager", "base.libpaddle.eager", "framework.core.eager"],
         "paddle_scripts.internals.eager",

@@ -69,6 +69,33 @@ def test_every_name_that_projects_use_resolves_by_attributes_alone():
                 value = getattr(value, part)
 
 
+def test_names_that_a_module_imports_are_those_of_the_module_that_defines_them():
+    from paddle.base.framework import in_dynamic_or_pir_mode
+    from paddle.fluid.core_avx import Place
+    from paddle.fluid.reader import _DatasetKind
+    from paddle.framework.io import _unpack_saved_dict
+    from paddle.nn.functional import conv
+
+    assert conv.in_dynamic_or_pir_mode is in_dynamic_or_pir_mode
+    assert issubclass(polyreme.CPUPlace, Place)
+    assert isinstance(_unpack_saved_dict, Absent)
+    with pytest.raises(AbsentError, match=r"paddle\.framework\.io_utils\._unpack_saved_dict"):
+        _unpack_saved_dict({}, 2)
+    loader = polyreme.io.DataLoader([1, 2], batch_size=None)
+    assert (loader.dataset_kind, loader.auto_collate_batch) == (_DatasetKind.MAP, False)
+
+
+def test_bytes_of_files_are_read_in_any_dtype():
+    """As safetensors.paddle reads them."""
+    from paddle.base import core
+
+    stored = core.frombuffer(np.float32([1, 2]).tobytes(), polyreme.float32)
+    np.testing.assert_array_equal(stored, [1, 2])
+    flags = core.frombuffer(b"\0\1\2", polyreme.uint8).view(polyreme.bool)
+    assert flags.tolist() == [False, True, True]
+    assert flags.view("uint8").tolist() == [0, 1, 1]
+
+
 def test_modules_list_their_names():
     """Scripts look classes up by name: `module.__dict__`, vars and dir."""
     import paddle
