@@ -183,10 +183,8 @@ def test_what_a_killed_process_left_is_swept(text, tmp_path):
 
 
 @pytest.mark.slow
-def test_king_james_in_time(tmp_path):
-    start = time.monotonic()
+def test_king_james_becomes_tokens_of_three_to_four_bytes(tmp_path):
     corpus = prepare(KJV, tmp_path, vocab_size=4096, seq_len=128)
-    assert time.monotonic() - start < 60  # 2 s on two idle cores; the bound only catches a wrong algorithm
     assert corpus.vocab_size == 4096
     assert corpus.tokenizer.decode(corpus.train[0][0].tolist()).startswith("Ge1:1 In the beginning God created")
     # byte-level BPE of 4096 on English: between three and four bytes a token

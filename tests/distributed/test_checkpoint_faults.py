@@ -163,26 +163,16 @@ def test_killed_while_replacing_a_branch(server, tmp_path, faults, left):
     assert_sound(tmp_path, [], exact=left)
 
 
-def kill_at_random(server, folder, seed):
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_at_a_random_time(server, tmp_path, seed):
     rng = random.Random(seed)
-    server.start(folder, last=400, wait=seed % 2 == 0, pace=rng.choice([0, 0.002]))
+    server.start(tmp_path, last=400, wait=seed % 2 == 0, pace=rng.choice([0, 0.002]))
     pid = server.pid()
     time.sleep(rng.uniform(0.005, 0.25))
     os.kill(pid, signal.SIGKILL)
     status, saved = server.finish()
     assert status == -signal.SIGKILL
-    assert_sound(folder, saved)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_killed_at_a_random_time(server, tmp_path, seed):
-    kill_at_random(server, tmp_path, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5, 55))
-def test_killed_at_a_random_time_many_trials(server, tmp_path, seed):
-    kill_at_random(server, tmp_path, seed)
+    assert_sound(tmp_path, saved)
 
 
 def test_killed_again_and_again_in_one_folder(server, tmp_path):

