@@ -92,6 +92,7 @@ FLOORS = {
         "parts auto",
         "decoders encoders encoder_decoders",
         "experts vision",
+        "vision_language",
     ],
     "polyreme.vision": ["image models", "ops datasets transforms"],
 }

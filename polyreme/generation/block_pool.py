@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from polyreme.generation.prompt_vectors import PromptVectors
+
 
 class BlockPool:
     """Numbers of `num_blocks` blocks, counted by use.
@@ -91,8 +93,11 @@ class BlockPool:
                 self._free.append(block)
 
 
-def block_keys(tokens: Sequence[int], block_size: int, writer: str = "") -> list[bytes]:
-    """A key of each full block of tokens, by its tokens, by all before them, and by who computes what they hold.
+def block_keys(
+    tokens: Sequence[int], block_size: int, writer: str = "", vectors: PromptVectors | None = None
+) -> list[bytes]:
+    """A key of each full block of tokens, by its tokens, by all before them, by who computes what they hold, and by
+    what stands in their place.
 
     >>> block_keys([1, 2, 3, 4], 2)[0] == block_keys([1, 2, 5], 2)[0], len(block_keys([1, 2, 5], 2))
     (True, 1)
@@ -103,6 +108,12 @@ def block_keys(tokens: Sequence[int], block_size: int, writer: str = "") -> list
     key = hashlib.blake2b(writer.encode(), digest_size=16).digest()
     for start in range(0, len(ids) - block_size + 1, block_size):
         # 128 bits, and not Python's hash: nobody can make a prompt whose key is another's
-        key = hashlib.blake2b(key + ids[start : start + block_size].tobytes(), digest_size=16).digest()
+        parts = [ids[start : start + block_size]]
+        if vectors is not None:
+            parts += vectors.part(start, start + block_size)
+        digest = hashlib.blake2b(key, digest_size=16)
+        for part in parts:
+            digest.update(part.tobytes())
+        key = digest.digest()
         keys.append(key)
     return keys

@@ -19,6 +19,7 @@ from polyreme.jit import to_static
 from polyreme.jit.program import CapturedProgram
 from polyreme.kernels import select
 from polyreme.models.parts.cache import CacheRows
+from polyreme.models.parts.decoder import InsertedVectors
 from polyreme.nn.alike import AlikeLayers, first_places, tensors_of
 from polyreme.nn.layer import Layer
 from polyreme.ops.indices.gather import take_along_axis
@@ -49,15 +50,16 @@ class BlockwiseSteps:
         self._runs: list[Any] = []
         self._twins: dict[tuple[int, int], tuple[CapturedProgram, CapturedProgram]] = {}
 
-    def __call__(self, tokens: Any, counts: Any) -> Any:
+    def __call__(self, tokens: Any, counts: Any, inserted: InsertedVectors | None = None) -> Any:
         """Logits [batch, vocab], float32, after tokens [batch, s] of which the first counts [batch] are of each row."""
-        return self.finish(counts, self.hidden(tokens))
+        return self.finish(counts, self.hidden(tokens, inserted))
 
-    def hidden(self, tokens: Any) -> tuple[Any, ...]:
-        """What the last block makes of tokens [batch, s], which are then in the cache; its lengths are as they were."""
+    def hidden(self, tokens: Any, inserted: InsertedVectors | None = None) -> tuple[Any, ...]:
+        """What the last block makes of tokens [batch, s], which are then in the cache; its lengths are as they were.
+        inserted: what stands in place of embeddings."""
         self._share()
         self.cache.is_empty = self.is_first
-        parts = self._embed(tokens)
+        parts = self._embed(tokens, *(inserted or ()))
         for number in range(len(self._spans)):
             parts = self._run(number, parts)
         self.cache.is_empty = False
@@ -134,8 +136,8 @@ class BlockwiseSteps:
 
     # what is captured
 
-    def _embedded(self, tokens: Any) -> tuple[Any, ...]:
-        return _parts(self.model.embed(tokens, self.cache))
+    def _embedded(self, tokens: Any, *inserted: Any) -> tuple[Any, ...]:
+        return _parts(self.model.embed(tokens, self.cache, InsertedVectors(*inserted) if inserted else None))
 
     def _span_of(self, span: range, blocks: Sequence[Layer]) -> Callable[..., tuple[Any, ...]]:
         layers = [self.cache.layers[number] for number in span]

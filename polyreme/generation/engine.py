@@ -27,6 +27,7 @@ from polyreme.generation.choosing import (
     TokenGrammar,
     next_inputs,
 )
+from polyreme.generation.prompt_vectors import PromptVectors, insert_vectors
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, DraftGate, Speculation
 from polyreme.jit import to_static
@@ -84,7 +85,7 @@ class _Sequence:
     """A request on its way. keys: of its prompt's full blocks. num_in: its tokens that are in the cache, or will be
     when the device has done what it was given. num_unread: tokens that were chosen and not read yet. num_scored: so
     many of the likeliest tokens are told of at each place of the prompt. adapter: that writes it, None for the model
-    itself."""
+    itself. vectors: what stands in the prompt in place of embeddings."""
 
     request_id: str
     prompt: list[int]
@@ -95,6 +96,7 @@ class _Sequence:
     num_scored: int | None = None
     grammar: TokenGrammar | None = None
     adapter: str | None = None
+    vectors: PromptVectors | None = None
     completion: Completion = field(default_factory=Completion)
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -294,7 +296,7 @@ class TextEngine:
         vocab = model.config.vocab_size
         self.block_size, self.prefill_chunk = block_size, prefill_chunk
         self.max_num_seqs, self.enable_prefix_caching = max_num_seqs, enable_prefix_caching
-        self._vocab, self._end = vocab, tuple(end)
+        self._vocab, self._width, self._end = vocab, model.config.hidden_size, tuple(end)
         self._pool = BlockPool(total_blocks)
         self.cache = PagedCache(model, total_blocks, block_size, kv_cache_dtype)
         self._rows = self.cache.rows(max_num_seqs, self.max_model_len)
@@ -337,13 +339,15 @@ class TextEngine:
         prompt_logprobs: int | None = None,
         grammar: TokenGrammar | None = None,
         adapter: str | None = None,
+        vectors: PromptVectors | None = None,
     ) -> None:
         """Write after a prompt, token ids, from the next step on; n and stop strings are not read.
 
         prompt_logprobs: tell the log-probabilities of the prompt's tokens, and of so many likeliest ones; the whole
         prompt is then computed. grammar: says which tokens may come, and when the text is whole; it is this request's
-        own. adapter: that writes, by name; the model itself if None. Raises ConfigError for an id in use, for the name
-        of no adapter, and for a prompt that is empty, too long, or not of the vocabulary.
+        own. adapter: that writes, by name; the model itself if None. vectors: what stands in the prompt in place of
+        embeddings. Raises ConfigError for an id in use, for the name of no adapter, for vectors that do not fit, and
+        for a prompt that is empty, too long, or not of the vocabulary.
         """
         self._adapters.check(adapter)
         try:
@@ -361,6 +365,8 @@ class TextEngine:
                 f"request {request_id!r}: min_tokens and a grammar may ask for opposites; give one of them"
             )
         params.check_tokens(tokens, self._vocab, f"request {request_id!r}")
+        if vectors is not None:
+            vectors.check(len(tokens), self._width, f"request {request_id!r}")
         if len(tokens) >= self.max_model_len:
             raise ConfigError(
                 f"request {request_id!r}: the prompt has {len(tokens)} tokens, and there are places for "
@@ -373,8 +379,12 @@ class TextEngine:
                 f"request {request_id!r}: {len(tokens)} tokens and {limit} new ones need {num_blocks} blocks of "
                 f"{self.block_size}, and there are {self._pool.num_blocks}; ask for fewer, or give more num_blocks"
             )
-        keys = block_keys(tokens, self.block_size, adapter or "") if self.enable_prefix_caching else []
-        sequence = _Sequence(request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs, grammar, adapter)
+        keys: list[bytes] = []
+        if self.enable_prefix_caching:
+            keys = block_keys(tokens, self.block_size, adapter or "", vectors)
+        sequence = _Sequence(
+            request_id, tokens, params, limit, self._arrivals, keys, prompt_logprobs, grammar, adapter, vectors
+        )
         self._arrivals += 1
         self._totals["prompt_tokens"] += len(tokens)
         self._sequences[request_id] = sequence
@@ -695,7 +705,8 @@ class TextEngine:
         tokens[0, :count] = sequence.prompt[start : start + count]
         self._place(self._placed_prompt, [(0, sequence, start)])
         sequence.num_in += count
-        hidden = self._prefill.hidden(to_tensor(tokens))
+        of_part = None if sequence.vectors is None else sequence.vectors.part(start, start + count)
+        hidden = self._prefill.hidden(to_tensor(tokens), insert_vectors([of_part], tokens.shape[1]))
         if count == self.prefill_chunk and sequence.keys:
             for number in range(start // self.block_size, sequence.num_in // self.block_size):
                 self._pool.name(sequence.blocks[number], sequence.keys[number])

@@ -21,6 +21,7 @@ from polyreme.generation.choosing import (
     TokenGrammar,
     next_inputs,
 )
+from polyreme.generation.prompt_vectors import PromptVectors, insert_vectors
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, Speculation
 from polyreme.jit import to_static
@@ -76,21 +77,28 @@ class TextGenerator:
         params: SamplingParams | Sequence[SamplingParams],
         on_token: Callable[[int, int], bool] | None = None,
         grammars: Sequence[TokenGrammar | None] = (),
+        vectors: Sequence[PromptVectors | None] = (),
     ) -> list[Completion]:
         """A Completion of each prompt, token ids, by settings that all share or one of its own; n is not read.
 
         on_token: (row, token) -> whether the text ends there. grammars: of each prompt's text, its own, or None; such
-        a text is not drafted for. Raises ConfigError for an empty prompt, one that leaves no
-        room, and tokens that the model does not have, NumericsError for logits that are not finite.
+        a text is not drafted for. vectors: what stands in each prompt in place of embeddings, or None. Raises
+        ConfigError for an empty prompt, one that leaves no room, tokens that the model does not have and vectors that
+        do not fit, NumericsError for logits that are not finite.
         """
         settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(settings) != len(prompts) or not prompts:
             raise ConfigError(f"generate: {len(prompts)} prompts and settings for {len(settings)}; give one for each")
         longest, room = self.rooms(prompts, [s.max_tokens for s in settings])
-        for number, (prompt, own) in enumerate(zip(prompts, settings, strict=True)):
-            own.check_tokens(prompt, self.model.config.vocab_size, f"generate: request {number}")
+        inserted = list(vectors) or [None] * len(prompts)
+        for number, (prompt, own, of_prompt) in enumerate(zip(prompts, settings, inserted, strict=True)):
+            whose = f"generate: request {number}"
+            own.check_tokens(prompt, self.model.config.vocab_size, whose)
+            if of_prompt is not None:
+                of_prompt.check(len(prompt), self.model.config.hidden_size, whose)
         with self.in_turn, no_grad():
-            return self._run(prompts, settings, longest, room, on_token, list(grammars) or [None] * len(prompts))
+            free = list(grammars) or [None] * len(prompts)
+            return self._run(prompts, settings, longest, room, on_token, free, inserted)
 
     def rooms(self, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int]) -> tuple[int, int]:
         """Tokens that programs for these prompts take in at once, and places of their cache. Raises ConfigError for an
@@ -126,11 +134,12 @@ class TextGenerator:
         room: int,
         on_token: Callable[[int, int], bool] | None,
         grammars: list[TokenGrammar | None],
+        vectors: list[PromptVectors | None],
     ) -> list[Completion]:
         programs = self.programs(len(prompts), room)
         texts = [Completion() for _ in prompts]
         limits = [min(s.max_tokens, room + 1 - len(p)) for p, s in zip(prompts, settings, strict=True)]
-        choice = programs.start(prompts, settings, longest, grammars)
+        choice = programs.start(prompts, settings, longest, grammars, vectors)
         if programs.drafter is not None and grammars == [None]:
             take_chosen(texts, settings, limits, choice.read(), self.end, on_token, grammars)
             self._verify(programs, prompts, settings, texts, limits, on_token)
@@ -202,25 +211,28 @@ class RowPrograms:
         settings: Sequence[SamplingParams],
         longest: int,
         grammars: Sequence[TokenGrammar | None],
+        vectors: Sequence[PromptVectors | None],
     ) -> TokenChoice:
         """Take in the prompts -> the first token of each row."""
         for row, (prompt, params, grammar) in enumerate(zip(prompts, settings, grammars, strict=True)):
             self.chooser.begin(row, params, prompt, len(prompt), grammar)
-        return self.chooser(self.take_in(prompts, longest), self.cache.lengths)
+        return self.chooser(self.take_in(prompts, longest, vectors), self.cache.lengths)
 
     def step(self, choice: TokenChoice) -> TokenChoice:
         """The next token of each row, after these."""
         tokens = self._next_inputs(choice.token_ids, self._none_known)
         return self.chooser(self._decode(tokens, self._one_each), self.cache.lengths)
 
-    def take_in(self, prompts: Sequence[Sequence[int]], longest: int) -> Any:
+    def take_in(
+        self, prompts: Sequence[Sequence[int]], longest: int, vectors: Sequence[PromptVectors | None] = ()
+    ) -> Any:
         """Begin with prompts of at most `longest` tokens -> logits [rows, vocab] after each."""
         padded = np.zeros((len(prompts), longest), np.int64)
         for row, prompt in enumerate(prompts):
             padded[row, : len(prompt)] = prompt
         counts = np.array([len(prompt) for prompt in prompts], np.int32)
         self.cache.lengths.zero_()
-        return self._prefill(to_tensor(padded), to_tensor(counts))
+        return self._prefill(to_tensor(padded), to_tensor(counts), insert_vectors(vectors, longest))
 
     def logits_after(self, tokens: np.ndarray) -> Any:
         """Logits [rows, vocab] after a token of each row."""

@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyreme.errors import ConfigError
 from polyreme.generation.beams import BeamSearch, BeamSearchParams
 from polyreme.generation.choosing import Completion
 from polyreme.generation.generator import TextGenerator
 from polyreme.generation.grammar import without_words
+from polyreme.generation.images import ImageProcessor, ImagePrompts, parts_of_messages
+from polyreme.generation.prompt_vectors import PromptVectors
 from polyreme.generation.sampling import SamplingParams, settings_of
 from polyreme.generation.seq2seq import Seq2SeqGenerator
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.mesh import Plan
-from polyreme.models.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from polyreme.models.auto import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 from polyreme.models.files.adapters import apply_adapter, check_base, merge_adapters, open_adapter
 from polyreme.models.files.folder import weights_digest
 from polyreme.models.files.gguf_file import is_gguf
 from polyreme.models.files.loader_words import LoaderWord, anything, one_of, without_met
 from polyreme.models.files.packages import resolve
 from polyreme.models.parts.encoder_decoder import EncoderDecoder
+from polyreme.models.parts.image_text import ImageTextModel
 from polyreme.models.pretrained import open_published
 
 
@@ -55,24 +58,37 @@ _WORDS: dict[str, LoaderWord] = {
 """vLLM's arguments that change no text here, where they ask for what is done anyway."""
 
 
-def _prompt_list(prompts: Any) -> list[Any]:
-    """Texts and token ids of prompts. Raises ConfigError for a mapping with neither."""
+class _Prompt(NamedTuple):
+    """A text or token ids, and the images that they are about."""
+
+    text: Any
+    images: Sequence[Any] = ()
+
+
+def _prompt_list(prompts: Any) -> list[_Prompt]:
+    """Prompts one by one. Raises ConfigError for a mapping with neither a text nor token ids."""
     listed = []
     for prompt in [prompts] if isinstance(prompts, (str, Mapping)) else prompts:
-        if isinstance(prompt, Mapping):
-            key = next((key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None), None)
-            if key is None or prompt.keys() - {"prompt", "prompt_token_ids"}:
-                raise ConfigError(
-                    f"generate: a prompt with {sorted(prompt)}; give its prompt, a text, or prompt_token_ids"
-                )
-            prompt = prompt[key]
-        listed.append(prompt)
+        if not isinstance(prompt, Mapping):
+            listed.append(_Prompt(prompt))
+            continue
+        key = next((key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None), None)
+        data = prompt.get("multi_modal_data") or {}
+        if key is None or prompt.keys() - {"prompt", "prompt_token_ids", "multi_modal_data"} or data.keys() - {"image"}:
+            raise ConfigError(
+                f"generate: a prompt with {sorted([*prompt, *data])}; give its prompt, a text, or prompt_token_ids, "
+                "and of pictures multi_modal_data with image"
+            )
+        image = data.get("image", ())
+        listed.append(_Prompt(prompt[key], image if isinstance(image, (list, tuple)) else [image]))
     return listed
 
 
-def _reads_another(path: Path) -> bool:
-    """Whether weights are of a model that reads a text and writes another."""
-    return not is_gguf(path) and open_published(path, needs_weights=False).family.task == "seq2seq_lm"
+def _loader_of(path: Path) -> type[AutoModel]:
+    """What loads weights of a model that writes."""
+    task = "causal_lm" if is_gguf(path) else open_published(path, needs_weights=False).family.task
+    loaders = {"seq2seq_lm": AutoModelForSeq2SeqLM, "image_text_to_text": AutoModelForImageTextToText}
+    return loaders.get(task, AutoModelForCausalLM)
 
 
 @dataclass
@@ -102,11 +118,12 @@ class LLM:
     where they ask for what is done anyway. speculative: "ngram", or a smaller model with the same tokens, likewise:
     drafts num_draft_tokens at a time for a prompt that is alone, the same text sooner (Speculation). adapter: the
     folder of one that was trained on the weights of the path, which is merged into them. kv_cache_dtype: of keys and
-    values, as of TextGenerator.
+    values, as of TextGenerator. image_processor: of a model that reads images too; that of the folder if None.
     """
 
     tokenizer: TextTokenizer
     model: Any
+    images: ImagePrompts | None
 
     def __init__(
         self,
@@ -119,6 +136,7 @@ class LLM:
         num_draft_tokens: int = 5,
         adapter: str | Path | None = None,
         kv_cache_dtype: Any = None,
+        image_processor: ImageProcessor | None = None,
         **options: Any,
     ) -> None:
         is_path = isinstance(model, (str, Path))
@@ -133,13 +151,21 @@ class LLM:
             options.setdefault("seq_len", options.pop("max_model_len"))
         if not is_path and (dtype is not None or plan is not None or options):
             raise ConfigError("LLM: dtype, plan and options are for weights that are read; the model is there already")
-        loader = AutoModelForSeq2SeqLM if is_path and _reads_another(model) else AutoModelForCausalLM
-        self.model = loader.from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
+        self.model = _loader_of(model).from_pretrained(model, dtype=dtype, plan=plan, **options) if is_path else model
+        self.images = None
         if isinstance(self.model, EncoderDecoder):
             if speculative is not None or adapter is not None or kv_cache_dtype is not None:
                 raise ConfigError("LLM: speculative, adapter and kv_cache_dtype are of decoders without an encoder")
             self.generator: Any = Seq2SeqGenerator(self.model, self.tokenizer.end, self.tokenizer.vocab_size)
             return
+        writer = self.model
+        if isinstance(self.model, ImageTextModel):
+            if adapter is not None:
+                raise ConfigError("LLM: adapter is of models that read text alone; leave it out")
+            if image_processor is None and not is_path:
+                raise ConfigError("LLM: a model without a path that reads images needs image_processor=")
+            self.images = ImagePrompts(self.model, image_processor or ImageProcessor.from_pretrained(model))
+            writer = self.model.language
         if adapter is not None:
             if not is_path:
                 raise ConfigError(
@@ -151,7 +177,7 @@ class LLM:
             merge_adapters(self.model)
         speculation = None if speculative is None else speculation_of(speculative, num_draft_tokens, self.tokenizer)
         self.generator = TextGenerator(
-            self.model, self.tokenizer.end, self.tokenizer.vocab_size, speculation, kv_cache_dtype
+            writer, self.tokenizer.end, self.tokenizer.vocab_size, speculation, kv_cache_dtype
         )
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -169,14 +195,15 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Generate texts after each prompt, a text, token ids, or one of both as vLLM has them, {"prompt": ...} or
-        {"prompt_token_ids": ...}; all prompts are one batch.
+        {"prompt_token_ids": ...}, with {"multi_modal_data": {"image": ...}} for the images that the image token stands
+        for; all prompts are one batch.
 
         sampling_params: get_default_sampling_params() if None. use_tqdm: nothing is shown. Raises ConfigError for
-        settings out of range, and for prompts that are empty or too long.
+        settings out of range, for prompts that are empty or too long, and for images of a model that reads none.
         """
         listed = _prompt_list(prompts)
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else [int(i) for i in p] for p in listed]
-        return self._write(listed, ids, sampling_params)
+        ids = [self._ids_of(prompt.text) for prompt in listed]
+        return self._write([p.text for p in listed], ids, sampling_params, [p.images for p in listed])
 
     def beam_search(
         self,
@@ -186,12 +213,14 @@ class LLM:
         """The texts of highest score after each prompt, a text or token ids, one prompt after the other; of a text,
         `score` says it. Raises ConfigError as generate."""
         listed = _prompt_list(prompts)
+        if any(prompt.images for prompt in listed):
+            raise ConfigError("LLM: beam_search reads text alone; take generate for images")
         if isinstance(self.generator, Seq2SeqGenerator):
             raise ConfigError("LLM: beam_search is of decoders, not of an encoder with one; take generate")
         search, params = BeamSearch(self.generator), params or BeamSearchParams()
         outputs = []
-        for prompt in listed:
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        for prompt, _ in listed:
+            ids = self._ids_of(prompt)
             texts = []
             for text in search.search(ids, params):
                 stream = TextStream(self.tokenizer)
@@ -210,19 +239,33 @@ class LLM:
     ) -> list[RequestOutput]:
         """The model's answer to a conversation, [{"role": ..., "content": ...}, ...], or to each of several.
 
-        sampling_params, use_tqdm: as of generate. variables: others that the chat template reads. Raises ConfigError as
-        generate, and without a template.
+        Content is a text, or parts as OpenAI has them, {"type": "text", "text": ...} and {"type": "image_url",
+        "image_url": {"url": "data:..."}}, or {"type": "image", "image": a Pillow image or pixels}. sampling_params,
+        use_tqdm: as of generate. variables: others that the chat template reads. Raises ConfigError as generate, and
+        without a template.
         """
-        several = list(messages) if messages and not isinstance(messages[0], Mapping) else [messages]
-        texts = [self.tokenizer.apply_chat_template(conversation, **variables) for conversation in several]  # type: ignore[arg-type]
-        return self._write(texts, [self.tokenizer.encode(text, False) for text in texts], sampling_params)
+        several: list[Any] = list(messages) if messages and not isinstance(messages[0], Mapping) else [messages]
+        images: list[Sequence[Any]] = [()] * len(several)
+        if self.images is not None:
+            several, images = map(list, zip(*map(parts_of_messages, several), strict=True))  # type: ignore[assignment]
+        texts = [self.tokenizer.apply_chat_template(conversation, **variables) for conversation in several]
+        return self._write(texts, [self.tokenizer.encode(text, False) for text in texts], sampling_params, images)
+
+    def _ids_of(self, prompt: str | Sequence[int]) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
 
     def _write(
         self,
         prompts: list[Any],
         ids: list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        images: Sequence[Sequence[Any]],
     ) -> list[RequestOutput]:
+        vectors: list[PromptVectors | None] = [None] * len(ids)
+        if self.images is not None:
+            ids, vectors = map(list, zip(*map(self.images.expand, ids, images), strict=True))  # type: ignore[assignment]
+        elif any(images):
+            raise ConfigError(f"LLM: a {type(self.model).__name__} reads text alone; leave the images out")
         shared = params or self.get_default_sampling_params()
         settings = list(shared) if isinstance(shared, Sequence) else [shared] * len(ids)
         if len(settings) != len(ids):
@@ -244,6 +287,7 @@ class LLM:
             [settings_of_row for _, settings_of_row in rows],
             take,
             [without_words(own.bad_words, self.tokenizer, self.model.config.vocab_size) for _, own in rows],
+            **({} if self.images is None else {"vectors": [vectors[number] for number, _ in rows]}),
         )
         outputs: list[list[TextOutput]] = [[] for _ in ids]
         for (number, _), completion, text, stream in zip(rows, completions, texts, streams, strict=True):

@@ -14,6 +14,7 @@ from polyreme.errors import ConfigError, ShapeError, did_you_mean
 from polyreme.generation.beams import BeamSearch, BeamSearchParams, BeamText
 from polyreme.generation.choosing import Completion, SuppressedTokens, TokenGrammar
 from polyreme.generation.generator import TextGenerator
+from polyreme.generation.prompt_vectors import PromptVectors
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.seq2seq import Seq2SeqGenerator
 from polyreme.models.parts.encoder_decoder import EncoderDecoder
@@ -52,6 +53,7 @@ def generate(
     suppress_tokens: Sequence[int] | None = None,
     begin_suppress_tokens: Sequence[int] | None = None,
     grammar: TokenGrammar | None = None,
+    inserted: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[Any, Any]:
     """Write after prompts -> ids [batch * num_return_sequences, longest], int64, and scores [.., 1], float32.
 
@@ -65,9 +67,10 @@ def generate(
     strategy; texts are written over a cache always. forced_bos_token_id: the first token of each text, of what reads a
     text and writes another, as the language that it is translated to; forced: the first tokens of each, the same or
     each its own. suppress_tokens: tokens that are not written, begin_suppress_tokens: that no text begins with; those
-    of model.generation_config if None. grammar: says which tokens may come in each text. Raises ConfigError for
-    settings that the strategy does not read and for two words that say different things, ShapeError for ids of other
-    shapes.
+    of model.generation_config if None. grammar: says which tokens may come in each text. inserted: which
+    places of input_ids have no embeddings, bool [batch, seq], but vectors, [..., width] in their order. Raises
+    ConfigError for settings that the strategy does not read and for two words that say different things, ShapeError for
+    ids of other shapes.
     """
     max_length = _one_of("max_length", max_length, 20, "max_new_tokens", max_new_tokens)
     min_length = _one_of("min_length", min_length, 0, "min_new_tokens", min_new_tokens)
@@ -102,6 +105,8 @@ def generate(
         if forced is not None and not isinstance(search, Seq2SeqGenerator):
             raise ConfigError("generate: forced_bos_token_id is of encoders with decoders; leave it out")
         if decode_strategy == "beam_search":
+            if inserted is not None:
+                raise ConfigError("generate: beam_search reads text alone; take greedy_search or sampling for images")
             if suppressed or at_first or grammar is not None:
                 raise ConfigError("generate: beam_search leaves out no tokens; take greedy_search or sampling")
             params = BeamSearchParams(num_beams, length_penalty, early_stopping, num_return_sequences, **shared)
@@ -126,7 +131,9 @@ def generate(
         if isinstance(search, Seq2SeqGenerator):
             texts = search.generate(copies, params, grammars=free, forced=forced)
         else:
-            texts = search.generator.generate(copies, params, grammars=free)
+            vectors = [] if inserted is None else _vectors_of_rows(*inserted, input_ids, attention_mask)
+            of_copies = [row for row in vectors for _ in range(num_return_sequences)]
+            texts = search.generator.generate(copies, params, grammars=free, vectors=of_copies)
         rows = [_with_end(text) for text in texts]
         return _as_tensors(rows, [float(np.mean(t.logprobs)) if t.logprobs else 0.0 for t in texts], pad)
 
@@ -179,6 +186,20 @@ def _prompts(input_ids: Any, attention_mask: Any) -> list[list[int]]:
             "and a mask of the same shape"
         )
     return [row[own != 0].tolist() for row, own in zip(ids, mask, strict=True)]
+
+
+def _vectors_of_rows(
+    is_inserted: np.ndarray, vectors: np.ndarray, input_ids: Any, attention_mask: Any
+) -> list[PromptVectors]:
+    """The vectors of each prompt, at places among its tokens. Raises ShapeError for another number of vectors."""
+    vectors = vectors.reshape(-1, vectors.shape[-1])
+    if is_inserted.sum() != len(vectors):
+        raise ShapeError(f"generate: {int(is_inserted.sum())} places of images, and {len(vectors)} vectors of them")
+    mask = np.ones_like(is_inserted) if attention_mask is None else np.asarray(attention_mask) != 0
+    parts = np.split(vectors, np.cumsum(is_inserted.sum(1))[:-1])
+    return [
+        PromptVectors(np.flatnonzero(row[own]), part) for row, own, part in zip(is_inserted, mask, parts, strict=True)
+    ]
 
 
 def _with_end(text: Completion | BeamText) -> list[int]:

@@ -25,6 +25,7 @@ __all__ = [
     "AutoModel",
     "AutoModelForCausalLM",
     "AutoModelForImageClassification",
+    "AutoModelForImageTextToText",
     "AutoModelForMaskedLM",
     "AutoModelForQuestionAnswering",
     "AutoModelForSeq2SeqLM",
@@ -38,7 +39,7 @@ _ABOVE = {"AutoTokenizer": "polyreme.generation.tokenizer"}
 """Public names that stand on a higher floor."""
 
 _SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
-_PACKAGES = ("decoders", "experts", "encoders", "encoder_decoders", "vision", "parts", "files")
+_PACKAGES = ("decoders", "experts", "encoders", "encoder_decoders", "vision", "vision_language", "parts", "files")
 """Where a module is looked for whose package is not said."""
 
 

@@ -163,6 +163,8 @@ from polyreme.models.vision.swin import SwinForImageClassification as SwinForIma
 from polyreme.models.vision.vit import ViT as ViT
 from polyreme.models.vision.vit import ViTConfig as ViTConfig
 from polyreme.models.vision.vit import ViTForImageClassification as ViTForImageClassification
+from polyreme.models.vision_language.llava import Llava as Llava
+from polyreme.models.vision_language.llava import LlavaConfig as LlavaConfig
 from polyreme.models import auto as auto
 from polyreme.models import decoders as decoders
 from polyreme.models import encoder_decoders as encoder_decoders
@@ -174,4 +176,5 @@ from polyreme.models import parts as parts
 from polyreme.models import pretrained as pretrained
 from polyreme.models import tokenizer as tokenizer
 from polyreme.models import vision as vision
+from polyreme.models import vision_language as vision_language
 from polyreme.models.auto import *

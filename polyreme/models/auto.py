@@ -122,11 +122,18 @@ class AutoModelForSpeechSeq2Seq(AutoModel):
     task = "speech_seq2seq"
 
 
+class AutoModelForImageTextToText(AutoModel):
+    """A model that reads images and text and writes text, with published weights."""
+
+    task = "image_text_to_text"
+
+
 __all__ = [
     "AutoConfig",
     "AutoModel",
     "AutoModelForCausalLM",
     "AutoModelForImageClassification",
+    "AutoModelForImageTextToText",
     "AutoModelForMaskedLM",
     "AutoModelForQuestionAnswering",
     "AutoModelForSeq2SeqLM",

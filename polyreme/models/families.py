@@ -156,6 +156,7 @@ TASKS = {
     "image_classification": "AutoModelForImageClassification",
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
     "speech_seq2seq": "AutoModelForSpeechSeq2Seq",
+    "image_text_to_text": "AutoModelForImageTextToText",
 }
 """What models do, and the class of models.auto that loads them."""
 
@@ -617,6 +618,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *_architectures(
         "encoder_decoders", "whisper", "WhisperConfig", {"speech_seq2seq": "WhisperForConditionalGeneration"}
     ),
+    *_architectures("vision_language", "llava", "LlavaConfig", {"image_text_to_text": "Llava"}),
 )
 """Published models that are no decoders, the body of a family first."""
 

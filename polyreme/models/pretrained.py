@@ -144,7 +144,7 @@ def open_published(path: str | Path, *, needs_weights: bool = True, task: str = 
     _check_named(config, path)
     if config.get("model_type") in _TEXT_PARTS and isinstance(config.get("text_config"), Mapping):
         config, weights = _text_part(config, weights, path)
-    family, published = _family_of(config, path, task)
+    family, published = family_of(config, path, task)
     in_few_bits = config.pop(KEY, None)
     if is_mxfp4(in_few_bits):
         in_few_bits, weights = None, decoded_weights(weights)
@@ -450,7 +450,9 @@ def cast_floating(array: np.ndarray, dtype: Any) -> np.ndarray:
     return array.astype(np.dtype(dtypes.as_dtype(dtype)), copy=False)
 
 
-def _family_of(config: Mapping[str, Any], path: Path, task: str) -> tuple[Family | Architecture, PublishedFamily]:
+def family_of(config: Mapping[str, Any], path: Path | str, task: str) -> tuple[Any, PublishedFamily]:
+    """The Family or Architecture that a config.json names, and how it is published. path: of what, for errors. task: as
+    of open_published. Raises ConfigError for one that is not known here, and for one of other tasks."""
     known = published_families()
     named = config.get("architectures") or []
     exact = next((known[name] for name in named if name in known), None)

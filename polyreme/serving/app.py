@@ -15,6 +15,7 @@ from polyreme.errors import ConfigError
 from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.embedding import TextScorer
 from polyreme.generation.grammar import without_words
+from polyreme.generation.images import parts_of_messages
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.serving.answers import ChatAnswer, CompletionAnswer, embedding_answer, rerank_answer, score_answer
 from polyreme.serving.metrics import CONTENT_TYPE
@@ -160,13 +161,25 @@ class Endpoints:
         if body.called and not body.is_call_forced and form_of(template) is None:
             message = "how this model writes calls is not known here; force one by tool_choice 'required' or by name"
             raise HttpRefusal(400, f"tools: {message}", param="tools", code="unsupported")
-        prompt = await _rendered(tokenizer, body.conversation(), body.variables())
+        messages, images = self._read_images(body.conversation())
+        prompt = await _rendered(tokenizer, messages, body.variables())
+        prompt, vectors = await self.service.see(prompt, images)
         limit = self.service.room_after(prompt, "messages", body.limit)
         answer = ChatAnswer(body, name, self._token_texts(), [prompt], form_of(template))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = [body.sampling(limit, logprobs, self.service.model.defaults)]
         grammar = await self._grammar(body)
-        return answer, functools.partial(self.service.writing, [prompt], params, None, grammar, name)
+        return answer, functools.partial(self.service.writing, [prompt], params, None, grammar, name, [vectors])
+
+    def _read_images(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+        """Messages as the template reads them, and their images. Raises HttpRefusal 400 for images of a model that
+        reads none."""
+        if self.service.reads_images:
+            return parts_of_messages(messages)
+        if any(not isinstance(message["content"], str) for message in messages):
+            message = f"{self.service.names[0]} reads text alone; leave images out"
+            raise HttpRefusal(400, f"messages: {message}", param="messages", code="unsupported")
+        return messages, []
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings."""
@@ -231,7 +244,9 @@ class Endpoints:
         if body.prompt is not None:
             ids = await _encoded(tokenizer, body.prompt, body.add_special_tokens)
         else:
-            ids = await _rendered(tokenizer, [m.as_template_reads() for m in body.messages or ()], {})
+            messages, images = self._read_images([m.as_template_reads() for m in body.messages or ()])
+            ids = await _rendered(tokenizer, messages, {})
+            ids, _ = await self.service.see(ids, images)
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": self.service.max_model_len, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = self._token_texts().texts_of(ids)
@@ -359,7 +374,7 @@ async def _encoded(tokenizer: TextTokenizer, text: str, add_special_tokens: bool
 
 
 async def _rendered(
-    tokenizer: TextTokenizer, messages: Sequence[dict[str, str]], variables: dict[str, Any]
+    tokenizer: TextTokenizer, messages: Sequence[dict[str, Any]], variables: dict[str, Any]
 ) -> list[int]:
     try:
         return await asyncio.to_thread(tokenizer.encode_chat, messages, **variables)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from polyreme.generation.choosing import TokenGrammar
+from polyreme.generation.prompt_vectors import PromptVectors
 from polyreme.generation.sampling import SamplingParams
 
 Deliver = Callable[[Any], None]
@@ -21,7 +22,8 @@ _log = logging.getLogger("polyreme.serving")
 
 class EngineRequest(NamedTuple):
     """One text that the engine is to write. prompt_logprobs: so many of the likeliest tokens are told of at each place
-    of the prompt, with its own; None for nothing of it. grammar: of the text. adapter: that writes it, if any."""
+    of the prompt, with its own; None for nothing of it. grammar: of the text. adapter: that writes it, if any. vectors:
+    what stands in the prompt in place of embeddings."""
 
     request_id: str
     prompt: Sequence[int]
@@ -29,6 +31,7 @@ class EngineRequest(NamedTuple):
     prompt_logprobs: int | None = None
     grammar: TokenGrammar | None = None
     adapter: str | None = None
+    vectors: PromptVectors | None = None
 
 
 class EngineThread:

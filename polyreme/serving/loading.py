@@ -11,13 +11,17 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.generation.embedding import TextEmbedder, TextEncoder, TextScorer
 from polyreme.generation.grammar import TextGrammars
+from polyreme.generation.images import ImageProcessor, ImagePrompts
 from polyreme.generation.sampling import settings_of
+from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.mesh import Plan
+from polyreme.models.auto import AutoModelForImageTextToText
 from polyreme.models.encoders.bert import BertConfig
 from polyreme.models.encoders.modernbert import ModernBertConfig
 from polyreme.models.parts.cache import check_cache_dtype
+from polyreme.models.parts.decoder import Decoder
 from polyreme.models.pretrained import open_published, read_family_config
-from polyreme.recipes.weights.base import is_run
+from polyreme.recipes.weights.base import is_run, load_tokenizer
 from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_adapters, load_writer
 from polyreme.serving.service import ServedModel
 
@@ -88,8 +92,8 @@ def load_served(
     path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None
 ) -> ServedModel | TextEncoder:
     """Load the model at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served:
-    one that writes text, or a BERT or one of its kin, which scores pairs of texts where it is a classifier with one
-    label and else makes vectors.
+    one that writes text, of images too, or a BERT or one of its kin, which scores pairs of texts where it is a
+    classifier with one label and else makes vectors.
 
     Programs that write are compiled for one size of prompt; those for other sizes and ways of choosing are the model's
     chores. Raises as reading weights does,
@@ -108,7 +112,11 @@ def load_served(
         kind = TextScorer if is_scorer else TextEmbedder
         return kind.from_pretrained(path, dtype=options.dtype)
     plan = None if options.plan is None else Plan.from_degrees(mp=options.degree)
-    model, tokenizer = load_writer(path, options.dtype, options.adapter, plan)
+    images = None
+    if opened is not None and opened.family.task == "image_text_to_text":
+        images, model, tokenizer = _load_image_text(path, options)
+    else:
+        model, tokenizer = load_writer(path, options.dtype, options.adapter, plan)
     if options.chat_template is not None:
         tokenizer = tokenizer.with_template(read_template(options.chat_template))
     rows, tokenizers = load_adapters(path, model, tokenizer, options.adapters)
@@ -133,8 +141,18 @@ def load_served(
     dtype, plan_name = dtype_of(model), options.plan or ONE_DEVICE
     defaults = settings_of(model.generation_config) if options.generation_config == "auto" else {}
     return ServedModel(
-        engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers, others, defaults
+        engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers, others, defaults, images
     )
+
+
+def _load_image_text(path: Path, options: EngineOptions) -> tuple[ImagePrompts, Decoder, TextTokenizer]:
+    """A model that reads images, its decoder and its tokenizer."""
+    if options.adapter is not None or options.adapters:
+        raise ConfigError(f"{path}: reads images, and adapters are of models that read text alone; leave out --adapter")
+    if options.plan is not None:
+        raise ConfigError(f"{path}: reads images, on one device; leave out --plan")
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=options.dtype)
+    return ImagePrompts(model, ImageProcessor.from_pretrained(path)), model.language, load_tokenizer(path)
 
 
 def read_template(file: Path) -> str:

@@ -64,16 +64,30 @@ def _prompts(most: int) -> Callable[[Any], list[str | list[int]]]:
     return check
 
 
-def _texts(value: Any) -> Any:
-    """Content given as parts, of which text alone is read, as one text."""
+def _content(value: Any) -> Any:
+    """Content given as parts: one text, where all of them are, or the parts, each with its type and what that names."""
     if not isinstance(value, list):
         return value
     for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError('a part of content is not {"type": "text", "text": "..."}; text alone is read')
-        if set(part) != {"type", "text"}:
-            raise ValueError(f"a part of content has {sorted(set(part) - {'type', 'text'})[0]!r}, which is not known")
-    return "".join(part["text"] for part in value)
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "image_url") or kind not in part:
+            raise ValueError(
+                'a part of content is not {"type": "text", "text": "..."} or {"type": "image_url", "image_url": '
+                '{"url": "data:..."}}'
+            )
+        if set(part) != {"type", kind}:
+            raise ValueError(f"a part of content has {sorted(set(part) - {'type', kind})[0]!r}, which is not known")
+        _check_part(kind, part[kind])
+    is_text = all(part["type"] == "text" for part in value)
+    return "".join(part["text"] for part in value) if is_text else value
+
+
+def _check_part(kind: str, value: Any) -> None:
+    url = value.get("url") if isinstance(value, dict) else None
+    if not isinstance(value if kind == "text" else url, str):
+        raise ValueError(f"a part of content of type {kind} has no {'text' if kind == 'text' else 'url'}")
+    if kind == "image_url" and (set(value) - {"url", "detail"} or value.get("detail") not in (None, "auto")):
+        raise ValueError("an image_url has its url alone, and detail auto; images are seen as the model takes them")
 
 
 def accept_only(*accepted: Any) -> Callable[[Any], Any]:
@@ -304,7 +318,7 @@ class ChatMessage(Strict):
     message answers. An answer may be sent back as it came: the last fields are those of it that said nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_texts)] = None
+    content: Annotated[str | list[dict[str, Any]] | None, BeforeValidator(_content)] = None
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: list[CallMade] | None = None
     tool_call_id: str | None = None
@@ -319,6 +333,8 @@ class ChatMessage(Strict):
             raise ValueError(f"tool_calls: of an assistant's message alone, not of a {self.role}'s")
         if self.content is None and not self.tool_calls:
             raise ValueError("content: is missing")
+        if isinstance(self.content, list) and self.role != "user":
+            raise ValueError(f"content: images are of a user's message, not of a {self.role}'s")
         return self
 
     def as_template_reads(self) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, DataError
 from polyreme.generation.choosing import TokenGrammar
 from polyreme.generation.embedding import TextEmbedder, TextEncoder, TextScorer
 from polyreme.generation.grammar import TextGrammars
+from polyreme.generation.images import ImagePrompts
+from polyreme.generation.prompt_vectors import PromptVectors
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import TextTokenizer
@@ -36,7 +38,7 @@ class ServedModel:
     and grammars of JSON over its tokens. dtype and plan: of its parameters, for those who compare results. adapters:
     the tokenizer of each adapter that the engine knows, by name, of the model's tokens, with its own template and ends.
     chores: what the engine is to do while nobody asks, as compiling what the first requests did not need. defaults:
-    fields of SamplingParams for requests that do not say them.
+    fields of SamplingParams for requests that do not say them. images: of a model that reads them.
     """
 
     engine: Any
@@ -48,6 +50,7 @@ class ServedModel:
     adapters: Mapping[str, TextTokenizer] = field(default_factory=dict)
     chores: Sequence[Callable[[], None]] = ()
     defaults: Mapping[str, float] = field(default_factory=dict)
+    images: ImagePrompts | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class TextService:
         self.metrics = ServerMetrics(self.names[0])
         self._model: ServedModel | TextEncoder | None = None
         self._thread: EngineThread | None = None
-        # vectors are computed one call after another, beside the event loop
+        # vectors, of texts or of images, are computed one call after another, beside the event loop
         self._embedding = ThreadPoolExecutor(1, "polyreme-embedding")
 
     def start(self, model: ServedModel | TextEncoder) -> None:
@@ -241,6 +244,26 @@ class TextService:
             )
         return room if max_tokens is None else max_tokens
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model reads images. Raises HttpRefusal 503 while there is none."""
+        model = self._any_model()
+        return isinstance(model, ServedModel) and model.images is not None
+
+    async def see(self, prompt: Sequence[int], images: Sequence[Any]) -> tuple[list[int], PromptVectors | None]:
+        """A prompt with a place for each vector of its images, data: URLs, and the vectors. Raises HttpRefusal: 429
+        where too many ask at once, 400 for images that the model does not take."""
+        if not self.reads_images:
+            return [*prompt], None
+        expand = self.model.images.expand  # type: ignore[union-attr]  # which reads_images says that there are
+        self._admit(1)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._embedding, expand, prompt, images)
+        except (ConfigError, DataError) as error:
+            raise HttpRefusal(400, f"messages: {error}", param="messages", code="invalid_image") from None
+        finally:
+            self.num_texts -= 1
+
     async def embed(self, texts: Sequence[Sequence[int]], param: str = "input") -> np.ndarray:
         """Vectors of token ids, float32 [texts, width]; param: the field that they come from, for refusals.
 
@@ -272,27 +295,30 @@ class TextService:
         prompt_logprobs: int | None = None,
         grammar: TokenGrammar | None = None,
         name: str | None = None,
+        vectors: Sequence[PromptVectors | None] = (),
     ) -> AsyncIterator[AsyncIterator[TextPiece]]:
         """The pieces of the texts after the prompts, as they come, n of each by its params; leaving ends them.
 
-        name: of the adapter that writes; the model itself if it is none. A piece's index is prompt number times n plus
-        the text's. Raises HttpRefusal: 429 where too much is asked, 400 for what the engine does not take, 504 after
-        request_seconds.
+        name: of the adapter that writes; the model itself if it is none. vectors: of each prompt, or None. A piece's
+        index is prompt number times n plus the text's. Raises HttpRefusal: 429 where too much is asked, 400 for what
+        the engine does not take, 504 after request_seconds.
         """
         model, thread, tokenizer = self.model, self._thread, self.writing_tokenizer(name or self.names[0])
         assert thread is not None
         adapter = name if name in self.adapters else None
         ends = set(tokenizer.end) - set(model.tokenizer.end)  # those that the engine does not know
         rows = [
-            (prompt, replace(own, n=1, seed=own.seed + copy, stop_token_ids=_ends_of(own, ends)))
-            for prompt, own in zip(prompts, params, strict=True)
+            (prompt, replace(own, n=1, seed=own.seed + copy, stop_token_ids=_ends_of(own, ends)), seen)
+            for prompt, own, seen in zip(prompts, params, vectors or [None] * len(prompts), strict=True)
             for copy in range(own.n)
         ]
         self._admit(len(rows))
         request_id = uuid.uuid4().hex
         requests = [
-            EngineRequest(f"{request_id}-{number}", *row, prompt_logprobs, grammar and grammar.copy(), adapter)
-            for number, row in enumerate(rows)
+            EngineRequest(
+                f"{request_id}-{number}", prompt, own, prompt_logprobs, grammar and grammar.copy(), adapter, seen
+            )
+            for number, (prompt, own, seen) in enumerate(rows)
         ]
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         clocks = {request.request_id: self.metrics.clock() for request in requests}

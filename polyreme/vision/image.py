@@ -13,9 +13,9 @@ import numpy as np
 from polyreme.errors import ConfigError, DataError, DTypeError, ShapeError
 
 try:
-    from PIL import Image
+    from PIL import Image, ImageOps
 except ImportError:
-    Image = None  # type: ignore[assignment]
+    Image = ImageOps = None  # type: ignore[assignment]
 
 # Pillow warns at 89 million pixels and refuses at twice that; a picture to learn from is far below either
 MAX_PIXELS = 89_478_485
@@ -67,18 +67,19 @@ def image_load(path: str | os.PathLike[str], backend: str | None = None) -> Any:
     return np.asarray(image.convert("RGB"))[:, :, ::-1]
 
 
-def decoded(raw: bytes, file_format: str) -> Any:
-    """The Pillow image in the bytes of a file of one format, such as "JPEG"; raises DataError as image_load does."""
-    return _open(BytesIO(raw), f"{len(raw)} bytes", [file_format])
+def decoded(raw: bytes, *formats: str, most_pixels: int = MAX_PIXELS) -> Any:
+    """The Pillow image in the bytes of a file of one of these formats, such as "JPEG", of at most so many pixels.
+    Raises DataError as image_load does."""
+    return _open(BytesIO(raw), f"{len(raw)} bytes", list(formats), most_pixels)
 
 
-def _open(source: Any, shown: str, formats: list[str] | None) -> Any:
+def _open(source: Any, shown: str, formats: list[str] | None, most_pixels: int = MAX_PIXELS) -> Any:
     library = pillow()
     try:
         with library.open(source, formats=formats) as image:
-            if image.width * image.height > MAX_PIXELS:
+            if image.width * image.height > most_pixels:
                 raise DataError(
-                    f"{shown}: {image.width} x {image.height} pixels; at most {MAX_PIXELS} are read, scale it down"
+                    f"{shown}: {image.width} x {image.height} pixels; at most {most_pixels} are read, scale it down"
                 )
             image.load()
     # Pillow refuses by itself what has twice its own limit, and warns before
@@ -94,6 +95,11 @@ def pillow() -> Any:
     if Image is None:
         raise ConfigError("this needs Pillow, which is not installed; pip install 'polyreme[vision]'")
     return Image
+
+
+def upright(image: Any) -> Any:
+    """A Pillow image turned as its file says that it is to be looked at."""
+    return ImageOps.exif_transpose(image)
 
 
 def is_pillow(image: Any) -> bool:

@@ -67,7 +67,7 @@ def assert_recorded(model, name, only=slice(None)):
 @pytest.mark.slow_cases(
     *("mpnet_classification", "roberta_classification", "xlm_roberta_token_classification", "convnext_classification"),
     *("deberta_v2_token_classification", "electra_classification", "albert_classification", "distilbert_masked_lm"),
-    *("modernbert_classification", "distilbert_classification", "swin_classification"),
+    *("modernbert_classification", "distilbert_classification", "swin_classification", "llava_siglip"),
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_gives_what_transformers_computes_and_is_written_as_it_was(name, tmp_path):

@@ -91,7 +91,7 @@ class ScriptedEngine:
         running = min(len(self.live), self.max_num_seqs)
         return ScriptedStatistics(running, len(self.live) - running)
 
-    def add(self, request_id, prompt, params, prompt_logprobs=None, grammar=None, adapter=None):
+    def add(self, request_id, prompt, params, prompt_logprobs=None, grammar=None, adapter=None, vectors=None):
         if REFUSED in self.tokenizer.decode(prompt):
             raise ConfigError("the engine takes no such prompt")
         told = [] if prompt_logprobs is None else [-float(i) for i in range(1, len(prompt))]

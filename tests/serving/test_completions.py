@@ -293,7 +293,25 @@ BAD = [
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         400,
         "messages.0.content",
-        "text alone",
+        "a part of content is not",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+        400,
+        "messages",
+        "reads text alone; leave images out",
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "", "detail": "high"}}]}
+            ]
+        },
+        400,
+        "messages.0.content",
+        "detail auto",
     ),
     ("/v1/chat/completions", CHAT | {"response_format": {"type": "xml"}}, 400, "response_format", "json_schema"),
     ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object", "x": 1}}, 400, FORMAT, "not known"),

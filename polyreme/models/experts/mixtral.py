@@ -27,7 +27,7 @@ from polyreme.models.decoders.llama import (
 from polyreme.models.families import MIXTRAL, ROUTINGS, Family, default_balance_loss, tokens_per_expert
 from polyreme.models.files.published import EXPERTS, PublishedFamily, WeightRule
 from polyreme.models.parts.cache import KVCache, LayerCache
-from polyreme.models.parts.decoder import BlockPart, next_token_loss
+from polyreme.models.parts.decoder import BlockPart, InsertedVectors, next_token_loss
 from polyreme.models.parts.rotary import ROPE_KEYS, read_rope, write_rope
 from polyreme.nn import ExpertChoiceRouter, HashRouter, Layer, MoE, Router
 from polyreme.nn.layers.experts import BALANCE_SCOPES
@@ -203,10 +203,12 @@ class Mixtral(Llama):
         """A new block; number: how many come before it."""
         return SparseBlock(config, Attention(config, config.window(number)), make_routed_experts(config, number))
 
-    def embed(self, tokens: Any, cache: KVCache | None = None) -> tuple[Any, ...]:
+    def embed(
+        self, tokens: Any, cache: KVCache | None = None, inserted: InsertedVectors | None = None
+    ) -> tuple[Any, ...]:
         """What the first block takes: embeddings [batch, seq, embed], no loss yet, and ids if they say experts."""
         ids = (tokens,) if getattr(self.config, "routing", None) == "hash" else ()
-        return super().embed(tokens, cache), creation.zeros([], "float32"), *ids
+        return super().embed(tokens, cache, inserted), creation.zeros([], "float32"), *ids
 
     def run_block(self, block: Layer, x_bse: Any, cache: LayerCache | None = None) -> tuple[Any, ...]:
         """A block's output, the routers' losses so far, and ids if they say experts."""

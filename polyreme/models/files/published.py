@@ -170,6 +170,20 @@ class WeightRule(NamedTuple):
     change: Conversion = TRANSPOSED
 
 
+def rules_of_part(rules: Sequence[WeightRule], theirs: str, ours: str, part: Callable[[Any], Any]) -> list[WeightRule]:
+    """The rules of a model that is a part of another: names begin with these there and here, and conversions take what
+    `part` gives of the whole's config."""
+
+    def of_part(change: Conversion) -> Conversion:
+        return Conversion(
+            lambda sources, config: change.load(sources, part(config)),
+            lambda array, config: change.store(array, part(config)),
+            change.join,
+        )
+
+    return [WeightRule(theirs + rule.theirs, ours + rule.ours, of_part(rule.change)) for rule in rules]
+
+
 @dataclass(frozen=True)
 class PublishedFamily:
     """How a family is published.

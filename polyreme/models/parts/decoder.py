@@ -48,6 +48,14 @@ class PackedStream(NamedTuple):
     documents: Documents
 
 
+class InsertedVectors(NamedTuple):
+    """What stands in rows in place of embeddings of tokens: vectors [batch, seq, embed], where is_inserted [batch, seq]
+    says so."""
+
+    vectors: Any
+    is_inserted: Any
+
+
 class Decoder(Pretrained, Layer):
     """Token ids [batch, seq] -> logits [batch, seq, vocab]; with labels, the family's loss, a 0-D mean.
 
@@ -55,7 +63,8 @@ class Decoder(Pretrained, Layer):
     documents: those that share rows, in families whose record says that they take some; one a row if None. Ids and
     documents may also come as one array [batch, 3, seq]: ids, ends, places. attention_mask [batch, seq]: 0 where a
     place holds no token, which no other sees and which does not count as a place; on either side of a row, in families
-    without documents behind it alone; windows count it. position_ids [batch, seq]: the place of each token.
+    without documents behind it alone; windows count it. position_ids [batch, seq]: the place of each token. inserted:
+    what stands in place of embeddings, as of pictures.
     A class sets `family` (its record, which says the loss and where a pipeline cuts), `config` (with seq_len and
     tie_embeddings), `tokens`, `blocks`, `norm` and, untied, `head`.
 
@@ -86,13 +95,14 @@ class Decoder(Pretrained, Layer):
         documents: Documents | None = None,
         attention_mask: Any = None,
         position_ids: Any = None,
+        inserted: InsertedVectors | None = None,
     ) -> Any:
         if documents is None:
             input_ids, documents = unpacked(input_ids)
         if attention_mask is not None or position_ids is not None:
             documents = self._padded(input_ids, documents, attention_mask, position_ids)
         with self.reading(documents):
-            stream = self.stream(input_ids)
+            stream = self.stream(input_ids, inserted)
             return self.pipeline_output(stream) if labels is None else self.pipeline_loss(stream, labels)
 
     def _padded(self, ids: Any, documents: Documents | None, mask: Any, position_ids: Any) -> Documents | None:
@@ -130,10 +140,10 @@ class Decoder(Pretrained, Layer):
         finally:
             self.documents = before
 
-    def stream(self, tokens: Any) -> Any:
+    def stream(self, tokens: Any, inserted: InsertedVectors | None = None) -> Any:
         """The last block's normed output, [batch, seq, embed], or what a family's `normed` makes of it, the tokens in
         the order that the model keeps them in."""
-        x_bse = self.embed(tokens)
+        x_bse = self.embed(tokens, inserted=inserted)
         for number, block in enumerate(self.blocks):
             with in_block(number):
                 x_bse = self.run_block(block, x_bse)
@@ -164,7 +174,7 @@ class Decoder(Pretrained, Layer):
         """What the output projection adds, [vocab]; None where config has no head_bias."""
         return self.head_bias if getattr(self.config, "head_bias", False) else None
 
-    def embed(self, tokens: Any, cache: KVCache | None = None) -> Any:
+    def embed(self, tokens: Any, cache: KVCache | None = None, inserted: InsertedVectors | None = None) -> Any:
         """What the first block takes, [batch, seq, embed]; cache: what comes before the tokens. Raises ShapeError for
         ids that are not [batch, seq] or rows that are too long."""
         owner = type(self).__name__
@@ -179,6 +189,11 @@ class Decoder(Pretrained, Layer):
         tokens = tokens if ways == 1 else _into_zigzag(tokens, ways, 1, "batch", None)
         # whole in seq first, where mp sums it: asked for a part at once, the partitioner gathers the table instead
         x_bse = constrain(self.tokens(tokens), "batch", "block_seq", "embed")
+        if inserted is not None:
+            vectors, is_inserted = inserted.vectors.astype(x_bse.dtype), inserted.is_inserted.unsqueeze(-1)
+            if ways != 1:
+                vectors, is_inserted = (_into_zigzag(x, ways, 1, "batch", None, None) for x in (vectors, is_inserted))
+            x_bse = where(is_inserted, vectors, x_bse)
         x_bse = self.placed(x_bse) if cache is None else self.placed(x_bse, cache)
         return constrain(x_bse, "batch", "seq", "embed")
 

@@ -184,14 +184,19 @@ class CLIPVision(Layer):
         self.pooled_norm = LayerNorm(width, epsilon=config.layer_norm_epsilon)
 
     def forward(self, pixel_values: Any) -> Any:
+        x_bse = self.features(pixel_values, len(self.blocks))
+        return x_bse, self.pooled_norm(x_bse[:, 0])
+
+    def features(self, pixel_values: Any, depth: int) -> Any:
+        """What so many blocks make of images, [batch, 1 + patches, embed], not normed."""
         check_pixels("CLIP", self.config, pixel_values)
         patches = self.patches(pixel_values).flatten(2).transpose([0, 2, 1])
         first = self.first.expand([pixel_values.shape[0], 1, self.config.hidden_size])
         x_bse = concat([first, patches], axis=1)
         x_bse = self.norm(x_bse + self.positions(arange(x_bse.shape[1])))
-        for block in self.blocks:
+        for block in self.blocks[:depth]:
             x_bse = block(x_bse)
-        return x_bse, self.pooled_norm(x_bse[:, 0])
+        return x_bse
 
 
 class CLIP(Pretrained, Layer):
@@ -284,16 +289,23 @@ def tower_rules(there: str, here: str) -> list[WeightRule]:
     return [*rules, WeightRule(f"{there}.embeddings.position_embedding.weight", f"{here}.positions.weight", SAME)]
 
 
+def vision_rules(there: str, here: str) -> list[WeightRule]:
+    """The weights of the encoder of images."""
+    return [
+        *tower_rules(there, here),
+        WeightRule(f"{there}.embeddings.patch_embedding.weight", f"{here}.patches.weight", SAME),
+        WeightRule(f"{there}.embeddings.class_embedding", f"{here}.first", SAME),
+        *same_rules(f"{there}.pre_layrnorm", f"{here}.norm"),
+        *same_rules(f"{there}.post_layernorm", f"{here}.pooled_norm"),
+    ]
+
+
 def _rules(config: CLIPConfig) -> list[WeightRule]:
     return [
         *tower_rules("text_model", "text"),
         WeightRule("text_model.embeddings.token_embedding.weight", "text.tokens.weight", SAME),
         *same_rules("text_model.final_layer_norm", "text.norm"),
-        *tower_rules("vision_model", "vision"),
-        WeightRule("vision_model.embeddings.patch_embedding.weight", "vision.patches.weight", SAME),
-        WeightRule("vision_model.embeddings.class_embedding", "vision.first", SAME),
-        *same_rules("vision_model.pre_layrnorm", "vision.norm"),
-        *same_rules("vision_model.post_layernorm", "vision.pooled_norm"),
+        *vision_rules("vision_model", "vision"),
         WeightRule("text_projection.weight", "text_projection.weight"),
         WeightRule("visual_projection.weight", "image_projection.weight"),
         WeightRule("logit_scale", "logit_scale", SAME),
@@ -314,7 +326,7 @@ _TEXT = PublishedFamily(
     fixed={"dropout": (0.0,)},
     read_keys=("projection_dim",),
 )
-_VISION = PublishedFamily(
+PUBLISHED_VISION = PublishedFamily(
     architecture="CLIPVisionModel",
     model_type="clip_vision_model",
     keys={**TOWER_KEYS, "image_size": "image_size", "patch_size": "patch_size", "num_channels": "num_channels"},
@@ -334,12 +346,13 @@ def read_part(config_class: Any, published: PublishedFamily, config: Mapping[str
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "text": read_part(CLIPTextConfig, _TEXT, config.get("text_config") or {}),
-        "vision": read_part(CLIPVisionConfig, _VISION, config.get("vision_config") or {}),
+        "vision": read_part(CLIPVisionConfig, PUBLISHED_VISION, config.get("vision_config") or {}),
     }
 
 
 def _write(config: CLIPConfig) -> dict[str, Any]:
-    return {"text_config": write_config(_TEXT, config.text), "vision_config": write_config(_VISION, config.vision)}
+    vision = write_config(PUBLISHED_VISION, config.vision)
+    return {"text_config": write_config(_TEXT, config.text), "vision_config": vision}
 
 
 PUBLISHED_BASE = PublishedFamily(

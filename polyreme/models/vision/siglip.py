@@ -57,11 +57,13 @@ class SiglipTextConfig(CLIPTowerConfig):
 
 @dataclass(frozen=True)
 class SiglipVisionConfig(CLIPVisionConfig):
-    """Dimensions of the encoder of images, whose patches at the rim that are not whole are left out."""
+    """Dimensions of the encoder of images, whose patches at the rim that are not whole are left out. has_pool: whether
+    an image becomes one vector too."""
 
     patch_size: int = 16
     activation: str = "gelu_pytorch_tanh"
     layer_norm_epsilon: float = 1e-6
+    has_pool: bool = True
 
     def __post_init__(self) -> None:
         CLIPTowerConfig.__post_init__(self)
@@ -78,6 +80,8 @@ class SiglipConfig:
     logit_bias: float = -10.0
 
     def __post_init__(self) -> None:
+        if not self.vision.has_pool:
+            raise ConfigError("SiglipConfig: images are compared by what the pool makes of them; leave has_pool True")
         if self.text.projection_dim != self.vision.hidden_size:
             raise ConfigError(
                 f"SiglipConfig: texts are compared in {self.text.projection_dim} dims and images in "
@@ -149,13 +153,14 @@ class AttentionPool(Layer):
 
 
 class SiglipVision(Layer):
-    """Images [batch, channels, side, side] -> (hidden [batch, patches, embed], pooled [batch, embed])."""
+    """Images [batch, channels, side, side] -> (hidden [batch, patches, embed], pooled [batch, embed], None where
+    nothing pools)."""
 
     patches: Conv2D
     positions: Embedding
     blocks: LayerList
     norm: LayerNorm
-    pool: AttentionPool
+    pool: AttentionPool | None
 
     def __init__(self, config: SiglipVisionConfig) -> None:
         super().__init__()
@@ -165,16 +170,20 @@ class SiglipVision(Layer):
         self.positions = Embedding(count, width, weight_attr=normal(), dims=(None, "embed"))
         self.blocks = LayerList([PreNormBlock(config) for _ in range(config.num_layers)])
         self.norm = LayerNorm(width, epsilon=config.layer_norm_epsilon)
-        self.pool = AttentionPool(config)
+        self.pool = AttentionPool(config) if config.has_pool else None
 
     def forward(self, pixel_values: Any) -> Any:
+        hidden = self.norm(self.features(pixel_values, len(self.blocks)))
+        return hidden, None if self.pool is None else self.pool(hidden)
+
+    def features(self, pixel_values: Any, depth: int) -> Any:
+        """What so many blocks make of images, [batch, patches, embed], not normed."""
         check_pixels("Siglip", self.config, pixel_values)
         x_bse = self.patches(pixel_values).flatten(2).transpose([0, 2, 1])
         x_bse = constrain(x_bse + self.positions(arange(x_bse.shape[1])), "batch", "seq", "embed")
-        for block in self.blocks:
+        for block in self.blocks[:depth]:
             x_bse = block(x_bse)
-        hidden = self.norm(x_bse)
-        return hidden, self.pool(hidden)
+        return x_bse
 
 
 class Siglip(Pretrained, Layer):
@@ -231,16 +240,13 @@ class Siglip(Pretrained, Layer):
 # as published
 
 
-def _rules(config: SiglipConfig) -> list[WeightRule]:
-    head, pool = "vision_model.head", "vision.pool"
+def vision_rules(there: str, here: str) -> list[WeightRule]:
+    """The weights of the encoder of images."""
+    head, pool = f"{there}.head", f"{here}.pool"
     return [
-        *tower_rules("text_model", "text"),
-        WeightRule("text_model.embeddings.token_embedding.weight", "text.tokens.weight", SAME),
-        *same_rules("text_model.final_layer_norm", "text.norm"),
-        *linear_rules("text_model.head", "text.head"),
-        *tower_rules("vision_model", "vision"),
-        *same_rules("vision_model.embeddings.patch_embedding", "vision.patches"),
-        *same_rules("vision_model.post_layernorm", "vision.norm"),
+        *tower_rules(there, here),
+        *same_rules(f"{there}.embeddings.patch_embedding", f"{here}.patches"),
+        *same_rules(f"{there}.post_layernorm", f"{here}.norm"),
         WeightRule(f"{head}.probe", f"{pool}.query", SAME),
         WeightRule(f"{head}.attention.in_proj_weight", f"{pool}.qkv.weight"),
         WeightRule(f"{head}.attention.in_proj_bias", f"{pool}.qkv.bias", SAME),
@@ -248,6 +254,16 @@ def _rules(config: SiglipConfig) -> list[WeightRule]:
         *same_rules(f"{head}.layernorm", f"{pool}.norm"),
         *linear_rules(f"{head}.mlp.fc1", f"{pool}.ffn.up"),
         *linear_rules(f"{head}.mlp.fc2", f"{pool}.ffn.down"),
+    ]
+
+
+def _rules(config: SiglipConfig) -> list[WeightRule]:
+    return [
+        *tower_rules("text_model", "text"),
+        WeightRule("text_model.embeddings.token_embedding.weight", "text.tokens.weight", SAME),
+        *same_rules("text_model.final_layer_norm", "text.norm"),
+        *linear_rules("text_model.head", "text.head"),
+        *vision_rules("vision_model", "vision"),
         WeightRule("logit_scale", "logit_scale", SAME),
         WeightRule("logit_bias", "logit_bias", SAME),
     ]
@@ -264,24 +280,27 @@ _TEXT = PublishedFamily(
     },
     weights=_rules,
 )
-_VISION = PublishedFamily(
+PUBLISHED_VISION = PublishedFamily(
     architecture="SiglipVisionModel",
     model_type="siglip_vision_model",
     keys={**TOWER_KEYS, "image_size": "image_size", "patch_size": "patch_size", "num_channels": "num_channels"},
     weights=_rules,
-    fixed={"vision_use_head": (True,)},
+    read=lambda config: {"has_pool": config.get("vision_use_head", True)},
+    read_keys=("vision_use_head",),
+    write=lambda config: {"vision_use_head": config.has_pool},
 )
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "text": read_part(SiglipTextConfig, _TEXT, config.get("text_config") or {}),
-        "vision": read_part(SiglipVisionConfig, _VISION, config.get("vision_config") or {}),
+        "vision": read_part(SiglipVisionConfig, PUBLISHED_VISION, config.get("vision_config") or {}),
     }
 
 
 def _write(config: SiglipConfig) -> dict[str, Any]:
-    return {"text_config": write_config(_TEXT, config.text), "vision_config": write_config(_VISION, config.vision)}
+    vision = write_config(PUBLISHED_VISION, config.vision)
+    return {"text_config": write_config(_TEXT, config.text), "vision_config": vision}
 
 
 PUBLISHED_BASE = PublishedFamily(

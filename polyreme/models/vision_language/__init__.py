@@ -1,0 +1,1 @@
+"""Families that read pictures and text and write text: a tower of vision before a decoder."""
