@@ -182,18 +182,19 @@ class Slices:
             raise CheckpointError(f"{path}: {str(error)[:1000]}") from error
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A part of a tensor, by slices of step 1, one for each dim. Only the rows that the first names are read."""
+        """A part of a tensor, by slices of steps above 0, one for each dim. Only the rows from the first to the last that
+        the first slice names are read."""
         entry = self.entries[name]
-        rows = index[0].indices(entry.shape[0])[:2] if entry.shape else (0, 1)
+        rows = range(entry.shape[0])[index[0]] if entry.shape else range(1)
         row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
-        count = max(0, rows[1] - rows[0])
+        count = max(0, rows.stop - rows.start)
         data = np.empty(count * row, np.uint8)
         with open(self.path, "rb") as file:
-            file.seek(self._base + entry.begin + rows[0] * row)
+            file.seek(self._base + entry.begin + rows.start * row)
             if file.readinto(data.data) != len(data):
                 raise CheckpointError(f"{self.path}: tensor {name!r}: the file ended while it was read")
         array = data.view(entry.dtype).reshape((count, *entry.shape[1:]) if entry.shape else ())
-        return array[(slice(None), *index[1:])] if entry.shape else array
+        return array[(slice(None, None, rows.step), *index[1:])] if entry.shape else array
 
     def check_digest(self) -> bool:
         """Read all of the data and compare its digest with the header's; whether there is one.

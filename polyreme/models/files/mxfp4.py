@@ -59,7 +59,7 @@ def _pair(name: str, weights: Mapping[str, WeightSource]) -> WeightSource:
     def read(index: Index) -> np.ndarray:
         taken, lines = range(inputs)[index[1]], range(outputs)[index[2]]
         first, last = taken.start // GROUP, -(-taken.stop // GROUP)
-        part = (index[0], slice(lines.start, lines.stop), slice(first, last))
+        part = (index[0], slice(lines.start, lines.stop, lines.step), slice(first, last))
         codes, exponents = blocks.read((*part, slice(None))), scales.read(part).astype(np.int32) - _OFFSET
         numbers = _VALUES[np.stack([codes & 15, codes >> 4], -1)].reshape(*codes.shape[:3], GROUP)
         wide = np.ldexp(numbers, exponents[..., None]).reshape(*codes.shape[:2], -1)

@@ -147,7 +147,7 @@ def in_turn(count: int, number: int) -> Conversion:
 
         def read(index: Index) -> np.ndarray:
             taken = range(last // count)[index[-1]]
-            return whole.read((*index[:-1], slice(count * taken.start, count * taken.stop)))[..., number::count]
+            return whole.read((*index[:-1], slice(count * taken.start + number, count * taken.stop, count)))
 
         return Changed((*outer, last // count), whole.dtype, read)
 

@@ -94,6 +94,15 @@ def test_experts_of_4_bits_are_decoded(folders):
     np.testing.assert_array_equal(part, models[0].blocks[0].ffn.down.numpy()[1:3, 5:31, 2:7])
 
 
+def test_no_expert_is_decoded_twice(folders, monkeypatch):
+    """Gate and up lie in one array, of which each reads its own lines."""
+    decoded = []
+    monkeypatch.setattr(np, "ldexp", lambda x, e, ldexp=np.ldexp: decoded.append(x.size) or ldexp(x, e))
+    AutoModelForCausalLM.from_pretrained(folders / "packed")
+    packed = load_file(folders / "packed" / "model.safetensors")
+    assert sum(decoded) == 2 * sum(a.size for name, a in packed.items() if name.endswith("_blocks"))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
