@@ -84,7 +84,7 @@ def serve(
         from polyreme.models.files import packages
         from polyreme.serving import loading
         from polyreme.serving.guard import Access
-        from polyreme.serving.server import ServerOptions, names_of
+        from polyreme.serving.server import ServerOptions, leave, names_of
         from polyreme.serving.server import serve as run
         from polyreme.serving.service import ServiceLimits
 
@@ -115,6 +115,7 @@ def serve(
         run(options, load, say)
     finally:
         gc.enable()
+    leave()
 
 
 def _adapters(options: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:

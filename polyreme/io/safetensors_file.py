@@ -182,8 +182,8 @@ class Slices:
             raise CheckpointError(f"{path}: {str(error)[:1000]}") from error
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A part of a tensor, by slices of steps above 0, one for each dim. Only the rows from the first to the last that
-        the first slice names are read."""
+        """A part of a tensor, by slices of steps above 0, one for each dim. Only rows from the first to the last of the
+        first slice are read."""
         entry = self.entries[name]
         rows = range(entry.shape[0])[index[0]] if entry.shape else range(1)
         row = math.prod(entry.shape[1:]) * entry.dtype.itemsize

@@ -54,6 +54,8 @@ class EngineThread:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deliver: dict[str, Deliver] = {}
         self._is_closing = False
+        self._may_begin = threading.Lock()  # held while a chore begins, and while the thread is told to end
+        self._is_busy = False
         self._thread = threading.Thread(target=self._run, name="polyreme-engine", daemon=True)
         self._thread.start()
 
@@ -86,13 +88,14 @@ class EngineThread:
             self._orders.put(lambda: self._abort(live))
 
     def close(self) -> None:
-        """End the thread after the step it is in; returns when it has ended."""
-
-        def order() -> None:
+        """End the thread after the step or the chore that it is in; returns when the step has ended. A chore is not
+        waited for, as it may compile for long."""
+        with self._may_begin:
             self._is_closing = True
-
-        self._orders.put(order)
-        self._thread.join()
+            is_busy = self._is_busy
+        self._orders.put(lambda: None)  # wakes it
+        if not is_busy:
+            self._thread.join()
 
     # in the thread
 
@@ -119,10 +122,15 @@ class EngineThread:
             self._tell(self._hand_over, outputs, self._engine.statistics)
 
     def _do(self, chore: Callable[[], None]) -> None:
+        with self._may_begin:
+            if self._is_closing:
+                return
+            self._is_busy = True
         try:
             chore()
         except Exception:  # noqa: BLE001  (a request that needs the same will be told)
             _log.exception("a chore of the engine failed")
+        self._is_busy = False
 
     def _take_orders(self) -> None:
         wait = not self._engine.has_unfinished

@@ -38,6 +38,7 @@ def test_options_that_cannot_be_are_refused(words, message, capsys):
 def test_options_reach_the_server_and_the_engine(tmp_path, monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(server, "serve", lambda options, load, say: calls.append((options, load())))
+    monkeypatch.setattr(server, "leave", lambda: None)
     monkeypatch.setattr(loading, "load_served", lambda path, engine, say: (path, engine))
     words = "--port=0 --served-model-name=a --served-model-name=b --max-num-seqs=3 --no-enable-prefix-caching"
     words += " --max-waiting=5 --request-timeout=7 --max-body-bytes=9 --drain-timeout=4 --dtype=bfloat16"

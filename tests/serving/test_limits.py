@@ -1,5 +1,6 @@
 """Who may ask, from where, how much and how slowly; ending while requests are under way."""
 
+import asyncio
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,7 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
 from polyreme.errors import ConfigError  # noqa: E402
+from polyreme.serving import engine_thread  # noqa: E402
 from polyreme.serving.guard import Access, read_keys  # noqa: E402
 from polyreme.serving.server import ServerOptions, listen, names_of, serve  # noqa: E402
 from polyreme.serving.service import ServiceLimits  # noqa: E402
@@ -250,7 +253,9 @@ def test_health_answers_while_much_is_asked():
 
 
 PROGRAM = """
-from polyreme.serving.server import ServerOptions, serve
+import atexit
+
+from polyreme.serving.server import ServerOptions, leave, serve
 from tests.serving.scripted import scripted_model
 
 def load():
@@ -260,6 +265,8 @@ def say(text):
     print(text, flush=True)
 
 serve(ServerOptions(("nano",), port=0, drain_seconds=5), load, say)
+atexit.register(print, "left")
+leave()
 """
 
 
@@ -290,7 +297,25 @@ def test_sigterm_lets_requests_end_and_exits_0():
                 httpx.get(f"{url}/health")
             assert list(lines)[-2] == "data: [DONE]"
         out, err = process.communicate(timeout=20)
-        assert (process.returncode, out, err) == (0, "stopped\n", "")
+        assert (process.returncode, out, err) == (0, "stopped\nleft\n", "")
+
+
+def test_the_end_waits_for_no_chore(monkeypatch):
+    monkeypatch.setattr(engine_thread, "_IDLE_SECONDS", 0.01)
+    begins, may_end, is_late = threading.Event(), threading.Event(), []
+
+    async def run():
+        chores = [lambda: begins.set() or may_end.wait(60), lambda: is_late.append(True)]
+        engine = SimpleNamespace(has_unfinished=False)
+        thread = engine_thread.EngineThread(engine, asyncio.get_running_loop(), lambda counts: None, chores)
+        begins.wait(60)
+        thread.close()
+        assert not may_end.is_set()
+        may_end.set()
+        await asyncio.to_thread(thread._thread.join)
+
+    asyncio.run(run())
+    assert not is_late
 
 
 def test_what_loading_raises_ends_the_server():
