@@ -40,6 +40,22 @@ def with_gradients(convolve):
     return fn
 
 
+def compare(sides, arrays):
+    """Processor seconds of compiling each side for the arrays, and the least milliseconds of its calls, in turns."""
+    programs, compiling = [], []
+    for side in sides:
+        lowered, start = jax.jit(side).lower(*arrays), time.process_time()
+        programs.append(lowered.compile())
+        compiling.append(time.process_time() - start)
+    least = [float("inf")] * len(sides)
+    for _ in range(ROUNDS):
+        for i, program in enumerate(programs):
+            start = time.process_time()
+            jax.block_until_ready(program(*arrays))
+            least[i] = min(least[i], time.process_time() - start)
+    return compiling, [1e3 * seconds for seconds in least]
+
+
 def main() -> None:
     """Measure and print."""
     rng = np.random.default_rng(0)
@@ -49,18 +65,7 @@ def main() -> None:
         x, dy = (jnp.asarray(rng.standard_normal((images, c, side, side)), jnp.float32) for c in (ins, outs))
         weight = jnp.asarray(rng.standard_normal((outs, ins, 1, 1)), jnp.float32)
         for what, wrap, arrays in (("alone", lambda f: f, (x, weight)), ("gradients", with_gradients, (x, weight, dy))):
-            programs, compiling = [], []
-            for convolve in (by_xla, _by_places):
-                lowered, start = jax.jit(wrap(convolve)).lower(*arrays), time.process_time()
-                programs.append(lowered.compile())
-                compiling.append(time.process_time() - start)
-            least = [float("inf")] * 2
-            for _ in range(ROUNDS):
-                for i, program in enumerate(programs):
-                    start = time.process_time()
-                    jax.block_until_ready(program(*arrays))
-                    least[i] = min(least[i], time.process_time() - start)
-            old, new = (1e3 * seconds for seconds in least)
+            compiling, (old, new) = compare([wrap(by_xla), wrap(_by_places)], arrays)
             name = f"{images}, {ins} to {outs}, {side} | {what} | {compiling[0]:.3f} | {compiling[1]:.3f}"
             print(f"| {name} | {old:.1f} | {new:.1f} | {old / new:.1f} |", flush=True)
 

@@ -1,10 +1,15 @@
-"""Eager convolutions, which XLA compiles with options of their own, equal NumPy's."""
+"""Eager convolutions, which XLA compiles with options of their own, equal NumPy's; depthwise ones equal XLA's."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
+from jax import lax
 
 from polyreme import to_tensor
 from polyreme.nn import functional as F
+from polyreme.ops.windows.depthwise import Windows, depthwise
 
 TERMS = 16 * 16 * 2  # of the longest sum: a weight's gradient
 
@@ -36,3 +41,35 @@ def test_eager_convolutions_and_their_gradients(size, kernel):
         moved = convolve(direction, weight) if along == "x" else convolve(x, direction)
         slope = np.vdot(tensor.grad.numpy(), direction)
         assert slope == pytest.approx(np.vdot(moved, cotangent), abs=y.size * 25 * TERMS * 2.0**-24), along
+
+
+@pytest.mark.parametrize(
+    ("windows", "layout"),
+    [
+        (Windows((7,), (3,), (2,), ((4, 0),), (1,), True), ("NWC", "OIW", "NWC")),
+        (Windows((6, 7), (2, 3), (1, 3), ((0, 5), (1, 2)), (2, 1), False), ("NCHW", "OIHW", "NCHW")),
+    ],
+    ids=["channels last", "dilated, padded beyond a window"],
+)
+def test_depthwise_convolutions_have_the_derivatives_of_xlas(windows, layout):
+    rng = np.random.default_rng(0)
+    shape = (2, *windows.sizes, 3) if windows.last else (2, 3, *windows.sizes)
+    arrays = rng.standard_normal(shape), rng.standard_normal((3, 1, *windows.kernel))
+    by_xla = functools.partial(
+        lax.conv_general_dilated,
+        window_strides=windows.stride,
+        padding=windows.pads,
+        rhs_dilation=windows.dilation,
+        dimension_numbers=layout,
+        feature_group_count=3,
+    )
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_derivatives(convolve, *arrays):
+        first = jax.grad(lambda *a: jax.numpy.sin(convolve(*a)).sum(), (0, 1))
+        second = jax.grad(lambda *a: sum(jax.numpy.sin(g).sum() for g in first(*a)), (0, 1))
+        return convolve(*arrays), first(*arrays), second(*arrays)
+
+    got, want = (value_and_derivatives(f, *arrays) for f in (functools.partial(depthwise, windows), by_xla))
+    # sums of some hundred terms of a few units, each rounded once, and sums of those
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e4 * 2.0**-52), got, want)

@@ -7,10 +7,8 @@ padding: an int, one int or one (before, after) pair a spatial dim, "SAME" or "V
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,11 +21,12 @@ from polyreme.core.op import op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ShapeError
 from polyreme.kernels import select
-from polyreme.ops.activation import wide
 from polyreme.ops.sharding import by_batch
+from polyreme.ops.windows.depthwise import Windows, depthwise
 from polyreme.ops.windows.geometry import (
     Pads,
     check_sizes,
+    entries,
     is_channels_last,
     is_negative,
     per_dim,
@@ -88,9 +87,10 @@ def _conv(
     pads = resolve_pads(padding, sizes, kernel, stride, dilation, last, what)
     _check_window(sizes, kernel, dilation, pads, what)
     x, pads = _with_open_pads(x, pads, last)
-    depthwise = 1 < groups == channels == weight.shape[0] and math.prod(kernel) <= _MOST_TAPS
-    if depthwise and select.backend() == "cpu":
-        return _with_bias(_by_taps(x, weight, stride, pads, dilation, last), bias, last, what)
+    is_depthwise = 1 < groups == channels == weight.shape[0] and math.prod(kernel) <= _MOST_TAPS
+    if is_depthwise and select.backend() == "cpu":
+        windows = Windows(spatial(x.shape, n, last, what), kernel, stride, tuple(map(tuple, pads)), dilation, last)
+        return _with_bias(depthwise(windows, x, weight), bias, last, what)
     if groups == 1 and x.dtype in (jnp.float32, jnp.float64) and select.backend() == "cpu":
         if not last and _is_pointwise(weight, stride, pads) and _is_cheap_to_repeat(weight, x.shape[2:]):
             return _with_bias(_by_places(x, weight), bias, last, what)
@@ -151,19 +151,6 @@ def _by_places(x: Array, weight: Array) -> Array:
     return y.reshape(images, matrix.shape[0], *sizes)
 
 
-def _by_taps(x: Array, weight: Array, stride: tuple, pads: Pads, dilation: tuple, last: bool) -> Array:
-    """A depthwise convolution as a sum over the window's entries of x moved, times that entry's weights.
-
-    One fused loop, where XLA's convolution of one channel a group on processors takes 50 times as long.
-    """
-    entries = _entries(wide(x), weight.shape[2:], stride, pads, dilation, 1 if last else 2)
-    terms = []
-    for tap, entry in entries:
-        taken = wide(weight[(slice(None), 0, *tap)])
-        terms.append(entry * taken.reshape([-1] + [1] * (0 if last else weight.ndim - 2)))
-    return functools.reduce(jnp.add, terms).astype(x.dtype)
-
-
 def _by_columns(x: Array, weight: Array, stride: tuple, pads: Pads, dilation: tuple, last: bool) -> Array:
     """A convolution of few channels as one product: [O, C K] by the columns, [C K, N prod(o)].
 
@@ -171,26 +158,9 @@ def _by_columns(x: Array, weight: Array, stride: tuple, pads: Pads, dilation: tu
     channels it is the faster one again in the gradient of the weight.
     """
     v = jnp.moveaxis(x, -1 if last else 1, 0)
-    columns = jnp.stack([e for _, e in _entries(v, weight.shape[2:], stride, pads, dilation, 2)], 1)
+    columns = jnp.stack([e for _, e in entries(v, weight.shape[2:], stride, pads, dilation, 2)], 1)
     y = weight.reshape(weight.shape[0], -1) @ columns.reshape(weight[0].size, -1)
     return jnp.moveaxis(y.reshape(weight.shape[0], *columns.shape[2:]), 0, -1 if last else 1)
-
-
-def _entries(
-    x: Array, kernel: tuple, stride: tuple, pads: Pads, dilation: tuple, first: int
-) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """(place in the window, that entry of every window) for each entry; the spatial dims of x begin at `first`."""
-    around = [(0, 0)] * x.ndim
-    around[first : first + len(kernel)] = pads
-    v = jnp.pad(x, around)
-    steps = [1] * x.ndim
-    steps[first : first + len(kernel)] = stride
-    for tap in itertools.product(*map(range, kernel)):
-        low, high = [0] * x.ndim, list(v.shape)
-        for dim, (i, k, s, d) in enumerate(zip(tap, kernel, stride, dilation, strict=True), first):
-            low[dim] = i * d
-            high[dim] = i * d + (v.shape[dim] - d * (k - 1) - 1) // s * s + 1
-        yield tap, lax.slice(v, low, high, steps)
 
 
 def _check_window(sizes: tuple, kernel: tuple, dilation: tuple, pads: Pads, what: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import Array, lax
 
 from polyreme.errors import ConfigError, ShapeError
 
@@ -111,3 +114,25 @@ def resolve_pads(
         total = jax.core.max_dim((windows - 1) * s + d * (k - 1) + 1 - size, 0)
         pads.append((total // 2, total - total // 2))
     return pads
+
+
+def entries(
+    x: Array, kernel: tuple, stride: tuple, pads: Pads, dilation: tuple, first: int
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """(place in the window, that entry of every window) for each entry; the spatial dims of x begin at `first`."""
+    v = padded(x, pads, first)
+    steps = [1] * x.ndim
+    steps[first : first + len(kernel)] = stride
+    for tap in itertools.product(*map(range, kernel)):
+        low, high = [0] * x.ndim, list(v.shape)
+        for dim, (i, k, s, d) in enumerate(zip(tap, kernel, stride, dilation, strict=True), first):
+            low[dim] = i * d
+            high[dim] = i * d + (v.shape[dim] - d * (k - 1) - 1) // s * s + 1
+        yield tap, lax.slice(v, low, high, steps)
+
+
+def padded(x: Array, pads: Pads, first: int) -> Array:
+    """x with zeros around its spatial dims, which begin at `first`."""
+    around = [(0, 0)] * x.ndim
+    around[first : first + len(pads)] = pads
+    return jnp.pad(x, around)
