@@ -38,7 +38,8 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, f
 _MOST_PARTS, _MOST_BYTES = 1000, 1 << 16
 # from a name to what it holds: cfg.model.rope.scale
 _DEEPEST = 3
-_LIBRARIES = frozenset({"polyreme", "jax", "jaxlib", "numpy", "scipy", "malt"})
+# "paddle" is what a Tensor's class says in scripts that import it
+_LIBRARIES = frozenset({"polyreme", "paddle", "jax", "jaxlib", "numpy", "scipy", "malt"})
 
 
 class _Names(NamedTuple):

@@ -195,6 +195,8 @@ class AsPaddle(AbstractContextManager):
             self._named.add(path)
             names = lookup.fetch(source)
             replaced = getattr(names, "_replaces", ())
+            if hasattr(names, "_home"):
+                self._set(cls, "__module__", names._home)
             for attribute, value in vars(names).items():
                 if not attribute.startswith("__") and (attribute in replaced or not hasattr(cls, attribute)):
                     self._set(cls, attribute, value)

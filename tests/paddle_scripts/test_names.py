@@ -85,6 +85,19 @@ def test_names_that_a_module_imports_are_those_of_the_module_that_defines_them()
     assert (loader.dataset_kind, loader.auto_collate_batch) == (_DatasetKind.MAP, False)
 
 
+def test_classes_of_tensors_say_that_they_are_paddles():
+    """Libraries of several frameworks (autoray, opt_einsum) choose theirs so."""
+    import paddle
+
+    layer = paddle.nn.Linear(2, 2)
+    assert str(type(paddle.ones([1]))) == "<class 'paddle.Tensor'>"
+    assert type(layer.weight).__module__ == "paddle.base.framework"
+    assert [pickle.loads(pickle.dumps(cls)) for cls in (paddle.Tensor, type(layer.weight))] == [
+        paddle.Tensor,
+        type(layer.weight),
+    ]
+
+
 def test_bytes_of_files_are_read_in_any_dtype():
     """As safetensors.paddle reads them."""
     from paddle.base import core

@@ -139,6 +139,8 @@ class MultiHeadAttentionNames:
 class ParameterNames:
     """Attributes of Parameter."""
 
+    _home = "paddle.base.framework"
+
     @property
     def block(self: Any) -> Block:
         """Where a Program would have it: initializers called by hand are given this, and need nothing of it."""

@@ -18,6 +18,7 @@ from polyreme.paddle_scripts.internals.dtypes import DType
 class TensorNames:
     """Attributes of Tensor and Parameter."""
 
+    _home = "paddle"  # libraries of several frameworks tell them apart by type(x).__module__
     _replaces = ("dtype", "numpy")
     _init_func = None
 
