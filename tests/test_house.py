@@ -40,7 +40,7 @@ FLOORS = {
     "polyreme.eager": [
         "casts host index memory tape walk dist_members",
         "dispatch forward mode",
-        "sparse checked methods rewriting",
+        "sparse checked methods rewriting views",
         "tensor",
         "dlpack typed",
     ],

@@ -25,12 +25,14 @@ class TensorState:
     """An array that persists, and its tape slots.
 
     array: the value, a jax array (a tracer while captured). grad: Tensor or None. node, index: the tape entry that made
-    it and which of its outputs it is; None for a leaf. own_form: what is kept is not the value, which reading `_array`
-    makes of it: addends that several devices hold, or uneven pieces.
+    it and which of its outputs it is; None for a leaf. views: the Tensors that share elements with it, as x and x[0]
+    do, unset where none do (eager.views). own_form: what is kept is not the value, which reading `_array` makes of it:
+    addends that several devices hold, or uneven pieces.
     """
 
     own_form: ClassVar[bool] = False
-    __slots__ = ("__weakref__", "_array", "_grad", "_index", "_node", "stop_gradient")
+    __slots__ = ("__weakref__", "_array", "_grad", "_index", "_node", "_views", "stop_gradient")
+    _views: Any
 
     def __init__(self, array: Any, stop_gradient: bool = True) -> None:
         self._array = array
@@ -40,6 +42,11 @@ class TensorState:
         self._grad: Any = None
         if watch.active is not None:
             watch.active.created(self)
+
+    def __getstate__(self) -> Any:
+        """What a pickle holds: the value alone, not those that share its elements."""
+        attributes, slots = object.__getstate__(self)  # type: ignore[misc]
+        return attributes, {name: value for name, value in slots.items() if name != "_views"}
 
     @property
     def holder(self) -> TensorState | None:

@@ -372,13 +372,25 @@ def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -
             f"{target._array.dtype.name}; cast an input, or use the form that returns a new Tensor"
         )
     refuse_copy(target, what)
+    take_over(target, result)
+    written(target)
+    return target
+
+
+def take_over(target: TensorState, result: TensorState) -> None:
+    """rebind without its checks, and without a word to what shares the target's elements."""
     state.write(target, result._array)
     target.__dict__["_version"] = target.__dict__.get("_version", 0) + 1
-    if tape.grad_mode.enabled and not is_part:
+    if tape.grad_mode.enabled and target.holder is target:
         target._node = result._node
         target._index = result._index
         target.stop_gradient = result.stop_gradient
-    return target
+
+
+def written(target: TensorState) -> None:
+    """Bring what shares the target's elements, as x and x[0] do, in line once the target was written in place."""
+    if (views := getattr(target, "_views", None)) is not None:
+        views.written(target)
 
 
 def rebind_each(target: Any, result: Any, what: str, *, retype: bool = False) -> Any:

@@ -1,7 +1,7 @@
 """Tensor methods that give a Tensor another value, shape or dtype in place, or make one like it.
 
 Tensors share no memory: where Paddle makes two names for one memory (set_, data), the value is taken over;
-only x.data stays bound to x.
+only x.data and parts of x (eager.views) stay bound to x.
 """
 
 from __future__ import annotations

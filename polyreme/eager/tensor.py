@@ -6,6 +6,7 @@ Methods that are ops come from the op tables (eager.methods); here stands what n
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -20,9 +21,9 @@ from polyreme.core.devices.abstract import Abstract
 from polyreme.core.op import recorded
 from polyreme.core.state import TensorState
 from polyreme.core.symbol import Symbol
-from polyreme.eager import tape, walk
+from polyreme.eager import tape, views, walk
 from polyreme.eager.casts import Casts
-from polyreme.eager.dispatch import rebind, refuse_copy
+from polyreme.eager.dispatch import rebind, refuse_copy, written
 from polyreme.eager.dist_members import DistMembers
 from polyreme.eager.host import as_array, like, put
 from polyreme.eager.index import check_mask, split_index, value_of
@@ -428,6 +429,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         if tuple(array.shape) != tuple(self._array.shape):
             raise ShapeError(f"set_value: the Tensor has shape {list(self.shape)}, the value {list(array.shape)}")
         state.write(self, like(array, self._array))
+        written(self)
 
     @property
     def data(self) -> Tensor:
@@ -449,6 +451,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         same = isinstance(array, jax.Array) and (array.shape, array.dtype) == (self._array.shape, self._array.dtype)
         state.write(self, like(array, self._array) if same else array)
         self.__dict__["_version"] = self.inplace_version + 1
+        written(self)
 
     def copy_(self, other: Any, blocking: bool = True) -> Tensor:
         """set_value, returning the Tensor."""
@@ -487,10 +490,18 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
 
     @recorded
     def __getitem__(self, index: Any) -> Tensor:
+        """The part that an index says. One of ints, slices, ... and None alone is a view: see eager.views."""
         if isinstance(index, (bool, np.bool_)):  # a new dim, of size 1 for True and 0 for False
             return self[None] if index else self[None][0:0]
         arrays, spec = split_index(index, list(self._array.shape))
-        return subscripts.getitem(self, arrays, spec)
+        part: Tensor = subscripts.getitem(self, arrays, spec)
+        if ("array",) not in spec and not isinstance(self._array, Symbol):
+            views.link(self, part, arrays, spec)
+        return part
+
+    def lasting_ref(self) -> Callable[[], Tensor | None]:
+        """What gives this Tensor while something else holds it."""
+        return weakref.ref(self)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, (bool, np.bool_)):
@@ -652,6 +663,10 @@ class _Data(Tensor):
         if value is not self._owner._array:
             self._owner._array = value
             self._owner.__dict__["_version"] = self._owner.inplace_version + 1
+
+    def lasting_ref(self) -> Callable[[], Tensor | None]:
+        """What gives it for good: x.data[0] outlives x.data."""
+        return lambda: self
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Tensor:
         return self.clone()
