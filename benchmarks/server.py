@@ -31,8 +31,16 @@ BAD_BODIES = (
     b'{"prompt": "a", "temperature": NaN}', b'{"prompt": "a", "n": 1000000}',
     b'{"prompt": "a", "top_p": 2}', b'{"prompt": "a", "model": "another"}',
     b'{"prompt": [1, 2, 999999999]}', b'{"prompt": "a", "logit_bias": {"x": 1}}', b'{"prompt": "a", "stop": [1]}',
-    json.dumps({"prompt": "a " * 20000}).encode(), b"\xff\xfe\x00",
+    json.dumps({"prompt": "a " * 20000}).encode(), b"\xff\xfe\x00", b'{"prompt": "a", "guided_regex": "("}',
+    b'{"prompt": "a", "max_tokens": 4000}',
 )  # fmt: skip
+KINDS = (
+    {}, {"logprobs": 3}, {"n": 3, "logprobs": 1}, {"stop": ["th", "é"]}, {"guided_regex": "[a-z ]{4,30}"},
+    {"response_format": {"type": "json_object"}}, {"guided_choice": ["in the beginning", "in the end"], "n": 2},
+    {"echo": True, "logprobs": 1}, {"min_tokens": 1, "frequency_penalty": 0.5}, {"top_p": 0.8, "min_p": 0.01},
+    {"repetition_penalty": 1.2},
+)  # fmt: skip
+"""What requests of a soak ask for besides."""
 
 
 class ServedProcess:
@@ -79,33 +87,34 @@ class ServedProcess:
         finally:
             connection.close()
 
-    def complete(self, **fields) -> dict:
-        """The choice of a completion."""
+    def complete(self, **fields) -> list[dict]:
+        """The choices of a completion."""
         status, text = self.status("POST", "/v1/completions", json.dumps({"prompt": PROMPT} | fields).encode())
         if status != 200:
-            raise SystemExit(f"{status}: {text[:300]!r}")
-        return json.loads(text)["choices"][0]
+            raise RuntimeError(f"{status}: {text[:300]!r}")
+        return json.loads(text)["choices"]
 
-    def stream(self, most: int | None = None, **fields) -> tuple[str, list[float]]:
-        """(text, times of its parts); the client leaves after `most` parts."""
+    def stream(self, most: int | None = None, **fields) -> tuple[list[str], list[float]]:
+        """(texts, times of their parts); the client leaves after `most` parts."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         body = json.dumps({"prompt": PROMPT, "stream": True} | fields).encode()
-        parts, times = [], []
+        texts, times = Counter(), []
         try:
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
-                raise SystemExit(f"{response.status}: {response.read()[:300]!r}")
+                raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
             for line in response:
                 if not line.startswith(b"data: {"):
                     continue
                 times.append(time.perf_counter())
-                parts.append("".join(choice["text"] for choice in json.loads(line[6:])["choices"]))
-                if most is not None and len(parts) >= most:
+                for choice in json.loads(line[6:])["choices"]:
+                    texts[choice["index"]] = (texts[choice["index"]] or "") + choice["text"]
+                if most is not None and len(times) >= most:
                     break
         finally:
             connection.close()
-        return "".join(parts), times
+        return [texts[index] for index in sorted(texts)], times
 
     def gauge(self, name: str) -> float:
         """A number of /metrics."""
@@ -205,11 +214,13 @@ def overhead(model: str, cache: Path, rounds: int, tokens: int) -> list[str]:
 
 
 def soak(model: str, cache: Path, requests: int, clients: int) -> list[str]:
-    """Requests of random lengths, clients that leave, bodies that are wrong: what is left, and what was answered."""
+    """Requests of random lengths and of all KINDS, clients that leave, bodies that are wrong: what is left, what was
+    answered, and whether it is the same when it is asked for alone."""
     server = ServedProcess(model, cache)
     server.wait()
     numbers, counts, wrong, lock = iter(range(requests)), Counter(), [], threading.Lock()
     memory: list[tuple[int, int]] = []
+    answers: dict[int, tuple[dict, list[dict]]] = {}
 
     def ask(number: int) -> str:
         draw = random.Random(number)
@@ -225,16 +236,18 @@ def soak(model: str, cache: Path, requests: int, clients: int) -> list[str]:
             "max_tokens": draw.randint(1, 60),
             "temperature": draw.choice((0, 1)),
             "seed": number,
-        }
+        } | draw.choice(KINDS)
         if kind == "left":
-            server.stream(draw.randint(1, 5), **fields | {"max_tokens": 200, "ignore_eos": True})
+            server.stream(draw.randint(1, 5), **fields | {"max_tokens": 200})
             return kind
-        text = server.complete(**fields)["text"]
+        choices = server.complete(**fields)
+        texts = [choice["text"] for choice in choices]
         if kind == "streamed":
             parts, _ = server.stream(**fields)
-            if parts != text:
-                wrong.append(f"request {number}: streamed {parts!r:.80} is not {text!r:.80}")
-        text.encode()  # lone surrogates would be no text
+            if parts != texts:
+                wrong.append(f"request {number}: streamed {parts!r:.80} is not {texts!r:.80}")
+        "".join(texts).encode()  # lone surrogates would be no text
+        answers[number] = fields, choices
         return kind
 
     def client() -> None:
@@ -261,6 +274,9 @@ def soak(model: str, cache: Path, requests: int, clients: int) -> list[str]:
         thread.join()
     seconds = time.perf_counter() - began
     memory.append((requests, server.resident()))
+    alone = random.Random(0).sample(sorted(answers), min(len(answers), max(20, requests // 20)))
+    others = [number for number in alone if server.complete(**answers[number][0]) != answers[number][1]]
+    wrong += [f"request {number} is another one alone: {answers[number][0]}" for number in others]
     deadline = time.perf_counter() + 10
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     while any(left := {name: server.gauge(name) for name in names}.values()) and time.perf_counter() < deadline:
@@ -270,6 +286,7 @@ def soak(model: str, cache: Path, requests: int, clients: int) -> list[str]:
     code = server.end()
     lines = [
         f"{requests} requests of {clients} clients in {seconds:.0f} s: {dict(counts)}; {len(wrong)} wrong.",
+        f"{len(alone)} asked for once more, alone: {len(alone) - len(others)} with the same texts and log-probabilities.",
         f"Left: {left}. Exit status after SIGTERM: {code}.",
         "Resident MiB after requests: " + ", ".join(f"{number}: {nbytes / 2**20:.0f}" for number, nbytes in memory)
         + f"; from a fifth on it grew by {(late[-1] - late[0]) / 2**20:.1f}.",
