@@ -286,7 +286,7 @@ def soak(model: str, cache: Path, requests: int, clients: int) -> list[str]:
     code = server.end()
     lines = [
         f"{requests} requests of {clients} clients in {seconds:.0f} s: {dict(counts)}; {len(wrong)} wrong.",
-        f"{len(alone)} asked for once more, alone: {len(alone) - len(others)} with the same texts and log-probabilities.",
+        f"{len(alone)} asked for once more, alone: {len(alone) - len(others)} the same again.",
         f"Left: {left}. Exit status after SIGTERM: {code}.",
         "Resident MiB after requests: " + ", ".join(f"{number}: {nbytes / 2**20:.0f}" for number, nbytes in memory)
         + f"; from a fifth on it grew by {(late[-1] - late[0]) / 2**20:.1f}.",

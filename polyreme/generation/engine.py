@@ -27,7 +27,7 @@ from polyreme.generation.choosing import (
     TokenGrammar,
     next_inputs,
 )
-from polyreme.generation.prompt_vectors import PromptVectors, insert_vectors
+from polyreme.generation.prompt_vectors import PromptVectors, are_equal, insert_vectors
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, DraftGate, Speculation
 from polyreme.jit import to_static
@@ -160,16 +160,16 @@ class _Feed:
 class _KnownPrompt:
     """A prompt in the cache that other requests have too, its blocks, and the logits [1, vocab] after it."""
 
-    prompt: list[int]
-    adapter: str | None
+    sequence: _Sequence
     blocks: list[int]
     logits: Any
 
     def is_of(self, sequence: _Sequence) -> bool:
         """Whether a sequence, whose prompt is not in yet, may go on from here."""
-        if not sequence.is_prefilling or sequence.is_scoring or sequence.adapter != self.adapter:
+        mine = self.sequence
+        if not sequence.is_prefilling or sequence.is_scoring or sequence.adapter != mine.adapter:
             return False
-        return sequence.prompt == self.prompt
+        return sequence.prompt == mine.prompt and are_equal(sequence.vectors, mine.vectors)
 
 
 @dataclass(frozen=True)
@@ -561,15 +561,15 @@ class TextEngine:
     def _share_prompt(self, known: _KnownPrompt, sequence: _Sequence) -> None:
         """Use the full blocks of a known prompt, and for what is left of it one more, which there must be."""
         self._pool.give_back(sequence.blocks)
-        sequence.blocks = known.blocks[: len(known.prompt) // self.block_size]
+        sequence.blocks = known.blocks[: len(sequence.prompt) // self.block_size]
         self._pool.hold(sequence.blocks)
         if len(sequence.blocks) < len(known.blocks):
             sequence.blocks = [*sequence.blocks, self._pool.take()]
-        sequence.num_in = len(known.prompt)
+        sequence.num_in = count = len(sequence.prompt)
         if not sequence.was_started:
-            sequence.was_started, sequence.num_cached = True, len(known.prompt)
-            self._totals["prefix_tokens_queried"] += len(known.prompt)
-            self._totals["prefix_tokens_hit"] += len(known.prompt)
+            sequence.was_started, sequence.num_cached = True, count
+            self._totals["prefix_tokens_queried"] += count
+            self._totals["prefix_tokens_hit"] += count
 
     def _forget_prompts(self, *, unused: bool = False) -> None:
         """Let go of known prompts, or of those alone that no request waits for."""
@@ -689,7 +689,7 @@ class TextEngine:
 
     def _copy_rest(self, known: _KnownPrompt, sequence: _Sequence) -> None:
         """Copy what a known prompt has after its full blocks, where a sequence is to go on."""
-        full = len(known.prompt) // self.block_size
+        full = len(sequence.prompt) // self.block_size
         if full < len(known.blocks):
             self._copy(*(to_tensor(np.array(blocks[full:][:1])) for blocks in (known.blocks, sequence.blocks)))
 
@@ -717,7 +717,7 @@ class TextEngine:
         counts = np.array([count], np.int32)
         logits = self._prefill.finish(to_tensor(counts), hidden)
         self._placed_prompt.grew(counts)
-        known = _KnownPrompt(sequence.prompt, sequence.adapter, list(sequence.blocks), logits)
+        known = _KnownPrompt(sequence, list(sequence.blocks), logits)
         if any(map(known.is_of, self._sequences.values())):
             self._pool.hold(known.blocks)
             self._known_prompts.append(known)

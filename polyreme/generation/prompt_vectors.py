@@ -37,6 +37,13 @@ class PromptVectors(NamedTuple):
             raise ConfigError(f"{whose}: vectors at places {places[0]} to {places[-1]} of a prompt of {length} tokens")
 
 
+def are_equal(one: PromptVectors | None, other: PromptVectors | None) -> bool:
+    """Whether the same stands in both prompts, to the bit."""
+    if one is None or other is None:
+        return one is other
+    return all(mine.tobytes() == theirs.tobytes() for mine, theirs in zip(one, other, strict=True))
+
+
 def insert_vectors(rows: Sequence[PromptVectors | None], seq: int) -> InsertedVectors | None:
     """The vectors of rows of `seq` tokens each, None where there are none."""
     some = [row for row in rows if row is not None and len(row.places)]
