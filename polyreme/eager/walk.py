@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from polyreme.core import state
 from polyreme.core.checked import check_gradients, checked
+from polyreme.core.engine import backend
 from polyreme.core.kernel import Kernel, hold_back
 from polyreme.core.state import TensorState
 from polyreme.eager.tape import (
@@ -193,9 +194,34 @@ def _gradients(node: Node, slots: dict[int, TensorState], create_graph: bool) ->
     else:
         with watcher.scope_of(node):
             gradients = node.gradients(cotangents, create_graph)
+        if isinstance(node, KernelNode) and not create_graph:
+            gradients = _end_together(node.edges, gradients)
     if checked.on:
         check_gradients(node, cotangents, gradients)
     return gradients
+
+
+def _end_together(edges: Sequence[Edge], gradients: Sequence[TensorState | None]) -> Sequence[TensorState | None]:
+    """The gradients of a captured call, none used before all are there if one is a weight's and code runs depth first.
+
+    That order follows the gradients of activations back through the whole model before it computes those of weights,
+    for which cotangents, logits and all that was computed again then wait (core.engine.xla_flags.DEPTH_FIRST). Of
+    vectors, as a norm's, no gradient is worth the fusions that end at a barrier.
+    """
+    present = [i for i, g in enumerate(gradients) if g is not None and isinstance(g._array, state.Tracer)]
+    if len(present) < 2 or not any(_is_of_weight(edges[i]) for i in present) or not backend.is_depth_first():
+        return gradients
+    tied = jax.lax.optimization_barrier([gradients[i]._array for i in present])  # type: ignore[union-attr]
+    together = dict(zip(present, map(factory.tensor, tied), strict=True))
+    return [together.get(i, g) for i, g in enumerate(gradients)]
+
+
+def _is_of_weight(edge: Edge) -> bool:
+    """Whether an edge leads to a leaf of two dims or more by nothing but calls of one input, such as casts."""
+    while isinstance(edge, tuple):
+        edges = edge[0].edges
+        edge = edges[0] if len(edges) == 1 else None
+    return edge is not None and len(edge._array.shape) > 1
 
 
 class CutWalk(_Walk):

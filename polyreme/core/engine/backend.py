@@ -112,6 +112,12 @@ def step_options_for(platform: str, absent: Device | None, plugin: str = "") -> 
     return xla_flags.known(options, absent) or None
 
 
+def is_depth_first() -> bool:
+    """Whether the operations of a program with step_options are ordered by xla_flags.DEPTH_FIRST."""
+    option = xla_flags.DEPTH_FIRST
+    return (step_options() or {}).get(option.name) == option.value
+
+
 def options_alone(table: Mapping[str, tuple[xla_flags.Option, ...]]) -> dict[str, Any] | None:
     """Options of jax.jit for a program that is run by itself, for select.platform. table: one of xla_flags."""
     return xla_flags.chosen(select.platform(), os.environ, table) or None

@@ -136,17 +136,14 @@ _CPU = (
 OPTIONS: Mapping[str, tuple[Option, ...]] = {"cpu": _CPU, "gpu": _GPU, "cuda": _GPU, "tpu": _TPU}
 """By the name of the backend, as jax.default_backend() spells it; another one gets none."""
 
-ONE_DEVICE: Mapping[str, tuple[Option, ...]] = {
-    "cpu": (
-        Option(
-            "xla_cpu_scheduler_type",
-            "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-            "operations in the order that needs least memory, not all that can run beside each other as early as they "
-            "can: a GPT's step takes 157 MiB of scratch memory instead of 260, at the same speed on two cores. Only on "
-            "one device: planner/memory_cpu.py predicts what the other order takes",
-        ),
-    )
-}
+DEPTH_FIRST = Option(
+    "xla_cpu_scheduler_type",
+    "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    "operations depth first, each chain of them to its end, not all that can run beside each other as early as they "
+    "can: a GPT's step takes 157 MiB of scratch memory instead of 260, at the same speed on two cores",
+)
+
+ONE_DEVICE: Mapping[str, tuple[Option, ...]] = {"cpu": (DEPTH_FIRST,)}
 """Of whole steps in a process with one device, beside OPTIONS."""
 
 QUICK: Mapping[str, str] = {
