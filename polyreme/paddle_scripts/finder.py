@@ -57,6 +57,7 @@ class AsPaddle(AbstractContextManager):
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._seen = 0
+        self._registered: set[str] = set()
         self._extended: set[str] = set()
         self._named: set[str] = set()
         finder = module_alias.install("paddle", self._spec)
@@ -103,9 +104,11 @@ class AsPaddle(AbstractContextManager):
         while len(sys.modules) != self._seen:  # classes are extended by modules that load others
             self._seen = len(sys.modules)
             self._extend("", polyreme)
-            modules = {n: m for n, m in sys.modules.items() if n.startswith("polyreme.")}
+            known = self._registered
+            modules = {n: m for n, m in sys.modules.items() if n.startswith("polyreme.") and n not in known}
             # one that is being loaded has not all of its names yet
             loaded = {n: m for n, m in modules.items() if not getattr(m.__spec__, "_initializing", False)}
+            known.update(loaded)
             for name, module in loaded.items():
                 inner = name.removeprefix("polyreme.")
                 if sys.modules.setdefault(f"paddle.{inner}", module) is module:

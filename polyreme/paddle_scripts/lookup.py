@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -162,4 +163,8 @@ def own_name(inner: str) -> str | None:
     ('polyreme.nn.functional', None)
     """
     name = f"polyreme.{inner}" if inner else "polyreme"
-    return name if module_exists(name) else None
+    return name if name in sys.modules or _can_be_loaded(name) else None
+
+
+# each `as_paddle` asks of some hundred names, and to look for a file takes 50 us
+_can_be_loaded = functools.cache(module_exists)

@@ -48,14 +48,16 @@ def _count(kind: ScheduleKind, pp: int, m: int, virtual: int, stage: int) -> tup
     live: Counter[int] = Counter()
     waiting: Counter[int] = Counter()
     highest: list[Standing] = []
+    seen: set[Standing] = set()
     for task in _tables(kind, pp, m, virtual)[stage]:
         live[task.chunk] += task.kind == "F"
         if task.kind == "F" and task.chunk != last:
             continue
         counts = tuple(live[c] for c in chunks), tuple(waiting[c] for c in chunks)
         standing = Standing(task.kind, chunks.index(task.chunk), *counts)
-        if not any(_covers(other, standing) for other in highest):
+        if standing not in seen and not any(_covers(other, standing) for other in highest):
             highest = [other for other in highest if not _covers(standing, other)] + [standing]
+        seen.add(standing)
         if task.kind != "F":
             waiting[task.chunk] += split * (1 if task.kind == "B" else -1)
             live[task.chunk] -= task.kind == "W" or not split
