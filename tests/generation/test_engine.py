@@ -502,12 +502,13 @@ def test_adapters_share_the_steps_of_an_engine(tmp_path):
     together = write(engine, *requests)
     assert engine.statistics.prefix_tokens_hit > 0
     plain = TextEngine(merged[None], enable_prefix_caching=False, **SIZES)
+    generators = {kind: TextGenerator(whole) for kind, whole in merged.items()}
     for (prompt, params, _, _, kind), text in zip(requests, together, strict=True):
         engine.forget_prefixes()
         assert write(engine, (prompt, params, None, None, kind)) == [text]
         if kind is None:
             assert write(plain, (prompt, params)) == [text]
-        (want,) = TextGenerator(merged[kind]).generate([prompt], params)
+        (want,) = generators[kind].generate([prompt], params)
         assert text[0] == want.token_ids
         # float32 sums of at most 4 width terms in 3 blocks, merged and beside
         np.testing.assert_allclose(text[1], want.logprobs, rtol=0, atol=1e-4)
