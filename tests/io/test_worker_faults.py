@@ -77,13 +77,13 @@ def test_a_hung_worker_is_named_after_the_timeout():
 
 
 def test_a_worker_that_reads_nothing_is_hung_and_a_slow_one_is_not(monkeypatch):
-    monkeypatch.setenv("POLYREME_LOADER_STALL", "1.5")
-    # eight samples of 0.4 s: the batch takes longer than the limit, none of its samples does
-    monkeypatch.setenv("FAULTS", "data.worker:delay=0.4")
+    monkeypatch.setenv("POLYREME_LOADER_STALL", "1")
+    # eight samples of 0.2 s: the batch takes longer than the limit, none of its samples does
+    monkeypatch.setenv("FAULTS", "data.worker:delay=0.2")
     assert len(list(io.DataLoader(sources.Rows(8), batch_size=8, num_workers=1))) == 1
     monkeypatch.setenv("FAULTS", "data.worker:hang@2")
     error = failure_of(sources.Rows(8), num_workers=1)
-    assert "has read no sample for 1.5 s (POLYREME_LOADER_STALL) while reading sample 2" in str(error)
+    assert "has read no sample for 1 s (POLYREME_LOADER_STALL) while reading sample 2" in str(error)
 
 
 def test_no_shared_memory_is_said(monkeypatch):
@@ -97,6 +97,7 @@ def test_no_shared_memory_is_said(monkeypatch):
         shared.create("polyreme1", 10)
 
 
+@pytest.mark.slow_cases("hang-timeout of 2 s while reading")
 @pytest.mark.parametrize(
     ("action", "what"),
     [

@@ -68,7 +68,7 @@ def test_settings_of_the_text(run):
     assert write(run, max_tokens=80, repetition_penalty=2.0, temperature=1.0) == long
 
 
-@pytest.mark.slow_cases("None")
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [None, "8"])
 def test_command_on_any_number_of_devices(run, devices):
     expected = write(run)

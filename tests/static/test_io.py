@@ -246,6 +246,7 @@ np.savez(sys.argv[3], first=first, second=second, losses=losses)
 """
 
 
+@pytest.mark.slow
 def test_a_model_runs_is_served_and_trained_on_where_its_code_is_not(saved, tmp_path):
     main, _, exe = saved
     (out,) = (v for v in main.list_vars() if v.name == "linear_0.tmp_0")
