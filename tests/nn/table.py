@@ -124,6 +124,7 @@ def _linear_and_norm() -> list[Row]:
             "MoE",
             (6, 8, 4),
             inputs=((2, 3, 6),),
+            kwargs={"bias": True, "gate_bias": True, "shared_hidden": 5, "shared_gate": True},
             paddle="PaddlePaddle has incubate's MoELayer alone; tests/nn/test_experts.py",
         ),
         Row(
