@@ -39,7 +39,9 @@ def serve(
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block of the cache.")] = 16,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the cache.")] = None,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that a step takes in.")] = 64,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Compute beginnings that prompts share once.")] = True,
+    enable_prefix_caching: Annotated[
+        bool | None, typer.Option(help="Compute beginnings that prompts share once; done where the model allows it.")
+    ] = None,
     plan: Annotated[
         str | None, typer.Option(metavar="mp=N", help="Split weights and heads over N devices; one if left out.")
     ] = None,

@@ -108,12 +108,7 @@ def block_keys(
     key = hashlib.blake2b(writer.encode(), digest_size=16).digest()
     for start in range(0, len(ids) - block_size + 1, block_size):
         # 128 bits, and not Python's hash: nobody can make a prompt whose key is another's
-        parts = [ids[start : start + block_size]]
-        if vectors is not None:
-            parts += vectors.part(start, start + block_size)
-        digest = hashlib.blake2b(key, digest_size=16)
-        for part in parts:
-            digest.update(part.tobytes())
-        key = digest.digest()
+        seen = b"" if vectors is None else vectors.part(start, start + block_size).digest
+        key = hashlib.blake2b(key + ids[start : start + block_size].tobytes() + seen, digest_size=16).digest()
         keys.append(key)
     return keys

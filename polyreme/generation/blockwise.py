@@ -52,12 +52,14 @@ class BlockwiseSteps:
 
     def __call__(self, tokens: Any, counts: Any, inserted: InsertedVectors | None = None) -> Any:
         """Logits [batch, vocab], float32, after tokens [batch, s] of which the first counts [batch] are of each row."""
-        return self.finish(counts, self.hidden(tokens, inserted))
+        return self.finish(counts, self.hidden(tokens, counts, inserted))
 
-    def hidden(self, tokens: Any, inserted: InsertedVectors | None = None) -> tuple[Any, ...]:
-        """What the last block makes of tokens [batch, s], which are then in the cache; its lengths are as they were.
-        inserted: what stands in place of embeddings."""
+    def hidden(self, tokens: Any, counts: Any, inserted: InsertedVectors | None = None) -> tuple[Any, ...]:
+        """What the last block makes of tokens [batch, s], the first counts [batch] of which are of each row and then in
+        the cache; its lengths are as they were. inserted: what stands in place of embeddings."""
         self._share()
+        if self.model.has_states:
+            self.cache.counts.set_value(counts)
         self.cache.is_empty = self.is_first
         parts = self._embed(tokens, *(inserted or ()))
         for number in range(len(self._spans)):

@@ -202,19 +202,22 @@ class _PlacedRows:
 
     def __init__(self, rows: PagedRows) -> None:
         self._rows = rows
-        self._lengths, self._tables = self.empty()
+        self._lengths, self._tables, self._slots = self.empty()
 
-    def empty(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths and block tables of rows without a sequence."""
-        return np.zeros(self._rows.lengths.shape, np.int32), np.full(self._rows.block_tables.shape, -1, np.int32)
+    def empty(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lengths, block tables and slots of rows without a sequence."""
+        lengths = np.zeros(self._rows.lengths.shape, np.int32)
+        return lengths, np.full(self._rows.block_tables.shape, -1, np.int32), np.full_like(lengths, -1)
 
-    def place(self, lengths: np.ndarray, tables: np.ndarray) -> None:
-        """Give each row its length and its blocks."""
+    def place(self, lengths: np.ndarray, tables: np.ndarray, slots: np.ndarray) -> None:
+        """Give each row its length, its blocks and its slot."""
         if not np.array_equal(lengths, self._lengths):
             self._rows.lengths.set_value(lengths)
         if not np.array_equal(tables, self._tables):
             self._rows.block_tables.set_value(tables)
-        self._lengths, self._tables = lengths, tables
+        if not np.array_equal(slots, self._slots):
+            self._rows.slots.set_value(slots)
+        self._lengths, self._tables, self._slots = lengths, tables, slots
 
     def grew(self, counts: np.ndarray) -> None:
         """The device has made the rows longer."""
@@ -230,8 +233,9 @@ class TextEngine:
     after a prefix that was known, and after a preemption.
 
     Keys and values are in num_blocks blocks of block_size tokens. Full chunks of prompts are kept while no other needs
-    the blocks, for prompts that begin the same (enable_prefix_caching). Where blocks run out the request that came last
-    gives its own back, and is taken in again later: its prompt by chunks, its text by the decoding program, as before.
+    the blocks, for prompts that begin the same (enable_prefix_caching; if None, in models whose blocks keep no states,
+    which are of no beginning). Where blocks run out the request that came last gives its own back, and is taken in
+    again later: its prompt by chunks, its text by the decoding program, as before.
     Requests with the same prompt that are there together take it in once. prompt_sizes: tokens of the programs that
     take in prompts.
 
@@ -271,7 +275,7 @@ class TextEngine:
         block_size: int = 16,
         num_blocks: int | None = None,
         prefill_chunk: int = 64,
-        enable_prefix_caching: bool = True,
+        enable_prefix_caching: bool | None = None,
         speculation: Speculation | None = None,
         adapters: AdapterRows | None = None,
         kv_cache_dtype: Any = None,
@@ -295,10 +299,17 @@ class TextEngine:
         model.eval()
         vocab = model.config.vocab_size
         self.block_size, self.prefill_chunk = block_size, prefill_chunk
-        self.max_num_seqs, self.enable_prefix_caching = max_num_seqs, enable_prefix_caching
+        self.max_num_seqs = max_num_seqs
         self._vocab, self._width, self._end = vocab, model.config.hidden_size, tuple(end)
         self._pool = BlockPool(total_blocks)
-        self.cache = PagedCache(model, total_blocks, block_size, kv_cache_dtype)
+        self.cache = PagedCache(model, total_blocks, block_size, kv_cache_dtype, max_num_seqs)
+        self._has_states = model.has_states
+        if self._has_states and enable_prefix_caching:
+            name = type(model).__name__
+            raise ConfigError(
+                f"TextEngine: a {name} keeps states, which are of no beginning; leave enable_prefix_caching out"
+            )
+        self.enable_prefix_caching = not self._has_states if enable_prefix_caching is None else enable_prefix_caching
         self._rows = self.cache.rows(max_num_seqs, self.max_model_len)
         prompt_row = self.cache.rows(1, self.max_model_len)
         self._decode = BlockwiseSteps(model, self._rows, is_first=False)
@@ -312,6 +323,7 @@ class TextEngine:
         self._speculation = speculation
         self.drafter: Drafter | None = None
         if speculation is not None:
+            speculation.check(model)
             self.drafter = speculation.drafter(max_num_seqs, self.max_model_len, vocab, num_choices)
         self._blank = creation.zeros([max_num_seqs, vocab], "float32")
         self._counts = np.zeros(max_num_seqs, np.int32)
@@ -625,6 +637,8 @@ class TextEngine:
 
     def _use_free_rows(self, feeds: list[_Feed]) -> None:
         """Let them take in what is known of texts that were preempted, then drafts."""
+        if self._has_states:
+            return  # of one token at a time
         free = deque(slot for slot, sequence in enumerate(self._slots) if sequence is None)
         for feed in feeds:
             known = feed.sequence.next_tokens
@@ -694,7 +708,7 @@ class TextEngine:
             self._copy(*(to_tensor(np.array(blocks[full:][:1])) for blocks in (known.blocks, sequence.blocks)))
 
     def _copied(self, source: Any, target: Any) -> None:
-        for tensor in (tensor for tensors in self.cache.layers for tensor in tensors):
+        for tensor in (tensor for layer in self.cache.layers for tensor in layer.keys_values):
             tensor.scatter_(target, tensor.index_select(source, 0))
 
     def _prefilled(self, sequence: _Sequence, count: int) -> Any:
@@ -706,7 +720,8 @@ class TextEngine:
         self._place(self._placed_prompt, [(0, sequence, start)])
         sequence.num_in += count
         of_part = None if sequence.vectors is None else sequence.vectors.part(start, start + count)
-        hidden = self._prefill.hidden(to_tensor(tokens), insert_vectors([of_part], tokens.shape[1]))
+        counts = to_tensor(np.array([count], np.int32))
+        hidden = self._prefill.hidden(to_tensor(tokens), counts, insert_vectors([of_part], tokens.shape[1]))
         if count == self.prefill_chunk and sequence.keys:
             for number in range(start // self.block_size, sequence.num_in // self.block_size):
                 self._pool.name(sequence.blocks[number], sequence.keys[number])
@@ -714,11 +729,10 @@ class TextEngine:
             self._score(sequence, start, count, hidden)
         if sequence.num_in < sequence.num_tokens:
             return hidden[0]
-        counts = np.array([count], np.int32)
-        logits = self._prefill.finish(to_tensor(counts), hidden)
-        self._placed_prompt.grew(counts)
+        logits = self._prefill.finish(counts, hidden)
+        self._placed_prompt.grew(np.array([count], np.int32))
         known = _KnownPrompt(sequence, list(sequence.blocks), logits)
-        if any(map(known.is_of, self._sequences.values())):
+        if not self._has_states and any(map(known.is_of, self._sequences.values())):
             self._pool.hold(known.blocks)
             self._known_prompts.append(known)
         return logits
@@ -740,15 +754,16 @@ class TextEngine:
     def _place(self, placed: _PlacedRows, sequences: list[tuple[int, _Sequence, int]]) -> None:
         """Say which row goes on with which sequence after so many of its tokens; a row without one has no blocks, so
         that nothing is written."""
-        lengths, tables = placed.empty()
+        lengths, tables, slots = placed.empty()
         adapters: list[str | None] = [None] * len(lengths)
         for row, sequence, length in sequences:
             lengths[row] = length
             tables[row, : len(sequence.blocks)] = sequence.blocks
+            slots[row] = sequence.slot
             adapters[row] = sequence.adapter
         if self._adapters.numbers:
             self._adapters.choose(adapters)
-        placed.place(lengths, tables)
+        placed.place(lengths, tables, slots)
 
     def _choose(self, feeds: list[_Feed], logits: Any, lengths: Any) -> TokenChoice:
         """Choose a token of each by the logits of its row, and after each of its drafts; lengths: of the rows."""

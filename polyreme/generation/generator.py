@@ -64,6 +64,8 @@ class TextGenerator:
         kv_cache_dtype: Any = None,
     ) -> None:
         self.model, self.end, self.speculation, self.kv_cache_dtype = model, tuple(end), speculation, kv_cache_dtype
+        if speculation is not None:
+            speculation.check(model)
         self.num_drafted = self.num_accepted = 0
         vocab = model.config.vocab_size
         self.num_known = vocab if num_known is None else min(num_known, vocab)

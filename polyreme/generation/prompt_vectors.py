@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,12 +14,20 @@ from polyreme.errors import ConfigError
 from polyreme.models.parts.decoder import InsertedVectors
 
 
-class PromptVectors(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PromptVectors:
     """Vectors, float32 [count, embed], that stand in a prompt in place of the embeddings of the tokens at these places,
     int64 [count], in order."""
 
     places: np.ndarray
     vectors: np.ndarray
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of places and vectors, 128 bits."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.places), digest_size=16)
+        digest.update(np.ascontiguousarray(self.vectors))
+        return digest.digest()
 
     def part(self, start: int, stop: int) -> PromptVectors:
         """Those of the places from start to stop, which are counted from start on."""
@@ -39,9 +49,9 @@ class PromptVectors(NamedTuple):
 
 def are_equal(one: PromptVectors | None, other: PromptVectors | None) -> bool:
     """Whether the same stands in both prompts, to the bit."""
-    if one is None or other is None:
+    if one is other or one is None or other is None:
         return one is other
-    return all(mine.tobytes() == theirs.tobytes() for mine, theirs in zip(one, other, strict=True))
+    return one.digest == other.digest
 
 
 def insert_vectors(rows: Sequence[PromptVectors | None], seq: int) -> InsertedVectors | None:

@@ -71,6 +71,15 @@ class Speculation:
         if self.draft != "ngram" and not hasattr(self.draft, "blocks"):
             raise ConfigError(f"speculation: {self.draft!r} drafts no tokens; give 'ngram' or a Decoder")
 
+    def check(self, model: Any) -> None:
+        """Raises ConfigError where texts of a model, or of the one that drafts, cannot be taken back to a token."""
+        for one in (model, self.draft):
+            if getattr(one, "has_states", False):
+                raise ConfigError(
+                    f"speculation: a {type(one).__name__} keeps states, from which tokens that are not met cannot be "
+                    "taken back; leave speculation out"
+                )
+
     def gate(self) -> DraftGate:
         """The gate that decides whether to draft, for a new text."""
         return DraftGate(self.num_draft_tokens, self.max_loss)
@@ -195,7 +204,9 @@ class ModelDrafter:
         for row, part in parts.items():
             tokens[row, : len(part)] = part
             self._known[row] = self._known[row] + list(part)
-        return self._steps.hidden(to_tensor(tokens))
+        counts = np.zeros(self._rows, np.int32)
+        counts[list(parts)] = [len(part) for part in parts.values()]
+        return self._steps.hidden(to_tensor(tokens), to_tensor(counts))
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:

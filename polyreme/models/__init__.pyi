@@ -30,6 +30,10 @@ from polyreme.models.decoders.granite import Granite as Granite
 from polyreme.models.decoders.granite import GraniteConfig as GraniteConfig
 from polyreme.models.decoders.llama import Llama as Llama
 from polyreme.models.decoders.llama import LlamaConfig as LlamaConfig
+from polyreme.models.decoders.mamba import Mamba as Mamba
+from polyreme.models.decoders.mamba import MambaConfig as MambaConfig
+from polyreme.models.decoders.mamba2 import Mamba2 as Mamba2
+from polyreme.models.decoders.mamba2 import Mamba2Config as Mamba2Config
 from polyreme.models.decoders.mistral import Mistral as Mistral
 from polyreme.models.decoders.mistral import MistralConfig as MistralConfig
 from polyreme.models.decoders.olmo import Olmo as Olmo

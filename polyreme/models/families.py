@@ -435,6 +435,65 @@ OPT = _like_llama(
     "opt", "OPT", shape=partial(decoder_shape, spare_positions=SPARE_POSITIONS), ffn_size=GPT_NEOX.ffn_size
 )
 
+_STATE_SPACE_REFUSES = ("pp", "sep", "sequence_parallel", "sep_attention", "sep_order")
+_STATE_SPACE_DIMENSIONS = ("vocab_size", "hidden_size", "seq_len", "tie_embeddings")
+
+
+def mamba_cost(dims: Any) -> Cost:
+    """Of a Mamba. FLOP: 6 for each weight, and 24 for each number of the states, which decays, is taken in and is
+    shown."""
+    width, inner, size = dims.hidden_size, 2 * dims.hidden_size, dims.state_size or MAMBA_STATE
+    rank, convolution = -(-width // 16), 4
+    maps = 2 * width * inner + inner * (rank + 2 * size) + rank * inner + inner * convolution + inner * width
+    vectors = 3 * inner + inner * size + width  # biases of steps and convolution, what skips, decays, the norm
+    return _state_space_cost(dims, maps + vectors, inner * size)
+
+
+def mamba2_cost(dims: Any) -> Cost:
+    """Of a Mamba-2, likewise."""
+    width, heads, size = dims.hidden_size, dims.num_heads, dims.state_size or MAMBA2_STATE
+    inner = heads * (dims.head_dim or max(1, 2 * width // heads))
+    mixed, convolution = inner + 2 * size, 4
+    maps = width * (inner + mixed + heads) + mixed * convolution + inner * width
+    return _state_space_cost(dims, maps + mixed + 3 * heads + inner + width, inner * size)
+
+
+def _state_space_cost(dims: Any, weights: int, numbers: int) -> Cost:
+    """Of blocks with so many weights, and numbers of a state."""
+    table, layers = dims.vocab_size * dims.hidden_size, dims.num_layers
+    used = layers * weights + table + dims.hidden_size
+    return Cost(used if dims.tie_embeddings else used + table, 6 * used + 24 * layers * numbers)
+
+
+MAMBA_STATE, MAMBA2_STATE = 16, 128
+"""Numbers of a channel's state where a configuration gives none."""
+
+MAMBA = Family(
+    name="mamba",
+    model=Reference("polyreme.models.decoders.mamba", "Mamba"),
+    config=Reference("polyreme.models.decoders.mamba", "MambaConfig"),
+    published=Reference("polyreme.models.decoders.mamba", "PUBLISHED"),
+    shape=None,
+    cost=mamba_cost,
+    dimensions=_STATE_SPACE_DIMENSIONS,
+    splits={"mp": ("hidden_size", "vocab_size"), "sharding": ("hidden_size",)},
+    refuses=_STATE_SPACE_REFUSES,
+    recompute=("none", "full_attn", "full"),
+    settings=("state_size",),
+)
+
+MAMBA2 = replace(
+    MAMBA,
+    name="mamba2",
+    model=Reference("polyreme.models.decoders.mamba2", "Mamba2"),
+    config=Reference("polyreme.models.decoders.mamba2", "Mamba2Config"),
+    published=Reference("polyreme.models.decoders.mamba2", "PUBLISHED"),
+    cost=mamba2_cost,
+    dimensions=(*_STATE_SPACE_DIMENSIONS, "num_heads", "head_dim"),
+    splits={"mp": ("num_heads", "vocab_size"), "sharding": ("hidden_size",)},
+    head_dim=True,
+)
+
 LETTERS = 21
 """Letters of an alignment: twenty amino acids and the gap. One more stands for what is masked."""
 DISTANCE_BINS = 16
@@ -535,7 +594,7 @@ FAMILIES: Registry[Family] = Registry(
     "model family",
     [
         *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO, OLMO2, GPT_NEOX, STABLELM),
-        *(SMOLLM3, ERNIE4_5, GLM, GLM4, COHERE, COHERE2, STARCODER2),
+        *(SMOLLM3, ERNIE4_5, GLM, GLM4, COHERE, COHERE2, STARCODER2, MAMBA, MAMBA2),
         *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V3, BERT, EVOFORMER),
     ],
 )

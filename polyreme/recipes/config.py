@@ -143,6 +143,12 @@ class DeepseekSettings(Section):
     mtp_loss_weight: NotNegative = 0.3
 
 
+class StateSpaceSettings(Section):
+    """Settings of mamba and mamba2; see models.decoders.mamba.MambaConfig. state_size: the family's if 0."""
+
+    state_size: Whole = 0
+
+
 class EvoformerSettings(Section):
     """Settings of evoformer, in place of a decoder's dimensions; see models.encoders.evoformer.EvoformerModelConfig.
     The defaults train in minutes on a CPU."""
@@ -161,7 +167,7 @@ class EvoformerSettings(Section):
     num_residues: Count = 32
 
 
-class ModelConfig(DeepseekSettings, EvoformerSettings):
+class ModelConfig(DeepseekSettings, StateSpaceSettings, EvoformerSettings):
     """Dimensions of the model. Left out, ffn_size, num_kv_heads and head_dim (0) follow from the others.
 
     Of a family with experts: num_experts of each layer, experts_per_token of which work on a token, their width

@@ -49,7 +49,7 @@ class EngineOptions:
     block_size: int = 16
     num_blocks: int | None = None
     prefill_chunk: int = 64
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
     speculative: str | None = None
     num_draft_tokens: int = 5
     adapter: Path | None = None

@@ -87,8 +87,15 @@ def test_texts_after_images_are_those_of_transformers(llm):
     assert (
         texts["d"] == TextGenerator(model.language).generate([ids[0].tolist()], GREEDY, vectors=[swapped])[0].token_ids
     )
-    # of c both whole parts are known, of d none
+    # of c both whole parts are known, of d none; nor while both are there
     assert engine.statistics.prefix_tokens_hit == 8
+    for name, seen in (("same", rows[0]), ("again", rows[0]), ("other", swapped)):  # at once
+        engine.add(name, ids[0].tolist(), GREEDY, vectors=seen)
+    while engine.has_unfinished:
+        for output in engine.step():
+            texts.setdefault(output.request_id, []).extend(output.token_ids)
+    assert [texts["same"], texts["again"], texts["other"]] == [WRITTEN[0], WRITTEN[0], texts["d"]]
+    assert texts["d"] != WRITTEN[0]
     with pytest.raises(ConfigError, match="request 0: vectors at places 0 to 3 of a prompt of 2 tokens"):
         TextGenerator(model.language).generate([[1, 2]], GREEDY, vectors=[PromptVectors(np.arange(4), vectors[:4])])
     with pytest.raises(ShapeError, match="12 ids are the image token, 40, and the images are 8 vectors; give 4 ids"):

@@ -53,7 +53,9 @@ def change_weights(folder, change):
 def logits_and_recorded(model, name):
     """The model's logits, transformers', and how far they may lie apart."""
     recorded, config = load_file(FOLDERS / name / "recorded.safetensors"), model.config
-    sizes = {key: getattr(config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
+    sizes = {key: getattr(config, key) for key in ("hidden_size", "num_layers")}
+    sizes |= {"num_heads": getattr(config, "num_heads", 1), "ffn_size": getattr(config, "ffn_size", 0)}
+    sizes["ffn_size"] = sizes["ffn_size"] or config.inner_size  # of a state space
     terms = parity.forward_terms(sizes, recorded["ids"].shape[1])
     return model(to_tensor(recorded["ids"])).numpy(), recorded["logits"], parity.tolerance(terms, recorded["logits"])
 
@@ -75,15 +77,18 @@ def test_a_folder_gives_transformers_logits_and_is_written_as_it_was(name, tmp_p
     assert AutoConfig.from_pretrained(tmp_path) == model.config
 
 
-@pytest.mark.slow_cases("falcon_alibi", "qwen2_moe")
-@pytest.mark.parametrize("name", ["falcon", "falcon_alibi", "gptj", "opt_sums", "qwen2_moe", "cohere2", "gpt_oss"])
+@pytest.mark.slow_cases("falcon_alibi", "qwen2_moe", "gptj")
+@pytest.mark.parametrize(
+    "name", ["falcon", "falcon_alibi", "gptj", "opt_sums", "qwen2_moe", "cohere2", "gpt_oss", "mamba", "mamba2"]
+)
 def test_a_text_that_is_continued_over_a_cache_has_the_same_logits(name):
     """In rows of their own and in blocks: an empty cache, then tokens that follow others."""
     model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
     want, recorded, atol = logits_and_recorded(model, name)
     tokens = to_tensor(load_file(FOLDERS / name / "recorded.safetensors")["ids"])
-    paged = PagedCache(model, num_blocks=8, block_size=4).rows(2, 16)
+    paged = PagedCache(model, num_blocks=8, block_size=4, num_slots=2).rows(2, 16)
     paged.block_tables.set_value(np.array([[5, 0, 7, 2], [1, 6, 3, 4]], np.int32))
+    paged.slots.set_value(np.array([1, 0], np.int32))
     for cache in (KVCache(model, 2, 16), paged):
         parts = [model.project(model.extend(tokens[:, :7], cache))]
         cache.is_empty = False

@@ -110,6 +110,7 @@ CASES = [
     Case("tokens_cached", then(floats((2, 1, 4, 3), (2, 2, 1, 3)), START), tokens, bad=((ONES, ONES, START), ShapeError, r"from \[2\] on .* needs \[1, 1, places, 2\] and \[1\]")),
     Case("tokens_cached", then(floats((1, 2, 4, 3), (1, 1, 2, 3)), START[1:]), tokens, tag="one"),
     Case("tokens_cached", then(floats((1, 2, 4, 3), (1, 1, 2, 3)), START[1:] + 1), tokens, tag="past-the-end"),
+    Case("rows_put", then(floats((4, 2), (3, 2)), np.array([2, -1, 0], "int32")), lambda held, new, rows: np.stack([new[2], held[1], new[0], held[3]]), bad=((ONES, ONES, START), ShapeError, r"into \[2\] rows of .* needs \[b, \.\.\.\]")),
     Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START), attend, terms=24, bad=((ONES, ONES, ONES, START), ShapeError, r"start \[2\]; needs")),
     Case("attend_cached", then(floats((2, 2, 2, 3), (2, 2, 5, 3), (2, 2, 5, 3)), START, 2, 0.5), attend, kwargs={"softcap": 0.7}, terms=24, tag="window"),
     Case("attend_cached", then(floats((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 2)), START, 0, None, None, None, 0.0, BIASES), attend, terms=24, tag="bias"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -210,6 +210,21 @@ class Decoder(Pretrained, Layer):
         width = getattr(config, "head_dim", 0) or config.hidden_size // config.num_heads
         return getattr(config, "num_kv_heads", config.num_heads), width, width
 
+    def block_cache_dims(self, block: Layer) -> tuple[int, int, int]:
+        """cache_dims of one block, all of which have the same if a family does not say; no heads for a block without
+        attention."""
+        return self.cache_dims
+
+    def block_state_shapes(self, block: Layer) -> Sequence[tuple[int, ...]]:
+        """The shapes of the states that one block keeps of a row, of a fixed size whatever the number of tokens."""
+        return ()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a block keeps states: tokens are then taken in one after another, and what is kept is of all of a
+        row's tokens, and of no beginning of it."""
+        return any(self.block_state_shapes(block) for block in self.blocks)
+
     def extend(self, tokens: Any, cache: KVCache, counts: Any = None) -> Any:
         """The last block's normed output, [batch, s, embed], of tokens [batch, s] that come after those in the cache,
         which takes them in.
@@ -217,6 +232,7 @@ class Decoder(Pretrained, Layer):
         counts: int32 [batch], how many of a row's s are tokens of it, the first ones; all if None. The others are there
         for the shape: later tokens take their places.
         """
+        cache.counts.set_value(full_like(cache.counts, tokens.shape[1]) if counts is None else counts)
         x_bse = self.embed(tokens, cache)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x_bse = self.run_block(block, x_bse, layer)

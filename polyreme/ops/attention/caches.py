@@ -63,6 +63,18 @@ def tokens_cached(cache: Array, new: Array, start: Array) -> Array:
 
 
 @op(method=False)
+def rows_put(held: Array, new: Array, rows: Array) -> Array:
+    """held [n, ...] with new [b, ...] in the rows [b]; those of rows below 0 are left out. Raises ShapeError for dims
+    that do not fit."""
+    if held.shape[1:] != new.shape[1:] or rows.shape != new.shape[:1]:
+        raise ShapeError(
+            f"rows_put: {list(new.shape)} into {list(rows.shape)} rows of {list(held.shape)}; needs [b, ...], [b] and "
+            "[n, ...]"
+        )
+    return held.at[jnp.where(rows < 0, held.shape[0], rows)].set(new.astype(held.dtype), mode="drop")
+
+
+@op(method=False)
 def token_codes(x: Array) -> tuple[Array, Array]:
     """Tokens [..., d] in 8 bits: codes, int8 [..., d], and float32 scales [..., 1], the largest number of each being
     127 scales. A token of zeros has the scale 0."""
