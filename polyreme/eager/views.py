@@ -103,4 +103,4 @@ def _fits(part: TensorState, taken: TensorState) -> bool:
 def _overlap(steps: tuple[Step, ...], others: tuple[Step, ...]) -> bool:
     """False where both begin with an integer, as x[0] and x[1], and these differ."""
     (one, spec), (other, its_spec) = steps[0], others[0]
-    return not (spec[0][0] == its_spec[0][0] == "int" and one[0] != other[0])
+    return not (spec[:1] == its_spec[:1] == (("int",),) and one[0] != other[0])
