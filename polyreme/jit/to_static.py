@@ -22,7 +22,7 @@ from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.dist_members import lookup
 from polyreme.eager.tensor import Tensor, to_tensor
-from polyreme.errors import ArgumentTypeError, CaptureError, ConfigError
+from polyreme.errors import ArgumentTypeError, CaptureError, ConfigError, HostValueError
 from polyreme.jit.convert import converted
 from polyreme.jit.fusing import fusing
 from polyreme.jit.program import CapturedProgram, OtherShapes, is_tensor
@@ -60,8 +60,15 @@ class StaticFunction:
     `retraces` says why, one line each.
     """
 
-    def __init__(self, fn: Callable[..., Any], input_spec: Any = None) -> None:
+    falls_back: bool = False
+    """Whether code that reads values on the host runs as eager code, instead of being refused: full_graph=False."""
+    is_eager: bool = False
+    """Whether it fell back."""
+
+    def __init__(self, fn: Callable[..., Any], input_spec: Any = None, full_graph: bool | None = None) -> None:
         functools.update_wrapper(self, fn)
+        if full_graph is not None:
+            self.falls_back = not full_graph
         self.fn = fn
         self.input_spec = input_spec
         self.programs: dict[Any, list[CapturedProgram]] = {}
@@ -80,20 +87,23 @@ class StaticFunction:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        bound = StaticFunction(self.fn.__get__(instance, owner), self.input_spec)
+        bound = self._alike(self.fn.__get__(instance, owner))
         # found on the instance from now on, so that its programs are kept
         instance.__dict__[self.fn.__name__] = bound
         return bound
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> StaticFunction:
         """One for the copied instance; it captures anew."""
-        return StaticFunction(copy.deepcopy(self.fn, memo), self.input_spec)
+        return self._alike(copy.deepcopy(self.fn, memo))
+
+    def _alike(self, fn: Callable[..., Any]) -> StaticFunction:
+        return StaticFunction(fn, self.input_spec, not self.falls_back)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         active = _watch.active
         if active is not None:
             return active.converted(self.fn)(*args, **kwargs)
-        if not _switch.on:
+        if not _switch.on or self.is_eager:
             return self.fn(*args, **kwargs)
         # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them;
         # acquired by hand, as `with` takes twice as long
@@ -125,11 +135,26 @@ class StaticFunction:
                     pass
                 except jax.errors.JaxRuntimeError as error:
                     raise_explained(error, f"captured {where_defined(function.fn)}")
-            program, tensors = self._find_by_form(args, kwargs, form, tensors, arrays)
+            numbers = self._own_numbers() if self.falls_back else {}
+            try:
+                program, tensors = self._find_by_form(args, kwargs, form, tensors, arrays)
+            except HostValueError as error:
+                if not self.falls_back:
+                    raise
+                self.is_eager = True
+                _log.warning("%s runs as eager code, as it cannot be captured: %s", where_defined(self.fn), error)
+                for name, number in numbers.items():  # such as self.calls += 1
+                    setattr(self.fn.__self__, name, number)  # type: ignore[attr-defined]
+                return self.fn(*args, **kwargs)
             result = program.run(tensors)
             return result.reach((args, kwargs), self.fn) if result.__class__ is Changes else result
         finally:
             _one_at_a_time.release()
+
+    def _own_numbers(self) -> dict[str, Any]:
+        """Numbers among the attributes of the object whose method this is."""
+        attributes = getattr(getattr(self.fn, "__self__", None), "__dict__", {})
+        return {name: value for name, value in attributes.items() if isinstance(value, (int, float))}
 
     def compiled(self, *args: Any, **kwargs: Any) -> Any:
         """The program that a call with these arguments would run, compiled and not run: a jax.stages.Compiled.
@@ -402,7 +427,7 @@ def to_static(
     input_spec: Sequence[Any] | None = None,
     build_strategy: Any = None,
     backend: str | None = None,
-    full_graph: bool = True,
+    full_graph: bool | None = None,
 ) -> F: ...
 @overload
 def to_static(
@@ -410,14 +435,14 @@ def to_static(
     input_spec: Sequence[Any] | None = None,
     build_strategy: Any = None,
     backend: str | None = None,
-    full_graph: bool = True,
+    full_graph: bool | None = None,
 ) -> Callable[[F], F]: ...
 def to_static(
     function: Any = None,
     input_spec: Any = None,
     build_strategy: Any = None,
     backend: Any = None,
-    full_graph: bool = True,
+    full_graph: bool | None = None,
     property: bool = False,
 ) -> Any:
     """Capture a function, method or Layer: each call runs one compiled program over the Tensors it reads and writes.
@@ -426,25 +451,25 @@ def to_static(
     Works as a decorator, with or without arguments; a Layer gets its forward captured and is returned. property: a
     method that tells a fact of the model, such as a size; it is left as it is, and jit.save does not save it.
     build_strategy is taken and changes nothing: the fusions that it names, XLA does by itself, with the same values.
-    Raises ConfigError for a setting that has no meaning here, CaptureError (on call) for code that cannot be captured.
+    full_graph=False: a function that reads values on the host runs as eager code, and a warning says so once; in
+    scripts of PaddlePaddle that is the default, else True is. Raises ConfigError for a setting that has no meaning
+    here, CaptureError (on call) for code that cannot be captured.
     """
     if backend not in (None, "CINN"):
         raise ConfigError(
             f"to_static: backend={backend!r} chooses another compiler; XLA is the only one here, leave it out"
         )
-    if not full_graph:
-        raise ConfigError("to_static: full_graph=False (running parts uncaptured) is not supported; leave it out")
     if function is None:
-        return lambda fn: to_static(fn, input_spec, property=property)
+        return lambda fn: to_static(fn, input_spec, full_graph=full_graph, property=property)
     if property:
         return not_to_static(function)
     if not callable(function):
         raise ArgumentTypeError(f"to_static: got a {type(function).__name__}; give a function, a method or a Layer")
     if hasattr(function, "forward") and not isinstance(function, type):
         if not isinstance(function.forward, StaticFunction):
-            function.forward = StaticFunction(function.forward, input_spec)
+            function.forward = StaticFunction(function.forward, input_spec, full_graph)
         return function
-    return function if isinstance(function, StaticFunction) else StaticFunction(function, input_spec)
+    return function if isinstance(function, StaticFunction) else StaticFunction(function, input_spec, full_graph)
 
 
 def _check_spec(spec: Any, tensor: Tensor) -> None:

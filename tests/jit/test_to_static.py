@@ -483,13 +483,42 @@ def test_a_property_is_left_as_it_is():
     assert not isinstance(Scaled.rate, StaticFunction)
 
 
+class _Counting(Layer):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls if x.max().item() > 0.5 else x
+
+
+def _selected(x):
+    return x[x > 0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "wanted"),
+    [(_selected, [[1.0]] * 2), (_Counting(), [[1.0, -1.0], [2.0, -2.0]])],
+    ids=["shape by value", "host value"],
+)
+def test_what_reads_values_runs_as_eager_code_without_full_graph(fn, wanted, caplog):
+    loose = to_static(copy.deepcopy(fn), full_graph=False)
+    x = vector(1.0, -1.0, stop_gradient=False)
+    results = [loose(x) for _ in wanted]
+    assert [result.tolist() for result in results] == wanted
+    results[0].sum().backward()
+    assert x.grad.tolist()[0] == 1.0
+    assert sum("runs as eager code" in record.getMessage() for record in caplog.records) == 1
+    with pytest.raises(CaptureError, match="needs the value on the host"):
+        to_static(copy.deepcopy(fn), full_graph=True)(x)
+
+
 def test_misuse_is_refused():
     with pytest.raises(CaptureError, match="neither a Tensor nor hashable"):
         to_static(lambda x, s: x)(vector(1.0), {1, 2})
     with pytest.raises(ConfigError, match="XLA is the only one"):
         to_static(lambda x: x, backend="other")
-    with pytest.raises(ConfigError, match="full_graph=False"):
-        to_static(lambda x: x, full_graph=False)
     runs = iter(range(10))
     state = [vector(1.0), vector(2.0)]
 

@@ -9,6 +9,8 @@ from typing import Any
 class StaticFunctionNames:
     """Attributes that jit.to_static's functions have for scripts."""
 
+    _replaces = ("falls_back",)
+    falls_back = True
     fn: Any
 
     def rollback(self) -> Callable[..., Any]:
