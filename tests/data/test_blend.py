@@ -118,8 +118,8 @@ def test_workers_read_the_same_stream():
 
 
 def test_a_blend_of_a_million_samples_opens_at_once():
-    began = time.perf_counter()
+    began = time.process_time()  # others load the machine
     mixture = Mixture([range(700_000), range(200_000), range(100_000)], [0.5, 0.3, 0.2], seed=0)
     assert mixture[0] is not None
     assert mixture[10**12] is not None
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0

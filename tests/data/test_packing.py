@@ -42,9 +42,9 @@ def test_pieces_that_do_not_fit():
 
 def test_a_million_documents_are_packed_in_seconds():
     sizes = np.minimum(np.random.default_rng(0).lognormal(5.5, 1.2, 1_000_000).astype(np.int64) + 1, 2048)
-    began = time.perf_counter()
+    began = time.process_time()  # others load the machine
     _, bounds = best_fit(sizes, 2048)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert len(bounds) - 1 <= 1.001 * np.ceil(sizes.sum() / 2048)  # no packing has fewer rows than that
 
 
