@@ -1,4 +1,4 @@
-"""Pointwise convolutions, channels first, on CPU: as products for each image, as polyreme computes them, and as XLA's.
+"""Pointwise convolutions, channels first, on CPU: as products, as polyreme computes them, and as XLA's.
 
     python benchmarks/pointwise_convolution.py
 
@@ -19,7 +19,10 @@ SHAPES = (
     (16, 256, 64, 28),
     (16, 480, 80, 14),
     (32, 16, 96, 32),
-    (32, 960, 160, 7),  # repeating the weights is dear: polyreme leaves this one to XLA
+    # here a product for all images: the weights for each image would be more numbers than the images
+    (32, 960, 160, 7),
+    (16, 512, 2048, 7),
+    (2, 2048, 512, 2),
 )
 """Images, channels, results' channels, side."""
 ROUNDS = 15

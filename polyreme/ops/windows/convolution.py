@@ -92,7 +92,7 @@ def _conv(
         windows = Windows(spatial(x.shape, n, last, what), kernel, stride, tuple(map(tuple, pads)), dilation, last)
         return _with_bias(depthwise(windows, x, weight), bias, last, what)
     if groups == 1 and x.dtype in (jnp.float32, jnp.float64) and select.backend() == "cpu":
-        if not last and _is_pointwise(weight, stride, pads) and _is_cheap_to_repeat(weight, x.shape[2:]):
+        if not last and _is_pointwise(weight, stride, pads) and all(isinstance(size, int) for size in x.shape[2:]):
             return _with_bias(_by_places(x, weight), bias, last, what)
         if _is_narrow(weight):
             return _with_bias(_by_columns(x, weight, stride, pads, dilation, last), bias, last, what)
@@ -128,27 +128,23 @@ def _is_pointwise(weight: Array, stride: tuple, pads: Pads) -> bool:
     return math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and all(pair == (0, 0) for pair in map(tuple, pads))
 
 
-def _is_cheap_to_repeat(weight: Array, sizes: tuple) -> bool:
-    """Whether the weights once for each image are no more numbers than the images and the result, or are not needed."""
-    if not all(isinstance(size, int) for size in sizes):
-        return False
-    outs, ins = weight.shape[:2]
-    return math.prod(sizes) == 1 or outs * ins <= (outs + ins) * math.prod(sizes)
-
-
 def _by_places(x: Array, weight: Array) -> Array:
-    """A pointwise convolution of channels first as a product for each image: [O, C] by [C, places].
+    """A pointwise convolution of channels first as products of [O, C] by [C, places].
 
-    Nothing changes its layout. XLA's convolution on processors has the channels last: three copies beside it take half
-    of its compilation, and with its gradients it runs 1.1 to 8 times as long (benchmarks/pointwise_convolution.py).
+    One for each image, where the weights once for each image are no more numbers than the images and the result: then
+    nothing changes its layout. Else one for all. XLA's convolution on processors has the channels last, three copies
+    beside it, and takes 1.1 to 8 times as long (benchmarks/pointwise_convolution.py).
     """
     matrix, (images, channels, *sizes) = weight.reshape(weight.shape[:2]), x.shape
-    if math.prod(sizes) == 1:
-        y = x.reshape(images, channels) @ matrix.T
+    outs, places = matrix.shape[0], math.prod(sizes)
+    flat = x.reshape(images, channels, places)
+    if places == 1:
+        y = flat[:, :, 0] @ matrix.T
+    elif matrix.size <= (outs + channels) * places:
+        y = jnp.broadcast_to(matrix, (images, *matrix.shape)) @ flat
     else:
-        repeated = jnp.broadcast_to(matrix, (images, *matrix.shape))
-        y = repeated @ x.reshape(images, channels, math.prod(sizes))
-    return y.reshape(images, matrix.shape[0], *sizes)
+        y = jnp.einsum("oc,ncp->nop", matrix, flat)
+    return y.reshape(images, outs, *sizes)
 
 
 def _by_columns(x: Array, weight: Array, stride: tuple, pads: Pads, dilation: tuple, last: bool) -> Array:
