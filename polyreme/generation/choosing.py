@@ -24,8 +24,13 @@ from polyreme.generation.sampling import (
     penalized,
 )
 from polyreme.jit import to_static
+from polyreme.kernels import select
 from polyreme.nn import functional as F
 from polyreme.ops import creation
+
+READS_LATE: dict[select.Backend, bool] = {"cpu": False, "gpu": True, "tpu": True, "other": True}
+"""Whether a device, by its kind, is given the next step before the tokens of the last are read. On a CPU its programs
+take the cores of the host: a step of SmolLM2 is a twentieth slower so."""
 
 _COLUMNS: dict[str, tuple[type, float]] = {
     "seed": (np.int64, 0),

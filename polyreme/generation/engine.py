@@ -19,6 +19,7 @@ from polyreme.errors import ConfigError
 from polyreme.generation.block_pool import BlockPool, block_keys
 from polyreme.generation.blockwise import BlockwiseSteps
 from polyreme.generation.choosing import (
+    READS_LATE,
     ChosenTokens,
     Completion,
     DraftRow,
@@ -31,6 +32,7 @@ from polyreme.generation.prompt_vectors import PromptVectors, are_equal, insert_
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, DraftGate, Speculation
 from polyreme.jit import to_static
+from polyreme.kernels import select
 from polyreme.models.parts.cache import PagedCache, PagedRows
 from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.ops import creation
@@ -239,7 +241,7 @@ class TextEngine:
     Requests with the same prompt that are there together take it in once. prompt_sizes: tokens of the programs that
     take in prompts.
 
-    The device is given the next round before the tokens of the last are read, which it takes from its own memory. A
+    An accelerator is given the next round before the tokens of the last are read, which it takes from its own memory. A
     text that turns out to have ended is then one token ahead, which is thrown away. Where the host has to know a token
     first, for a grammar or to draft what follows, the next round waits for it.
 
@@ -463,8 +465,8 @@ class TextEngine:
         return self._read(current)
 
     def _waits_for_host(self) -> bool:
-        """Whether the tokens that are not read yet decide what the next round is to do."""
-        if self.drafter is not None:
+        """Whether the tokens that are not read yet are to be read before the next round begins."""
+        if self.drafter is not None or not READS_LATE[select.backend()]:
             return True
         return any(s.grammar is not None and s.num_unread for s in self._slots if s is not None)
 

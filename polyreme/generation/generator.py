@@ -14,6 +14,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation.blockwise import BlockwiseSteps
 from polyreme.generation.choosing import (
+    READS_LATE,
     ChosenTokens,
     Completion,
     TokenChoice,
@@ -25,6 +26,7 @@ from polyreme.generation.prompt_vectors import PromptVectors, insert_vectors
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.speculation import Drafter, Speculation
 from polyreme.jit import to_static
+from polyreme.kernels import select
 from polyreme.models.parts.cache import KVCache
 
 _LEAST_ROOM = 64
@@ -146,12 +148,13 @@ class TextGenerator:
             take_chosen(texts, settings, limits, choice.read(), self.end, on_token, grammars)
             self._verify(programs, prompts, settings, texts, limits, on_token)
             return texts
+        reads_late = READS_LATE[select.backend()] and not any(grammars)
         while True:
-            # the device goes on while the host reads; what it makes after the end of a text is thrown away
+            # what is made after the end of a text is thrown away
             goes_on = any(
                 not t.finish_reason and len(t.token_ids) + 1 < most for t, most in zip(texts, limits, strict=True)
             )
-            following = programs.step(choice) if goes_on and not any(grammars) else None
+            following = programs.step(choice) if reads_late and goes_on else None
             take_chosen(texts, settings, limits, choice.read(), self.end, on_token, grammars)
             if all(completion.finish_reason for completion in texts):
                 return texts

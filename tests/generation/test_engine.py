@@ -16,6 +16,7 @@ from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, Speculation, TextEngine, TextGenerator
 from polyreme.generation.block_pool import BlockPool, block_keys
+from polyreme.generation.choosing import READS_LATE
 from polyreme.mesh import Plan
 from polyreme.models import AutoModelForCausalLM
 from polyreme.models.decoders.llama import Llama, LlamaConfig
@@ -43,6 +44,14 @@ SIZES = {"max_num_seqs": 3, "block_size": 4, "prefill_chunk": 8}
 def nano():
     rng.seed(5)
     return Llama(LlamaConfig.nano(vocab_size=48, seq_len=48))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reads_late():
+    """As on an accelerator; with grammars and drafts, and in tests of other modules, tokens are read at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(READS_LATE, "cpu", True)
+        yield
 
 
 @pytest.fixture(scope="module")

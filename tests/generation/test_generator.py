@@ -10,6 +10,7 @@ from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, NumericsError
 from polyreme.generation import SamplingParams, TextGenerator, blockwise
+from polyreme.generation.choosing import READS_LATE
 from polyreme.models import AutoModelForCausalLM
 from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.files.adapters import add_adapters
@@ -72,6 +73,23 @@ def test_a_cache_gives_the_hidden_states_of_the_whole_text(name):
     np.testing.assert_allclose(np.concatenate(got, 1), want, rtol=0, atol=atol)
     assert cache.lengths.tolist() == [13, 13]
     assert cache.nbytes == 2 * 16 * 4 * config.num_layers * sum(model.cache_dims[1:]) * model.cache_dims[0]
+
+
+def test_texts_are_the_same_where_tokens_are_read_late(generator, monkeypatch):
+    """Texts end at a token, at another's length, and at on_token."""
+    settings = [SamplingParams(seed=seed, max_tokens=12, logprobs=1, stop_token_ids=range(8)) for seed in range(3)]
+    settings[2] = SamplingParams(temperature=0, max_tokens=5)
+    asked = []
+
+    def write():
+        asked.append([])
+        return generator.generate(PROMPTS, settings, lambda row, token: asked[-1].append((row, token)) or token == 40)
+
+    soon = write()
+    monkeypatch.setitem(READS_LATE, "cpu", True)
+    assert write() == soon
+    assert asked[0] == asked[1]
+    assert {text.finish_reason for text in soon} == {"stop", "length"}
 
 
 @pytest.mark.slow
