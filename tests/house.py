@@ -155,8 +155,8 @@ def _read(name: str, path: Path, names: Mapping[str, Path]) -> Source:
     tree = ast.parse(text)
     source = Source(path, name, text, ast.get_docstring(tree) is not None)
     _visit(tree.body, source, names, Import(name, 0))
-    if _IS_BOUND.search(text):
-        _free_names(tree, source.untold)
+    for scope in _scopes_to_read(tree, text):
+        _free_names(scope, source.untold)
     if _LATE_IMPORT.search(text):
         root = name.split(".")[0]
         for node in ast.walk(tree):
@@ -165,6 +165,21 @@ def _read(name: str, path: Path, names: Mapping[str, Path]) -> Source:
                 module = node.value.rstrip(".")
                 source.imports.append(Import(module, node.lineno, late=True, literal=True))
     return source
+
+
+def _scopes_to_read(tree: ast.Module, text: str) -> list[ast.AST]:
+    """The functions and classes of a file that may bind a name that says nothing; the file itself if it does."""
+    lines = [text.count("\n", 0, match.start()) + 1 for match in _IS_BOUND.finditer(text)]
+    scopes: list[ast.AST] = []
+    for node in tree.body:
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+        if not any(first <= line <= (node.end_lineno or first) for line in lines):
+            continue
+        if isinstance(node, _SCOPES):
+            scopes.append(node)
+        elif any(isinstance(n, ast.Name) and n.id in SAYS_NOTHING for n in ast.walk(node)):
+            return [tree]
+    return scopes
 
 
 def _free_names(scope: ast.AST, untold: list[tuple[str, int]]) -> dict[str, int]:
@@ -196,14 +211,14 @@ def _visit(body: list[ast.stmt], source: Source, names: Mapping[str, Path], link
             continue
         if isinstance(node, ast.ClassDef):
             source.classes.append((node.name, node.lineno))
-        inside = replace(link, late=link.late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        late = link.late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, name, None)
             if not inner:
                 continue
             tried = link.tried or (name == "body" and isinstance(node, ast.Try))
             type_only = link.type_only or (name == "body" and isinstance(node, ast.If) and _asks_for_types(node.test))
-            _visit(inner, source, names, replace(inside, tried=tried, type_only=type_only))
+            _visit(inner, source, names, replace(link, late=late, tried=tried, type_only=type_only))
 
 
 def _from(node: ast.ImportFrom, names: Mapping[str, Path]) -> list[str]:

@@ -299,14 +299,14 @@ def test_set_state_ends_the_running_iteration():
 
 
 class SlowInOneWorker:
-    """Samples that worker 0 takes 0.2 s for, each with its number and the worker's."""
+    """Samples that worker 0 takes 0.1 s for, each with its number and the worker's."""
 
     def __len__(self):
         return 36
 
     def __getitem__(self, index):
         worker = io.get_worker_info().id
-        time.sleep(0.2 if worker == 0 else 0.002)
+        time.sleep(0.1 if worker == 0 else 0.002)
         return np.array([index, worker])
 
 
