@@ -1,5 +1,6 @@
 """Datasets for the loader's tests; a module of their own, so that worker processes can import them without jax."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -165,3 +166,22 @@ class AllBad(Rows):
 
     def __getitem__(self, index):
         raise OSError(f"bad {index}")
+
+
+class SlowInOneWorker:
+    """Samples that worker 0 takes 0.2 s for, each with its number and the worker's."""
+
+    def __len__(self):
+        return 36
+
+    def __getitem__(self, index):
+        worker = get_worker_info().id
+        time.sleep(0.2 if worker == 0 else 0.002)
+        return np.array([index, worker])
+
+
+@dataclasses.dataclass
+class Sample:
+    """What a local class is derived from."""
+
+    value: int

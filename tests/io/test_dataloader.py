@@ -1,6 +1,5 @@
 """DataLoader: batches, order, exact resume, settings; in this process and with workers."""
 
-import time
 from itertools import chain
 
 import numpy as np
@@ -298,26 +297,16 @@ def test_set_state_ends_the_running_iteration():
         next(running)
 
 
-class SlowInOneWorker:
-    """Samples that worker 0 takes 0.1 s for, each with its number and the worker's."""
-
-    def __len__(self):
-        return 36
-
-    def __getitem__(self, index):
-        worker = io.get_worker_info().id
-        time.sleep(0.1 if worker == 0 else 0.002)
-        return np.array([index, worker])
-
-
 def test_one_slow_worker_does_not_set_the_pace():
-    loader = io.DataLoader(SlowInOneWorker(), batch_size=None, num_workers=3)
+    loader = io.DataLoader(sources.SlowInOneWorker(), batch_size=None, num_workers=3)
     seen = np.array([sample.numpy() for sample in loader])
     assert seen[:, 0].tolist() == list(range(36))
     assert 1 <= (seen[:, 1] == 0).sum() < 10  # in turns it reads 12 of them
 
 
 def test_workers_that_may_differ_take_turns():
-    loader = io.DataLoader(SlowInOneWorker(), batch_size=None, num_workers=3, worker_init_fn=lambda worker: None)
+    loader = io.DataLoader(
+        sources.SlowInOneWorker(), batch_size=None, num_workers=3, worker_init_fn=lambda worker: None
+    )
     workers = [int(sample.numpy()[1]) for sample, _ in zip(loader, range(9), strict=False)]
     assert workers == [0, 1, 2] * 3

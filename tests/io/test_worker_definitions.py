@@ -1,7 +1,6 @@
 """What workers cannot import goes to them by value: local classes, lambdas, notebooks, scripts without a guard."""
 
 import code
-import dataclasses
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from polyreme import io, nn, vision
 from polyreme.errors import DataError
+from tests.io import sources
 
 ROOT = str(Path(__file__).parents[2])
 SCRIPT = """
@@ -74,16 +74,11 @@ def test_definitions_of_a_console_and_of_a_process_started_from_a_script(capsys,
     assert capsys.readouterr().out.splitlines() == SEEN
 
 
-@dataclasses.dataclass
-class Sample:
-    value: int
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_local_definitions_with_every_kind_of_loader(shared):
     offset, large = 10, np.arange(4000.0)
 
-    class Local(Sample):
+    class Local(sources.Sample):
         pass
 
     class Rows(io.Dataset):
