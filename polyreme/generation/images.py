@@ -27,8 +27,15 @@ MOST_PIXELS = 1 << 24
 """Of an image in a URL, whose bytes say little of what it takes."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
-_WITHOUT_EFFECT = ("image_processor_type", "feature_extractor_type", "processor_class", "data_format", "device")
-_NOT_DONE = ("do_pad", "do_image_splitting", "do_thumbnail", "do_align_long_axis", "do_flip_channel_order")
+_READ = (
+    *("do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor"),
+    *("do_normalize", "image_mean", "image_std"),
+)
+# of which program makes the pixels; images are turned to RGB anyway
+_WITHOUT_EFFECT = (
+    *("image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys", "auto_map"),
+    *("data_format", "input_data_format", "device", "return_tensors", "do_convert_rgb", "default_to_square"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +68,12 @@ class ImageProcessor:
     @classmethod
     def from_dict(cls, said: Mapping[str, Any], where: str = "image processor") -> ImageProcessor:
         """The one that such a file describes; where: its name, for errors."""
-        steps = [name for name in _NOT_DONE if said.get(name)]
-        if steps:
-            raise ConfigError(f"{where}: {steps[0]} is not done here; images are resized, cropped and normed")
+        known = {*_WITHOUT_EFFECT, *_READ}
+        for name, value in said.items():
+            if name not in known and value not in (None, False, {}, []):
+                raise ConfigError(
+                    f"{where}: {name}={value!r:.60} is not done here; images are resized, cropped and normed"
+                )
         try:
             fields: dict[str, Any] = {"resample": int(said.get("resample", 3))}
             fields["size"] = _sides(said["size"]) if said.get("do_resize", True) else None

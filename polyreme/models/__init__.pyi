@@ -169,6 +169,8 @@ from polyreme.models.vision.vit import ViTConfig as ViTConfig
 from polyreme.models.vision.vit import ViTForImageClassification as ViTForImageClassification
 from polyreme.models.vision_language.llava import Llava as Llava
 from polyreme.models.vision_language.llava import LlavaConfig as LlavaConfig
+from polyreme.models.vision_language.vipllava import VipLlava as VipLlava
+from polyreme.models.vision_language.vipllava import VipLlavaConfig as VipLlavaConfig
 from polyreme.models import auto as auto
 from polyreme.models import decoders as decoders
 from polyreme.models import encoder_decoders as encoder_decoders

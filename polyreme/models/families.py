@@ -678,6 +678,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "encoder_decoders", "whisper", "WhisperConfig", {"speech_seq2seq": "WhisperForConditionalGeneration"}
     ),
     *_architectures("vision_language", "llava", "LlavaConfig", {"image_text_to_text": "Llava"}),
+    *_architectures("vision_language", "vipllava", "VipLlavaConfig", {"image_text_to_text": "VipLlava"}),
 )
 """Published models that are no decoders, the body of a family first."""
 

@@ -154,7 +154,7 @@ def test_a_processor_of_a_folder(folder, tmp_path):
     assert small[0, 1, 2] == 0 < small[0, 2, 2]
     with pytest.raises(CheckpointError, match=r"no preprocessor_config\.json"):
         ImageProcessor.from_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="do_image_splitting is not done here"):
+    with pytest.raises(ConfigError, match="do_image_splitting=True is not done here"):
         ImageProcessor.from_dict({**PREPROCESSOR, "do_image_splitting": True})
     with pytest.raises(ConfigError, match="pixels in float64; give uint8"):
         processor(grey / 255)

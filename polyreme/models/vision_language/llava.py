@@ -142,8 +142,12 @@ class Llava(ImageTextModel):
         self.config, text = config, config.text
         self.vision = tower_of(config.vision).model(config.vision)
         width = len(config.feature_layers) * config.vision.hidden_size
-        self.projector = Projector(width, text.hidden_size, config.activation, config.projector_bias)
+        self.projector = self.make_projector(config, width)
         self.language = FAMILIES.named(config.family).model.load()(text)
+
+    def make_projector(self, config: Any, width: int) -> Projector:
+        """A new map from what is seen, of this width."""
+        return Projector(width, config.text.hidden_size, config.activation, config.projector_bias)
 
     @property
     def vectors_per_image(self) -> int:
@@ -180,12 +184,14 @@ _NEWER = {
 """What names in files of newer programs begin with, and what they are by the older names."""
 
 
-def _rename(name: str) -> str:
+def rename(name: str) -> str:
+    """The older name of a weight."""
     newer = next((prefix for prefix in _NEWER if name.startswith(prefix)), None)
     return name if newer is None else _NEWER[newer] + name.removeprefix(newer)
 
 
-def _rules(config: LlavaConfig) -> list[WeightRule]:
+def llava_rules(config: LlavaConfig) -> list[WeightRule]:
+    """All the weights."""
     return [
         *language_rules(config.family, config.text, "language_model.", lambda whole: whole.text),
         *tower_of(config.vision).rules("vision_tower.vision_model", "vision"),
@@ -194,7 +200,8 @@ def _rules(config: LlavaConfig) -> list[WeightRule]:
     ]
 
 
-def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_parts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Both parts, the decoder's family and the image token."""
     family, text = read_text_config(config, _TEXT_DEFAULTS)
     said = config.get("vision_config") or {}
     kind = said.get("model_type", "clip_vision_model")
@@ -202,27 +209,44 @@ def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     if tower is None:
         known = " or ".join(tower.published.model_type for tower in TOWERS)
         raise ConfigError(f"config.json of a llava: vision_config is of model_type {kind!r}, and only {known} is read")
-    layers = config.get("vision_feature_layer", -2)
     return {
         "text": text,
         "family": family,
         "vision": read_part(tower.config, tower.published, said),
-        "feature_layers": tuple(layers) if isinstance(layers, (list, tuple)) else (layers,),
         "image_token": config.get("image_token_index", config.get("image_token_id", 32000)),
     }
 
 
-def _write(config: LlavaConfig) -> dict[str, Any]:
-    layers = config.feature_layers
+def write_parts(config: LlavaConfig) -> dict[str, Any]:
+    """The keys that these fields become."""
     return {
         "text_config": write_config(published_text(config.family), config.text),
         "vision_config": write_config(tower_of(config.vision).published, config.vision),
-        "vision_feature_layer": layers[0] if len(layers) == 1 else [*layers],
         "image_token_index": config.image_token,
         "image_seq_length": (config.vision.image_size // config.vision.patch_size) ** 2,
         "tie_word_embeddings": config.text.tie_embeddings,
     }
 
+
+def as_layers(said: int | Sequence[int]) -> tuple[int, ...]:
+    """Numbers of blocks, of which config.json may say one alone."""
+    return (said,) if isinstance(said, int) else tuple(said)
+
+
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    return read_parts(config) | {"feature_layers": as_layers(config.get("vision_feature_layer", -2))}
+
+
+def _write(config: LlavaConfig) -> dict[str, Any]:
+    layers = config.feature_layers
+    return write_parts(config) | {"vision_feature_layer": layers[0] if len(layers) == 1 else [*layers]}
+
+
+PART_KEYS = (
+    *("text_config", "vision_config", "image_token_index", "image_token_id"),
+    *("image_seq_length", "tie_word_embeddings", "ignore_index", "vocab_size"),
+)
+"""What config.json says of both parts, and what follows from them."""
 
 PUBLISHED_IMAGE_TEXT_TO_TEXT = PublishedFamily(
     architecture="LlavaForConditionalGeneration",
@@ -232,14 +256,11 @@ PUBLISHED_IMAGE_TEXT_TO_TEXT = PublishedFamily(
         "projector_hidden_act": "activation",
         "multimodal_projector_bias": "projector_bias",
     },
-    weights=_rules,
+    weights=llava_rules,
     defaults={"vision_feature_select_strategy": "default", "projector_hidden_act": "gelu"},
     heads=("language_model.lm_head.",),
-    rename=_rename,
+    rename=rename,
     read=_read,
-    read_keys=(
-        *("text_config", "vision_config", "vision_feature_layer", "image_token_index", "image_token_id"),
-        *("image_seq_length", "tie_word_embeddings", "ignore_index", "vocab_size"),
-    ),
+    read_keys=(*PART_KEYS, "vision_feature_layer"),
     write=_write,
 )
