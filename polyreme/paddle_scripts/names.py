@@ -147,6 +147,7 @@ base.layer_helper
   internals.framework: LayerHelper
 fluid
   fluid.io: load_program_state set_program_state
+  device: XPUPlace is_compiled_with_xpu
 fluid.core
   internals.core: EnforceNotMet
 fluid.executor

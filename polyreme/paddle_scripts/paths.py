@@ -12,12 +12,12 @@ def _below(package: str, names: str, module: str) -> dict[str, str]:
 PATHS: dict[str, str] = {
     # calls of PaddlePaddle's kernels, and its C++ core
     "_C_ops": "paddle_scripts.internals.c_ops",
-    "_legacy_C_ops": "paddle_scripts.internals.legacy_c_ops",
+    **dict.fromkeys(["_legacy_C_ops", "fluid.core.ops"], "paddle_scripts.internals.legacy_c_ops"),
     **dict.fromkeys(
         ["core", "base.core", "base.libpaddle", "framework.core", "fluid.core"], "paddle_scripts.internals.core"
     ),
     **dict.fromkeys(
-        ["core.eager", "base.core.eager", "base.libpaddle.eager", "framework.core.eager"],
+        ["core.eager", "base.core.eager", "base.libpaddle.eager", "framework.core.eager", "fluid.core.eager"],
         "paddle_scripts.internals.eager",
     ),
     # the root: ops are names of the package itself
@@ -169,7 +169,9 @@ PATHS: dict[str, str] = {
 }
 """Path below `paddle` -> path below `polyreme`, "" for the package itself."""
 SAME = {
-    **dict.fromkeys(["core", "base.core", "framework.core"], "base.libpaddle"),
-    **dict.fromkeys(["core.eager", "base.core.eager", "framework.core.eager"], "base.libpaddle.eager"),
+    **dict.fromkeys(["core", "base.core", "framework.core", "fluid.core"], "base.libpaddle"),
+    **dict.fromkeys(
+        ["core.eager", "base.core.eager", "framework.core.eager", "fluid.core.eager"], "base.libpaddle.eager"
+    ),
 }
 """Paths of one module of PaddlePaddle -> the path under which the tables of names and reasons have it."""

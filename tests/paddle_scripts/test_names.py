@@ -71,6 +71,7 @@ def test_every_name_that_projects_use_resolves_by_attributes_alone():
 
 def test_names_that_a_module_imports_are_those_of_the_module_that_defines_them():
     from paddle.base.framework import in_dynamic_or_pir_mode
+    from paddle.fluid.core import eager, ops
     from paddle.fluid.core_avx import Place
     from paddle.fluid.reader import _DatasetKind
     from paddle.framework.io import _unpack_saved_dict
@@ -78,6 +79,7 @@ def test_names_that_a_module_imports_are_those_of_the_module_that_defines_them()
 
     assert conv.in_dynamic_or_pir_mode is in_dynamic_or_pir_mode
     assert issubclass(polyreme.CPUPlace, Place)
+    assert isinstance(ops.relu(eager.Tensor(np.float32([-1.0]))), polyreme.Tensor)
     assert isinstance(_unpack_saved_dict, Absent)
     with pytest.raises(AbsentError, match=r"paddle\.framework\.io_utils\._unpack_saved_dict"):
         _unpack_saved_dict({}, 2)

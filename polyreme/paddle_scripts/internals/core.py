@@ -129,6 +129,10 @@ def set_prim_eager_enabled(value: bool, print_flag: bool = False) -> None:
     """Nothing: derivatives of any order need no smaller ops here."""
 
 
+def _set_prim_backward_blacklist(*args: str) -> None:
+    """Nothing, as set_prim_eager_enabled."""
+
+
 _set_prim_all_enabled = set_prim_forward_enabled = set_prim_eager_enabled
 
 
