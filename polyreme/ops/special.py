@@ -119,8 +119,13 @@ def i1e(x: Array) -> Array:
 
 @op(amp="fp32", inplace=True, rule=elementwise)
 def logit(x: Array, eps: float | None = None) -> Array:
-    """log(x / (1 - x)); x is first kept in [eps, 1 - eps] if eps is given, and is NaN outside [0, 1] if not."""
+    """log(x / (1 - x)); x is first kept in [eps, 1 - eps] if eps is given.
+
+    If not, it is NaN outside [0, 1], and so is its derivative.
+    """
     x = floating(x)
     if eps is not None:
         x = jnp.clip(x, eps, 1 - eps)
+    else:
+        x = x * jnp.where((x >= 0) & (x <= 1), 1, jnp.nan).astype(x.dtype)
     return jnp.log(x) - jax.lax.log1p(-x)

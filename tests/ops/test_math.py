@@ -35,6 +35,12 @@ def test_gradient_of_hypot_at_the_origin_is_zero():
     assert gradients("hypot", [0.0, 3.0], [0.0, 4.0]) == [[0.0, pytest.approx(0.6)], [0.0, pytest.approx(0.8)]]
 
 
+def test_gradient_of_logit_is_nan_where_the_value_is():
+    x = to_tensor([-0.5, 0.25, 1.5], stop_gradient=False)
+    backward([OPS["logit"](x)], [to_tensor([1.0, 1.0, 1.0])])
+    np.testing.assert_allclose(x.grad.numpy(), [np.nan, 16 / 3, np.nan], rtol=1e-6)
+
+
 def test_clip_gives_gradient_inside_the_bounds_only():
     assert gradients("clip", [-2.0, 0.5, 3.0], min=-1.0, max=1.0) == [[0.0, 1.0, 0.0]]
 
