@@ -51,7 +51,7 @@ def results(number):
         port = free.getsockname()[1]
     workers = [start(rank, number, port) for rank in range(number)]
     try:
-        ended = [worker.communicate(timeout=90) for worker in workers]
+        ended = [worker.communicate(timeout=240) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
