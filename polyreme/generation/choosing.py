@@ -30,7 +30,7 @@ from polyreme.ops import creation
 
 READS_LATE: dict[select.Backend, bool] = {"cpu": False, "gpu": True, "tpu": True, "other": True}
 """Whether a device, by its kind, is given the next step before the tokens of the last are read. On a CPU its programs
-take the cores of the host: a step of SmolLM2 is a twentieth slower so."""
+take the cores of the host (benchmarks/results/generation_2_threads_busy_2026-11-27.md)."""
 
 _COLUMNS: dict[str, tuple[type, float]] = {
     "seed": (np.int64, 0),
