@@ -96,7 +96,7 @@ def test_a_call_that_ends_or_stops_the_process_is_an_outcome_and_the_others_are_
         "            out.flush()\n"
     )
     monkeypatch.setattr(run, "SIDE", script)
-    monkeypatch.setattr(run, "PATIENCE", 3.0)
+    monkeypatch.setattr(run, "PATIENCE", 1.5)
     monkeypatch.setattr(run, "AT_ONCE", 2)
     calls = [Call("paddle.abs", "", (n,)) for n in ("a", "crash", "b", "hang", "c")]
     fine = {"outs": []}
