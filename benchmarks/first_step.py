@@ -2,9 +2,10 @@
 
     python benchmarks/first_step.py --python-torch ~/torch/bin/python --python-paddle ~/paddle/bin/python --save NAME
 
-Cases: ResNet-50 on 2 images of 64 x 64 with Momentum, and an encoder of BERT sizes with 2 layers on 2 x 64 tokens with
-AdamW. Sides: `polyreme cold` has an empty compile cache, `polyreme warm` the one that its cold run left; `paddle`;
-`torch` (the encoder only: torchvision is another package). Seconds of wall time and, in brackets, of processor time.
+Cases: ResNet-50 and MobileNetV3 (small) on 2 images of 64 x 64 with Momentum, and an encoder of BERT sizes with 2
+layers on 2 x 64 tokens with AdamW. Sides: `polyreme cold` has an empty compile cache, `polyreme warm` the one that its
+cold run left; `paddle`; `torch` (the encoder only: torchvision is another package). Seconds of wall time and, in
+brackets, of processor time.
 """
 
 import argparse
@@ -23,14 +24,15 @@ import numpy as np
 import sides as s
 
 SIDES = ("polyreme cold", "polyreme warm", "paddle", "torch")
-CASES = ("ResNet-50", "encoder")
+CLASSIFIERS = {"ResNet-50": "resnet50", "MobileNetV3": "mobilenet_v3_small"}
+CASES = (*CLASSIFIERS, "encoder")
 PARTS = ("build", "step 1", "step 2", "step 3")
 VOCABULARY, WIDTH, HEADS, LAYERS = 30522, 768, 12, 2
 
 
-def resnet(lib: Any) -> tuple[Any, Any, Callable[[], Any]]:
-    """A model, its optimizer and its loss."""
-    model = lib.vision.models.resnet50(num_classes=10)
+def classifier(lib: Any, name: str) -> tuple[Any, Any, Callable[[], Any]]:
+    """A model of lib.vision, its optimizer and its loss."""
+    model = getattr(lib.vision.models, name)(num_classes=10)
     images = np.random.default_rng(0).standard_normal((2, 3, 64, 64)).astype("float32")
     images, labels = lib.to_tensor(images), lib.to_tensor(np.array([1, 2]))
     optimizer = lib.optimizer.Momentum(0.01, parameters=model.parameters())
@@ -81,7 +83,7 @@ def work(case: str, side: str) -> None:
             import polyreme as lib
         lib.seed(0)
         lib.ones([1]) + 1  # the backend's start is no part of it
-        build = lambda: (resnet if case == "ResNet-50" else encoder)(lib)
+        build = lambda: classifier(lib, CLASSIFIERS[case]) if case in CLASSIFIERS else encoder(lib)
     times: dict[str, list[float]] = {}
 
     def timed(part: str, run: Callable) -> Any:
@@ -113,7 +115,7 @@ def measure(options: argparse.Namespace) -> dict[tuple[str, str], dict[str, list
             with tempfile.TemporaryDirectory() as cache:
                 for side in SIDES:
                     python = pythons.get(side, sys.executable)
-                    if python is None or (case, side) == ("ResNet-50", "torch"):
+                    if python is None or (side == "torch" and case in CLASSIFIERS):
                         continue
                     paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
                     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "JAX_PLATFORMS": "cpu"}
