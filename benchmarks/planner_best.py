@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--save", metavar="NAME", help="also write benchmarks/results/NAME.md")
     options = parser.parse_args()
     config = config_of(options.model)
-    feasible = answer(config, s.calibrated(), top=1000).found.plans
+    feasible = answer(config, s.calibrated(), top=1000).search.plans
     ranked = bounded(feasible, options.plans)
     sides = [s.made(f"{at + 1} of {len(ranked)}", config, each.plan) for at, each in enumerate(ranked)]
     measured = s.in_turn(sides, options.rounds, options.seconds)

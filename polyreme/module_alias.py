@@ -58,12 +58,12 @@ class AliasLoader(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = import_module(self.name)
-        self._own = (module.__spec__, getattr(module, "__loader__", None))
+        self._identity = (module.__spec__, getattr(module, "__loader__", None))
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         # the import system has written the alias's spec into the module, which has been executed before
-        module.__spec__, module.__loader__ = self._own
+        module.__spec__, module.__loader__ = self._identity
 
 
 class ModuleLoader(Loader):

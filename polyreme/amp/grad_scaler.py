@@ -34,10 +34,10 @@ class _Flight:
     run: the capture it happened in, None when eager.
     """
 
-    __slots__ = ("found", "run", "stepped")
+    __slots__ = ("found_inf", "run", "stepped")
 
     def __init__(self, found: Tensor, run: Any) -> None:
-        self.found = found
+        self.found_inf = found
         self.run = run
         self.stepped = False
 
@@ -84,7 +84,7 @@ class GradScaler:
             raise GradError(
                 "GradScaler.scale: in static mode use static.amp.decorate(optimizer), which scales the loss"
             )
-        return var * self._on(self._state["scale"], state.read(var)).astype(var.dtype)
+        return var * self._beside(self._state["scale"], state.read(var)).astype(var.dtype)
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of the optimizer's parameters by the scale and note whether one is not finite.
@@ -109,7 +109,7 @@ class GradScaler:
         if not trained:
             return Tensor(jnp.zeros((), jnp.bool_))
         grads = [state.read(p._grad) for p in trained]
-        scale = self._on(self._state["scale"], grads[0]) if scale is None else scale
+        scale = self._beside(self._state["scale"], grads[0]) if scale is None else scale
         arrays, found = _unscale(grads, state.read(scale))
         for p, array in zip(trained, arrays, strict=True):
             state.write(p._grad, array)
@@ -126,14 +126,14 @@ class GradScaler:
         if len(flags) > 1:
             first = _any([first, *(beside(state.read(f), first) for f in flags[1:])])
         flight = self._flights[optimizer] = _Flight(Tensor(first), state.watch.active)
-        return flight.found
+        return flight.found_inf
 
     def _check_not_unscaled(self, optimizer: Any) -> None:
         if self._flight(optimizer) is not None:
             raise GradError("GradScaler.unscale_: the gradients are unscaled already; call it once before update()")
 
     @staticmethod
-    def _on(tensor: Tensor, other: Any) -> Tensor:
+    def _beside(tensor: Tensor, other: Any) -> Tensor:
         """tensor, or a copy of it on the other array's devices."""
         have = state.read(tensor)
         array = beside(have, other)
@@ -154,7 +154,7 @@ class GradScaler:
         elif flight.stepped:
             raise GradError("GradScaler.step: this optimizer has stepped already; call update() between two steps")
         flight.stepped = True
-        optimizer.step(skip=flight.found)
+        optimizer.step(skip=flight.found_inf)
 
     def update(self) -> None:
         """Adapt the scale to whether gradients overflowed since the last update().
@@ -168,7 +168,7 @@ class GradScaler:
             raise GradError("GradScaler.update: no gradients were unscaled since the last update(); call step() first")
         self._flights.clear()
         now = {n: state.read(t) for n, t in self._state.items()}
-        new = _adapt([beside(state.read(f.found), now["scale"]) for f in flights], now)
+        new = _adapt([beside(state.read(f.found_inf), now["scale"]) for f in flights], now)
         for name, array in new.items():
             state.write(self._state[name], array)
 

@@ -97,17 +97,17 @@ class _Opened:
     """A file by its path, closed at the end, or one that is open already and stays so."""
 
     def __init__(self, file: File) -> None:
-        self.given = file
+        self.source = file
 
     def __enter__(self) -> tuple[BinaryIO, str]:
-        if isinstance(self.given, (str, os.PathLike)):
-            self.file: BinaryIO = open(self.given, "rb")
+        if isinstance(self.source, (str, os.PathLike)):
+            self.file: BinaryIO = open(self.source, "rb")
         else:
-            self.file = self.given
+            self.file = self.source
         return self.file, str(getattr(self.file, "name", self.file))
 
     def __exit__(self, *_: object) -> None:
-        if self.file is not self.given:
+        if self.file is not self.source:
             self.file.close()
 
 

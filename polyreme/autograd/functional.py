@@ -221,7 +221,7 @@ def _wanting(jets: list[Jet]) -> bool:
 
 
 def _fill(y: TensorState, jet: Jet | None, spec: JetSpec) -> Jet:
-    whole = (None,) * (spec.ways * spec.own + spec.collapsed) if jet is None else jet
+    whole = (None,) * (spec.ways * spec.num_coefficients + spec.collapsed) if jet is None else jet
     return tuple(zeros(y) if c is None else c for c in whole)
 
 

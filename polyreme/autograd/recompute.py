@@ -197,7 +197,7 @@ class _EagerWatch(Capture):
             self.outer.created(tensor)
 
     def touch(self, tensor: TensorState) -> None:
-        if id(tensor) in self.made or id(tensor) in self.before:
+        if id(tensor) in self.created_ids or id(tensor) in self.before:
             return
         if tensor.holder is not tensor:
             super().touch(tensor)
@@ -237,21 +237,21 @@ class _Entrance(tape.PassNode):
     __slots__ = ()
 
 
-class _Held(NamedTuple):
+class _RecomputeInput(NamedTuple):
     """An input: where it came from, and its array (for an argument, as it is packed).
 
-    tensor: the Tensor itself, or None for an argument that is kept by value; found: gives that argument's Tensor as
+    tensor: the Tensor itself, or None for an argument that is kept by value; find: gives that argument's Tensor as
     long as somebody holds it.
     """
 
     tensor: TensorState | None
-    found: Callable[[], TensorState | None]
+    find: Callable[[], TensorState | None]
     array: Any
     edge: tape.Edge
 
     def open(self, array: Any) -> TensorState:
         """A Tensor with this value, whose history begins here: the very Tensor unless nobody holds it any more."""
-        tensor = self.tensor if self.tensor is not None else self.found()
+        tensor = self.tensor if self.tensor is not None else self.find()
         if tensor is None:
             tensor = Tensor(array)
         tensor._array, tensor._index, tensor.stop_gradient = array, 0, self.edge is None
@@ -332,7 +332,7 @@ def _call_eagerly(function: Callable[..., Any], args: tuple, kwargs: dict[str, A
     with _noting() as notes:
         result = call(arguments)
     ours = {id(t) for t in arguments}
-    met = [_Held(b.tensor, _nobody, b.array, b.edge) for key, b in notes.before.items() if key not in ours]
+    met = [_RecomputeInput(b.tensor, _nobody, b.array, b.edge) for key, b in notes.before.items() if key not in ours]
     ends = _ends(since, result, arguments, [b.tensor for b in notes.before.values()])
     if ends:
         node = _Again(call, [*inputs, *met], len(arguments), [(t._array.shape, t._array.dtype) for t in ends], keep)
@@ -341,11 +341,13 @@ def _call_eagerly(function: Callable[..., Any], args: tuple, kwargs: dict[str, A
     return result
 
 
-def _hold_argument(tensor: TensorState) -> _Held:
+def _hold_argument(tensor: TensorState) -> _RecomputeInput:
     """An argument. One that was computed, or wants no gradient, is kept by value: the Tensor itself may go."""
     edge = tape.edge_of(tensor)
     by_value = type(tensor) is Tensor and not isinstance(edge, TensorState)
-    return _Held(None if by_value else tensor, weakref.ref(tensor) if by_value else _nobody, tensor._array, edge)
+    return _RecomputeInput(
+        None if by_value else tensor, weakref.ref(tensor) if by_value else _nobody, tensor._array, edge
+    )
 
 
 def _nobody() -> None:
@@ -355,10 +357,10 @@ def _nobody() -> None:
 class _Again(tape.Node):
     """A call that is run again, with the tape on, when its gradients are asked for."""
 
-    __slots__ = ("call", "held", "keep", "num_args", "num_outputs", "packed")
+    __slots__ = ("call", "inputs", "keep", "num_args", "num_outputs", "packed")
 
     def __init__(
-        self, call: _RecomputedCall, inputs: list[_Held], num_args: int, metas: list[tuple], keep: Keep
+        self, call: _RecomputedCall, inputs: list[_RecomputeInput], num_args: int, metas: list[tuple], keep: Keep
     ) -> None:
         name = f"recompute({getattr(call.function, '__name__', type(call.function).__name__)})"
         super().__init__(name, tuple(h.edge for h in inputs), tuple(metas))
@@ -366,27 +368,27 @@ class _Again(tape.Node):
         self.keep = keep
         self.num_args = num_args
         self.num_outputs = len(metas)
-        self.held: list[_Held] | None = inputs
+        self.inputs: list[_RecomputeInput] | None = inputs
         self.packed: tape.Packed | None = None
         self._pack()
 
     def _pack(self) -> None:
         """Arguments kept by value go where `keep` says and through the saved-tensor hooks in force."""
-        assert self.held is not None
+        assert self.inputs is not None
         at = self._by_value()
-        arrays = [self.keep.pack(self.held[i].array) if self.keep.moves else self.held[i].array for i in at]
+        arrays = [self.keep.pack(self.inputs[i].array) if self.keep.moves else self.inputs[i].array for i in at]
         if tape.saved_hooks.pair is not None:
             self.packed, arrays = tape.Packed(arrays), [None] * len(at)
         for i, array in zip(at, arrays, strict=True):
-            self.held[i] = self.held[i]._replace(array=array)
+            self.inputs[i] = self.inputs[i]._replace(array=array)
 
     def _by_value(self) -> list[int]:
-        return [i for i, h in enumerate(self.held or ()) if h.tensor is None]
+        return [i for i, h in enumerate(self.inputs or ()) if h.tensor is None]
 
     def _arrays(self) -> list[Any]:
         """Every input's array, in order, as it was."""
-        assert self.held is not None
-        arrays, at = [h.array for h in self.held], self._by_value()
+        assert self.inputs is not None
+        arrays, at = [h.array for h in self.inputs], self._by_value()
         kept = [arrays[i] for i in at] if self.packed is None else self.packed.arrays()
         for i, array in zip(at, kept, strict=True):
             arrays[i] = self.keep.unpack(array) if self.keep.moves else array
@@ -394,7 +396,7 @@ class _Again(tape.Node):
 
     def gradients(self, cotangents: list, create_graph: bool) -> list:
         """Run the call again and pull the cotangents back through it."""
-        if self.held is None:
+        if self.inputs is None:
             raise tape.freed_error(self.name)
         entrances, ends = self._run()
         wanted = [t for t in entrances if not t.stop_gradient]
@@ -409,10 +411,10 @@ class _Again(tape.Node):
 
     def _run(self) -> tuple[list[TensorState], list[TensorState]]:
         """The second run: (a Tensor at each input's entrance, one at each end)."""
-        assert self.held is not None
-        now = [h.tensor if h.tensor is not None else h.found() for h in self.held]
+        assert self.inputs is not None
+        now = [h.tensor if h.tensor is not None else h.find() for h in self.inputs]
         present = _Present([t for t in now if t is not None])
-        opened = [h.open(array) for h, array in zip(self.held, self._arrays(), strict=True)]
+        opened = [h.open(array) for h, array in zip(self.inputs, self._arrays(), strict=True)]
         entrances = [_at_node(t) for t in opened]
         since = tape.Node("start", ()).seq
         try:
@@ -451,7 +453,7 @@ class _Again(tape.Node):
 
     def release(self) -> None:
         """Let go of the inputs."""
-        self.held = self.packed = None
+        self.inputs = self.packed = None
 
     def saved(self) -> list[Any]:
         """Every input's array."""
@@ -459,14 +461,14 @@ class _Again(tape.Node):
 
     def reload(self, arrays: Sequence[Any]) -> None:
         """Other values for the same inputs."""
-        assert self.held is not None
-        self.held = [h._replace(array=a) for h, a in zip(self.held, arrays, strict=True)]
+        assert self.inputs is not None
+        self.inputs = [h._replace(array=a) for h, a in zip(self.inputs, arrays, strict=True)]
         self.packed = None
         self._pack()
 
     @property
     def freed(self) -> bool:
-        return self.held is None
+        return self.inputs is None
 
 
 def _at_node(tensor: TensorState) -> TensorState:

@@ -124,7 +124,7 @@ def _plan(
     loaded = config_file.load(path, [*overrides, *batch])
     tell = functools.partial(typer.echo, err=True)
     answer = recipe.answer(loaded.config, where, top=top, without=without, report=tell)
-    if verify and answer.found.plans:
+    if verify and answer.search.plans:
         answer = replace(answer, verified=_verify(answer, where, topology, is_quiet=as_json))
     if as_json:
         typer.echo(json.dumps(plan_report.to_json(answer), indent=1))
@@ -132,11 +132,11 @@ def _plan(
         _console().print(plan_report.report(answer))
     chosen = answer.chosen
     if chosen is None:
-        if explain is not None and answer.found.too_big:
+        if explain is not None and answer.search.too_big:
             _draw(answer, plan_report.too_big(answer)[0], explain, as_json)
         raise ConfigError(_nothing(answer))
     if explain is not None:
-        _draw(answer, answer.found.plans[chosen], explain, as_json)
+        _draw(answer, answer.search.plans[chosen], explain, as_json)
     if output is not None:
         write(output, recipe.run_file(loaded, answer, output))
         _say(f"\nwritten: {output}; run it with: polyreme {_command(loaded.config)} {output}", as_json)
@@ -201,7 +201,7 @@ def _verify(answer: Any, where: Any, topology: str | None, *, is_quiet: bool) ->
 
     is_tpu = bool(where.links) and bool(where.links[0].torus)
     verified: list[Any] = []
-    for at, ranked in enumerate(answer.found.plans):
+    for at, ranked in enumerate(answer.search.plans):
         if at >= _VERIFIED and replace(answer, verified=tuple(verified)).chosen in range(at):
             break
         if not is_quiet:
@@ -230,7 +230,7 @@ def _nothing(answer: Any) -> str:
         return f"{what}: the compiler refuted all {len(answer.verified)}; ask for more with --top, or for more devices"
     if answer.changes:
         return f"{what}; the cheapest change: {answer.changes[0].what}"
-    if not answer.found.too_big:
+    if not answer.search.too_big:
         near = " and ".join(f"{count:,}" for count in answer.nearest if count) or "no near number"
         return f"{what}: none divides the model and the batch; {near} devices do, another --global-batch may too"
     return f"{what}, nor many more of them; the model needs a kind with more memory"

@@ -29,12 +29,12 @@ _FLAG, _LEVEL = flags.FLAGS["FLAGS_check_nan_inf"], flags.FLAGS["FLAGS_check_nan
 
 
 class _Checked:
-    """on: whether the mode is on. at_run_time: puts a host call into the program that is being captured; late: what
+    """is_on: whether the mode is on. at_run_time: puts a host call into the program that is being captured; late: what
     programs found that nobody was told of yet; stepped: optimizers that stepped in them. layer_of: node of the tape ->
     the layer it was made in. updates: optimizer -> its steps since the mode was switched on.
     """
 
-    __slots__ = ("at_run_time", "late", "layer_of", "number", "on", "stepped", "updates")
+    __slots__ = ("at_run_time", "is_on", "late", "layer_of", "number", "stepped", "updates")
     at_run_time: Callable[..., None]
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Checked:
 
     def follow(self) -> None:
         """Take the flag's value, and count from zero."""
-        self.on = bool(_FLAG.value)
+        self.is_on = bool(_FLAG.value)
         self.late: list[BaseException] = []
         self.stepped: list[Any] = []
         self.layer_of: Any = weakref.WeakKeyDictionary()
@@ -66,7 +66,7 @@ def layer_here() -> str:
 
 def step_done(optimizer: Any) -> None:
     """An optimizer steps: the values that come next are of the step after."""
-    if not checked.on:
+    if not checked.is_on:
         return
     if state.capturing():
         # the program's other host calls, which come in any order, are of the same step
@@ -116,7 +116,7 @@ def raise_late(others: Sequence[BaseException] = ()) -> None:
 
 def wait_for_programs() -> None:
     """Wait for the programs that were started, and raise what they found wrong; nothing, when the mode is off."""
-    if checked.on:
+    if checked.is_on:
         jax.effects_barrier()
         raise_late()
 

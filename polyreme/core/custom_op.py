@@ -162,12 +162,12 @@ class CustomOp(Op):
                 )
             if self.backward == "traced":
                 return jax.vjp(plain, tensors)[1](cotangents)
-            return (self._own(self.backward, {**arguments, **tensors}, tensors, outs, cotangents),)
+            return (self._user_gradients(self.backward, {**arguments, **tensors}, tensors, outs, cotangents),)
 
         call.defvjp(saved, pull)
         return call(tensors)
 
-    def _own(
+    def _user_gradients(
         self, backward: Any, arguments: dict[str, Any], tensors: dict[str, Any], outs: Any, cotangents: Any
     ) -> dict:
         """The gradients that the user's backward gives, by input; None where it gives none."""

@@ -172,7 +172,7 @@ def _like(arrays: tuple, given: Sequence[Mask | None], spec: JetSpec) -> list[ja
     for array, mask in zip(arrays, given, strict=True):
         for at, present in enumerate(mask or ()):
             if present:
-                apart = not spec.stacked or at == spec.ways * spec.own
+                apart = not spec.stacked or at == spec.ways * spec.num_coefficients
                 results.append(
                     jax.ShapeDtypeStruct(array.shape if apart else (spec.directions, *array.shape), array.dtype)
                 )

@@ -123,8 +123,8 @@ class Elsewhere:
 class Watcher(Protocol):
     """The watcher of a thread's Tensors and Layers while its code is captured or recorded.
 
-    stages: Tensors may have no values. made: ids of the Tensors made inside. converted: fn -> fn with its control flow
-    converted.
+    stages: Tensors may have no values. created_ids: of the Tensors made inside. converted: fn -> fn with its control
+    flow converted.
     """
 
     stages: ClassVar[bool]
@@ -132,7 +132,7 @@ class Watcher(Protocol):
     @property
     def converted(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
     @property
-    def made(self) -> Container[int]: ...
+    def created_ids(self) -> Container[int]: ...
     def created(self, tensor: TensorState) -> None: ...
     def touch(self, tensor: TensorState) -> None: ...
     def read(self, tensor: TensorState) -> Any: ...

@@ -58,13 +58,13 @@ def apply_plan(
         except ValueError as error:
             raise type(error)(f"parameter {name}: {error}") from None
     holder = rng.default_generator.key_state()
-    if replicas.spans_processes(layout.mesh) and not mode.on:
+    if replicas.spans_processes(layout.mesh) and not mode.is_on:
         replicas.agree([*(p for p, _ in placed if is_made(p)), *model.buffers(), holder])
     for p, shardings in placed:
         set_layouts(p, plan, shardings)
-        if mode.on or (is_made(p) and not plan.streams):
+        if mode.is_on or (is_made(p) and not plan.streams):
             state.write(p, put(p._array, shardings["param"]))
-    if plan.streams and not mode.on:
+    if plan.streams and not mode.is_on:
         _move_values(plan, [p for p, _ in placed])
     _keep_near(plan, [p for p, _ in placed])
     for buffer in model.buffers():
@@ -172,7 +172,7 @@ def _order_made(p: Parameter) -> int:
 
 def _check_host_memory(plan: Plan, layout: Layout) -> None:
     kinds = [kind for kind, tier in plan.offload.items() if tier == "host"]
-    if not kinds or mode.on:
+    if not kinds or mode.is_on:
         return
     for device in layout.mesh.devices.flat:
         if device.process_index == jax.process_index() and HOST not in memories_of(device):

@@ -71,7 +71,7 @@ class PlannedStep:
     ) -> None:
         self.model, self.plan, self.policy, self.count, self.loss = model, plan, policy, count, loss
         streams = plan.streams
-        check_offload(plan, policy, has_loss=loss is not None and not mode.on)
+        check_offload(plan, policy, has_loss=loss is not None and not mode.is_on)
         _check_recompute(model, plan)
         self.layers: PipelineLayer | None = None
         is_parted = streams or plan.in_blocks
@@ -240,7 +240,7 @@ def _check_state_goes(plan: Plan, optimizer: Optimizer) -> None:
     in_files = plan.offload.get("state") == "disk" or "expert" in plan.offload
     is_alone = "state" in plan.offload and not plan.streams
     has_none = (in_files and not optimizer.is_streamed) or (is_alone and not optimizer.keeps_arrays)
-    if has_none and not mode.on:
+    if has_none and not mode.is_on:
         raise ConfigError(
             f"plan: offload {plan.offload.plain()}, and {type(optimizer).__name__} keeps no arrays for each parameter "
             "that could go there; leave offload out, or use another optimizer, such as AdamW"

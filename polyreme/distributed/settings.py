@@ -33,7 +33,7 @@ class Field(NamedTuple):
 Table = Mapping[str, "Field | Table"]
 
 
-def on(default: Any, note: str, item: type | None = None) -> Field:
+def honoured(default: Any, note: str, item: type | None = None) -> Field:
     """A field that is honoured."""
     return Field(default, HONOURED, note, item)
 
@@ -60,8 +60,8 @@ def autocast(scaler: str) -> dict[str, Field]:
     }
     lists = ("custom_white_list", "custom_black_list")
     return {
-        **{name: on(default, scaler) for name, default in scaling.items()},
-        **{name: on([], f"amp.auto_cast({name})", str) for name in lists},
+        **{name: honoured(default, scaler) for name, default in scaling.items()},
+        **{name: honoured([], f"amp.auto_cast({name})", str) for name in lists},
     }
 
 

@@ -49,12 +49,12 @@ class Categorical(Distribution):
         shape = self.logits.shape
         if not shape or shape[-1] == 0:
             raise ShapeError(f"Categorical: logits has shape {list(shape)}; give [*batch, categories], at least one")
-        self._given = logits
+        self._weights = logits
         self.name = name or "Categorical"
         super().__init__(shape[:-1])
 
     def _sample(self, shape: tuple[int, ...]) -> Tensor:
-        check("Categorical.sample", "logits", self._given, below_infinity)
+        check("Categorical.sample", "logits", self._weights, below_infinity)
         logits = repeated(self.logits, shape)
         return argmax(logits + gumbel_like(logits), -1)
 
@@ -69,7 +69,7 @@ class Categorical(Distribution):
         One distribution: in value's shape. A batch: value [m] asks every distribution for the same m categories; value
         [*batch, m] asks each for its own -> [*batch, m].
         """
-        check("Categorical.prob", "logits", self._given, non_negative)
+        check("Categorical.prob", "logits", self._weights, non_negative)
         chances = self.logits / sum_of(self.logits, -1, keepdim=True)
         value = value if isinstance(value, Tensor) else to_tensor(value)
         categories = chances.shape[-1]

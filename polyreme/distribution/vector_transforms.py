@@ -104,7 +104,7 @@ class StackTransform(Transform):
         """The dim along which slices are taken."""
         return self._axis
 
-    def _each(self, method: str, x: Tensor) -> Tensor:
+    def _by_slice(self, method: str, x: Tensor) -> Tensor:
         dim = self._axis if self._axis >= 0 else self._axis + x.ndim
         if not 0 <= dim < x.ndim or x.shape[dim] != len(self._transforms):
             raise ShapeError(
@@ -115,15 +115,15 @@ class StackTransform(Transform):
         return stack([getattr(t, method)(part) for t, part in zip(self._transforms, slices, strict=True)], dim)
 
     def _forward(self, x: Tensor) -> Tensor:
-        return self._each("forward", x)
+        return self._by_slice("forward", x)
 
     def _inverse(self, y: Tensor) -> Any:
         if not self.is_injective:
             raise self._lacks("inverse: a transform in it is not one-to-one")
-        return self._each("inverse", y)
+        return self._by_slice("inverse", y)
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self._each("forward_log_det_jacobian", x)
+        return self._by_slice("forward_log_det_jacobian", x)
 
 
 class StickBreakingTransform(Transform):

@@ -77,7 +77,7 @@ _checked = CheckedEager()
 
 
 def _follow() -> None:
-    mode.current.settle(_checked if checked.on else _plain)
+    mode.current.settle(_checked if checked.is_on else _plain)
 
 
 FLAGS["FLAGS_check_nan_inf"].changed.append(_follow)

@@ -87,7 +87,7 @@ def put(array: jax.Array | np.ndarray, where: Any) -> jax.Array:
 
     Over a mesh that spans processes, what this process holds for itself must be the same in every process.
     """
-    if mode.on:
+    if mode.is_on:
         return Abstract.of(array.shape, array.dtype, where)  # type: ignore[return-value]  # stands for one
     if isinstance(array, jax.Array) and isinstance(where, NamedSharding) and _is_small_on_cpu(array):
         array = aligned_copy(np.asarray(array))  # jax compiles a program for each shape of its own arrays that it cuts

@@ -80,7 +80,7 @@ class _Walk:
         self.waiting: dict[Node, dict[int, TensorState]] = {}
         self.heap: list[tuple[int, Node]] = []
         self.leaves: dict[int, list] = {}
-        self.found: dict[Any, TensorState] = {}
+        self.gradients: dict[Any, TensorState] = {}
         self.bypassed: list[Node] = []
         # the cotangents of the last nodes that gathered parameters
         self._gathering: deque[tuple[Any, ...]] = deque(maxlen=_GATHERS_AHEAD)
@@ -113,7 +113,7 @@ class _Walk:
         if self.wanted is not None:
             for index in slots:
                 if (node, index) in self.wanted:
-                    self.found[(node, index)] = slots[index]
+                    self.gradients[(node, index)] = slots[index]
             if not self._leads_to_wanted(node):
                 return
         way = self._way(node) if shortcuts else node
@@ -196,7 +196,7 @@ def _gradients(node: Node, slots: dict[int, TensorState], create_graph: bool) ->
             gradients = node.gradients(cotangents, create_graph)
         if isinstance(node, KernelNode) and not create_graph:
             gradients = _end_together(node.edges, gradients)
-    if checked.on:
+    if checked.is_on:
         check_gradients(node, cotangents, gradients)
     return gradients
 
@@ -409,7 +409,7 @@ def grad(
     results: list[TensorState | None] = []
     for i, x in enumerate(inputs):
         edge = edge_of(x)
-        result = walk.found.get(edge) if isinstance(edge, tuple) else hooked.get(id(edge))
+        result = walk.gradients.get(edge) if isinstance(edge, tuple) else hooked.get(id(edge))
         if result is None and not allow_unused and edge_key(edge) not in blocked:
             raise GradError(
                 f"grad(): input {i} (shape {list(x._array.shape)}) was not used to compute the outputs; "

@@ -145,20 +145,20 @@ class _Named:
     """An input's spec under its own name if it was given one, else under its argument's."""
 
     path: str
-    given: Any
+    spec: Any
 
     @property
     def name(self) -> str:
-        own = None if isinstance(self.given, TensorState) else getattr(self.given, "name", None)
+        own = None if isinstance(self.spec, TensorState) else getattr(self.spec, "name", None)
         return own or self.path
 
     @property
     def shape(self) -> Any:
-        return self.given.shape
+        return self.spec.shape
 
     @property
     def dtype(self) -> Any:
-        return self.given.dtype
+        return self.spec.dtype
 
 
 def _is_input(leaf: Any) -> bool:

@@ -38,7 +38,7 @@ class _Exporting(Capture):
 
     def touch(self, tensor: TensorState) -> None:
         """A Tensor that is about to be read or changed; of a generator, its key."""
-        if not isinstance(tensor, Tensor) and id(tensor) not in self.made:
+        if not isinstance(tensor, Tensor) and id(tensor) not in self.created_ids:
             raise CaptureError(
                 f"{user_line()}: a random op runs in eval mode, and what an artefact computes depends on its inputs "
                 "alone; make the random numbers an input"

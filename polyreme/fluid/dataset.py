@@ -151,11 +151,11 @@ class InMemoryDataset(DatasetBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: list[Row] | None = None
+        self._loaded: list[Row] | None = None
 
     def load_into_memory(self) -> None:
         """Read the files."""
-        self._kept = list(super()._rows())
+        self._loaded = list(super()._rows())
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
         """load_into_memory(); it is done when this returns."""
@@ -165,13 +165,13 @@ class InMemoryDataset(DatasetBase):
         """Nothing is left to wait for."""
 
     def _rows(self) -> Iterator[Row]:
-        if self._kept is None:
+        if self._loaded is None:
             raise DataError("InMemoryDataset: nothing is loaded; call load_into_memory() first")
-        return iter(self._kept)
+        return iter(self._loaded)
 
     def local_shuffle(self) -> None:
         """Put the lines into another order. Raises DataError before load_into_memory()."""
-        self._kept = random.sample(rows := list(self._rows()), len(rows))
+        self._loaded = random.sample(rows := list(self._rows()), len(rows))
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:
         """local_shuffle(). Raises ConfigError where fleet has several workers, whose lines would have to change hands.
@@ -184,11 +184,11 @@ class InMemoryDataset(DatasetBase):
 
     def release_memory(self) -> None:
         """Forget the lines."""
-        self._kept = None
+        self._loaded = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
         """How many lines this worker has in memory."""
-        return len(self._kept or ())
+        return len(self._loaded or ())
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
         """How many lines this worker has in memory."""

@@ -103,11 +103,11 @@ class Auc(MetricBase):
     """Area under the "ROC" or "PR" curve, of probabilities [n, 2]."""
 
     def __init__(self, name: str | None, curve: str = "ROC", num_thresholds: int = 4095) -> None:
-        self._made = lambda: ours.Auc(curve, num_thresholds)
+        self._new_metric = lambda: ours.Auc(curve, num_thresholds)
         super().__init__(name)
 
     def reset(self) -> None:
-        self._counted = self._made()
+        self._counted = self._new_metric()
 
     def update(self, preds: Any, labels: Any) -> None:
         self._counted.update(np.asarray(preds), np.asarray(labels))

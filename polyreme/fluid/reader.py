@@ -109,10 +109,10 @@ class GeneratorLoader:
             raise ProgramError("DataLoader: iterable=False; use start(), Executor.run until EOFException, reset()")
         count = max(1, len(self._places))
         for group in readers.batch(self._ready(), count, drop_last=True)():
-            made = [self._made(columns) for columns in group]
+            made = [self._batch(columns) for columns in group]
             yield made[0] if self._dygraph and count == 1 else made
 
-    def _made(self, columns: list[Any]) -> Any:
+    def _batch(self, columns: list[Any]) -> Any:
         if self._dygraph:
             return [to_tensor(np.asarray(c)) for c in columns]
         named = {v.name: c for v, c in zip(self._variables, columns, strict=True)}

@@ -24,10 +24,10 @@ _SWAPPED = {"add": ("x", "y"), "multiply": ("x", "y")}
 
 @dataclass(frozen=True)
 class CallForm:
-    """`op(...)` in a pattern; given: parameter -> a name that stands for anything, or a literal in a tuple."""
+    """`op(...)` in a pattern; operands: parameter -> a name that stands for anything, or a literal in a tuple."""
 
     op: str
-    given: dict[str, Any]
+    operands: dict[str, Any]
 
     @classmethod
     def read(cls, call: Any) -> CallForm:
@@ -40,7 +40,7 @@ class CallForm:
 
     def arguments(self, bound: Bound) -> dict[str, Any]:
         """The arguments that differ from their defaults, names filled in from bound."""
-        given = {p: term[0] if isinstance(term, tuple) else bound[term] for p, term in self.given.items()}
+        given = {p: term[0] if isinstance(term, tuple) else bound[term] for p, term in self.operands.items()}
         defaults = defaults_of(self.op) or {}
         return {p: v for p, v in given.items() if plain(v) != plain(defaults[p])}
 
@@ -185,7 +185,7 @@ def _unify(form: CallForm, arguments: dict[str, Any], bound: Bound) -> Iterator[
 def _fit(form: CallForm, given: dict[str, Any], bound: Bound) -> Iterator[Bound]:
     known, defaults = dict(bound), defaults_of(form.op) or {}
     for parameter, value in given.items():
-        term = form.given.get(parameter, (defaults[parameter],))
+        term = form.operands.get(parameter, (defaults[parameter],))
         if isinstance(term, tuple):
             if plain(value) != plain(term[0]):
                 return

@@ -125,8 +125,8 @@ class Predictor:
         self._engine = engine
         self._inputs = {s.name: Tensor(s, engine, True) for s in engine.function.inputs}
         self._outputs = {s.name: Tensor(s, engine, False) for s in engine.function.outputs}
-        self._given = list(self._inputs.values())
-        self._made = list(self._outputs.values())
+        self._input_handles = list(self._inputs.values())
+        self._output_handles = list(self._outputs.values())
 
     def get_input_names(self) -> list[str]:
         """Names of the inputs, in order."""
@@ -152,10 +152,10 @@ class Predictor:
         """
         if inputs is not None:
             return [EagerTensor(out) for out in self._engine.run([self._array(x) for x in inputs])]
-        arrays = [handle.array for handle in self._given]
+        arrays = [handle.array for handle in self._input_handles]
         if any(array is None for array in arrays):
             raise self._missing()
-        for handle, out in zip(self._made, self._engine.run(arrays), strict=True):
+        for handle, out in zip(self._output_handles, self._engine.run(arrays), strict=True):
             handle.array = out
         return True
 
@@ -174,12 +174,12 @@ class Predictor:
 
     def clear_intermediate_tensor(self) -> None:
         """Let go of the values in the handles."""
-        for handle in (*self._given, *self._made):
+        for handle in (*self._input_handles, *self._output_handles):
             handle.array = None
 
     def try_shrink_memory(self) -> int:
         """clear_intermediate_tensor, and what else can be collected; returns the bytes that the handles held."""
-        held = sum(h.array.nbytes for h in (*self._given, *self._made) if h.array is not None)
+        held = sum(h.array.nbytes for h in (*self._input_handles, *self._output_handles) if h.array is not None)
         self.clear_intermediate_tensor()
         gc.collect()
         return held
@@ -203,7 +203,7 @@ class Predictor:
         return self._engine.place(array)
 
     def _missing(self) -> DataError:
-        missing = [h.name() for h in self._given if h.array is None]
+        missing = [h.name() for h in self._input_handles if h.array is None]
         return DataError(f"run: no value for input {', '.join(missing)}; copy_from_cpu into its handle first")
 
 

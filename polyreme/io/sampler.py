@@ -76,8 +76,8 @@ class RandomSampler(EpochSampler):
     def __init__(
         self, data_source: Any, replacement: bool = False, num_samples: int | None = None, generator: Any = None
     ) -> None:
-        self._given = generator if isinstance(generator, Iterator) else None
-        super().__init__(data_source, None if self._given is not None else generator)
+        self._indices = generator if isinstance(generator, Iterator) else None
+        super().__init__(data_source, None if self._indices is not None else generator)
         if not isinstance(replacement, bool):
             raise DTypeError(f"RandomSampler: replacement must be True or False, got {replacement!r}")
         if num_samples is not None:
@@ -99,9 +99,9 @@ class RandomSampler(EpochSampler):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        if self._given is not None:
+        if self._indices is not None:
             self.epoch += 1
-            return (int(index) for index, _ in zip(self._given, range(self.num_samples), strict=False))
+            return (int(index) for index, _ in zip(self._indices, range(self.num_samples), strict=False))
         return super().__iter__()
 
     def _draw(self, rng: np.random.Generator) -> np.ndarray:

@@ -178,7 +178,7 @@ class StructureDecoder:
         self.where = where
         self.return_numpy = return_numpy
         self.keep_name_table = keep_name_table
-        self._made: dict[str, Any] = {}
+        self._decoded: dict[str, Any] = {}
         self._count = 0
         self._keeps = True
 
@@ -236,9 +236,9 @@ class StructureDecoder:
 
     def _tensor(self, node: dict[str, Any]) -> Any:
         key = node["tensor"]
-        if key not in self._made:
-            self._made[key] = self._make(self.arrays[key], node)
-        return self._made[key]
+        if key not in self._decoded:
+            self._decoded[key] = self._make(self.arrays[key], node)
+        return self._decoded[key]
 
     def _make(self, array: np.ndarray, node: dict[str, Any]) -> Any:
         dtype = dtypes.NAMES[node["dtype"]]

@@ -38,7 +38,7 @@ class Called:
         if not self.calls:
             self._first = jax.tree.map(_describe, args)  # now: the call may donate them
         self.calls += 1
-        if mode.on:
+        if mode.is_on:
             return self._abstractly(args)
         try:
             return turns.end(self._run(*args))

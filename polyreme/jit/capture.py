@@ -125,7 +125,7 @@ class Capture:
         self.detach = detach
         self.converted = converted if outer is None else outer.converted
         self.before: dict[int, Before] = {}
-        self.made: dict[int, TensorState] = {}
+        self.created_ids: dict[int, TensorState] = {}
         self.layers: dict[int, tuple[Any, bool, tuple]] = {} if outer is None else outer.layers
         self.fuses = fuses if outer is None else outer.fuses
         # buffers that other Tensors took the place of: the table of their Layer, their name in it, and they
@@ -136,7 +136,7 @@ class Capture:
 
     def created(self, tensor: TensorState) -> None:
         """A Tensor made inside."""
-        self.made[id(tensor)] = tensor
+        self.created_ids[id(tensor)] = tensor
 
     def touch(self, tensor: TensorState) -> None:
         """A Tensor that is about to be read or changed."""
@@ -145,7 +145,7 @@ class Capture:
                 self.touch(holder)
             return
         key = id(tensor)
-        if key in self.made or key in self.before:
+        if key in self.created_ids or key in self.before:
             return
         if self.outer is not None:
             self.outer.touch(tensor)
@@ -216,7 +216,7 @@ class Capture:
         for buffers, name, buffer in self.replaced.values():
             now = buffers.get(name)
             both = isinstance(buffer, TensorState) and isinstance(now, TensorState)
-            if now is buffer or not both or id(buffer) in self.made:
+            if now is buffer or not both or id(buffer) in self.created_ids:
                 continue
             if (buffer._array.shape, buffer._array.dtype) == (now._array.shape, now._array.dtype):
                 yield buffers, name, buffer, now
@@ -233,7 +233,7 @@ class Capture:
         """True for a constant made inside, which can be read on the host."""
         at: Capture | None = self
         while at is not None:
-            if id(tensor) in at.made:
+            if id(tensor) in at.created_ids:
                 return not isinstance(tensor._array, Tracer)
             at = at.outer
         return False

@@ -65,10 +65,10 @@ _REFUSALS = (
 class _ConversionSwitch:
     """Off inside a not_to_static function."""
 
-    __slots__ = ("on",)
+    __slots__ = ("is_on",)
 
     def __init__(self) -> None:
-        self.on = True
+        self.is_on = True
 
 
 _switch = _ConversionSwitch()
@@ -80,11 +80,11 @@ told.forget = _factories.clear
 
 @contextmanager
 def _off() -> Any:
-    outer, _switch.on = _switch.on, False
+    outer, _switch.is_on = _switch.is_on, False
     try:
         yield
     finally:
-        _switch.on = outer
+        _switch.is_on = outer
 
 
 class _Scope(FunctionScope):
@@ -248,7 +248,7 @@ def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
     The first time a function cannot be converted, a warning names it and the reason.
     """
     _note(fn)
-    if not _switch.on:
+    if not _switch.is_on:
         return fn
     if isinstance(fn, types.MethodType):
         inner = _function(fn.__func__)

@@ -29,16 +29,16 @@ _FLAG = flags.FLAGS["FLAGS_fuse_captured"]
 
 
 class _Fusing:
-    """on: whether captured code is fused."""
+    """is_on: whether captured code is fused."""
 
-    __slots__ = ("on",)
+    __slots__ = ("is_on",)
 
     def __init__(self) -> None:
         self.follow()
 
     def follow(self) -> None:
         """Take the flag's value."""
-        self.on = bool(_FLAG.value)
+        self.is_on = bool(_FLAG.value)
 
 
 fusing: _Fusing = _Fusing()
@@ -79,7 +79,7 @@ class Noted:
     """A call: what it was given, what it gave, the modes in force, and where gradients of all these went then."""
 
     name: str
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     result: CallOperand
     modes: tuple[Any, ...]
 
@@ -88,7 +88,7 @@ class Noted:
 
     def inputs(self) -> list[CallOperand]:
         """The Tensors it was given."""
-        return [v for v in self.given.values() if isinstance(v, CallOperand)]
+        return [v for v in self.arguments.values() if isinstance(v, CallOperand)]
 
     def is_current(self) -> bool:
         """Whether nothing that it was given or gave was changed since, in place or in where its gradient goes."""
@@ -118,7 +118,7 @@ class CapturedCalls:
         arguments = {p: self._value(v) if isinstance(v, TensorState) else v for p, v in arguments.items()}
         modes = (amp_policy.active.policy, tape.grad_mode.enabled)
         noted = self._noted[id(result)] = Noted(name, arguments, self._value(result), modes)
-        if checked.on or tape.saved_hooks.pair is not None:
+        if checked.is_on or tape.saved_hooks.pair is not None:
             return  # they are told of every call as it was written
         for pattern in table.ending.get(name, ()):
             for match in matches(pattern, noted, self):
@@ -140,7 +140,7 @@ class CapturedCalls:
 
     def parts(self, call: Noted) -> tuple[str, dict[str, Any] | None]:
         """(name, arguments by parameter)."""
-        return call.name, call.given
+        return call.name, call.arguments
 
     def result(self, call: Noted) -> CallOperand:
         """The value that a call gave."""

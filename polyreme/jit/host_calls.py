@@ -33,13 +33,13 @@ _log = logging.getLogger("polyreme.jit")
 
 class _Calls:
     """count: host calls put into programs so far; waiting: how many calls raise at their end what is found wrong until
-    then, which is in failures; on: False leaves host calls out; ordered: whether they keep the program's order, which
-    jax can see to on one device only."""
+    then, which is in failures; is_on: False leaves host calls out; ordered: whether they keep the program's order,
+    which jax can see to on one device only."""
 
     def __init__(self) -> None:
         self.count = self.waiting = 0
         self.failures: list[BaseException] = []
-        self.on = self.ordered = True
+        self.is_on = self.ordered = True
 
 
 calls: _Calls = _Calls()
@@ -48,11 +48,11 @@ calls: _Calls = _Calls()
 @contextmanager
 def left_out() -> Iterator[None]:
     """Inside the block captured code neither prints nor checks: for a program that has to run without this process."""
-    outer, calls.on = calls.on, False
+    outer, calls.is_on = calls.is_on, False
     try:
         yield
     finally:
-        calls.on = outer
+        calls.is_on = outer
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def fail(error: BaseException) -> None:
 
 def at_run_time(fn: Callable[..., None], *arrays: Any, ordered: bool = True) -> None:
     """Call fn with the values of arrays when the program that is being captured runs; in its order, if jax can."""
-    if not calls.on:
+    if not calls.is_on:
         return
     calls.count += 1
     jax.debug.callback(fn, *arrays, ordered=ordered and calls.ordered and layout.active.layout is None)
@@ -197,11 +197,11 @@ class _Later:
         leaves: list[Any] = []
         self.spec = flatten(value, leaves)
         self.tensors: list[TensorState] = [] if tensors is None else tensors
-        self.leaves = [self._kept(leaf) for leaf in leaves]
+        self.leaves = [self._strip(leaf) for leaf in leaves]
         # what a value is shown with must not keep the Tensor, which is gone when the program runs
         self.facts = [_Shown(t, np.empty(0)) for t in self.tensors]
 
-    def _kept(self, leaf: Any) -> Any:
+    def _strip(self, leaf: Any) -> Any:
         if isinstance(leaf, Text):
             return Text(
                 [p if isinstance(p, str) else _Piece(p.write, _Later(p.value, self.tensors)) for p in leaf.parts]
@@ -214,7 +214,7 @@ class _Later:
     def arrays(self) -> list[Any]:
         return [jax.lax.stop_gradient(state.read(t)) for t in self.tensors]
 
-    def made(self, arrays: Sequence[Any]) -> Any:
+    def with_values(self, arrays: Sequence[Any]) -> Any:
         """The objects, with values."""
         return self._filled(iter([facts.of(np.asarray(a)) for facts, a in zip(self.facts, arrays, strict=True)]))
 
@@ -289,7 +289,7 @@ def _print(*args: Any, **options: Any) -> None:
     later = _Later(args)
 
     def printed(*arrays: Any) -> None:
-        builtins.print(*later.made(arrays), **options)  # noqa: T201  (the user's print)
+        builtins.print(*later.with_values(arrays), **options)  # noqa: T201  (the user's print)
 
     at_run_time(printed, *later.arrays())
 
@@ -307,7 +307,7 @@ def check(test: Any, message: Callable[[], Any] | None, source: str) -> None:
 
     def checked(holds: Any, *arrays: Any) -> None:
         if not holds:
-            said = later.made(arrays)
+            said = later.with_values(arrays)
             words = "" if message is None else f"{said}\n"
             fail(AssertionError(f"{words}assert {source} failed at {line}"))
 

@@ -134,14 +134,14 @@ class RegionCapture(Capture):
     def __init__(self, outer: Capture | None) -> None:
         super().__init__(outer, detach=True)
         self.places: dict[Hashable, tuple[MutablePlace, Any, list[Any]]] = {}
-        self.own: dict[int, Any] = {}
+        self.local_objects: dict[int, Any] = {}
         self.depth: int = 1 + (outer.depth if isinstance(outer, RegionCapture) else 0)
 
     def note(self, key: Hashable, place: Callable[[], MutablePlace]) -> None:
         """Something is about to be changed."""
         if key not in self.places:
             made = place()
-            if id(made.owner) not in self.own:
+            if id(made.owner) not in self.local_objects:
                 self.places[key] = (made, made.shape(), made.values())
 
     def restore(self) -> None:
@@ -183,7 +183,7 @@ def own(value: Any) -> Any:
     """made, an object that did not exist before: whatever is done to it in this branch or loop body is local to it."""
     region = _region()
     if region is not None:
-        region.own[id(value)] = value
+        region.local_objects[id(value)] = value
     return value
 
 

@@ -79,8 +79,8 @@ class Discovery:
     tensors: the state in order; leaf_of: for each, the Tensor whose gradient it is, or None; written: which of it is
     written, live: which of it ends with a history that gradients flow through. args_written, args_graded: positions of
     arguments changed in place, and of those given a gradient. fused: names of the patterns applied. talks: it prints or
-    checks on the host as it runs. kept: places around the code where it leaves Tensors that it makes. cut_off: ids of
-    state with a history that no result depends on but through detach().
+    checks on the host as it runs. kept_places: places around the code where it leaves Tensors that it makes. cut_off:
+    ids of state with a history that no result depends on but through detach().
     """
 
     tensors: tuple[TensorState, ...]
@@ -98,7 +98,7 @@ class Discovery:
     fused: tuple[str, ...] = ()
     surroundings: Guards = field(default_factory=Guards)
     talks: bool = False
-    kept: tuple[KeptPlace, ...] = ()
+    kept_places: tuple[KeptPlace, ...] = ()
     cut_off: frozenset[int] = frozenset()
 
 
@@ -173,7 +173,7 @@ class CapturedProgram:
 
     flags: list[tuple[bool, bool]]
     shapes: list[tuple[Any, ...]]
-    found: Discovery
+    discovery: Discovery
     is_function: bool
     guards: Guards
 
@@ -193,26 +193,28 @@ class CapturedProgram:
         self._forms = forms_of(arguments)
         # arguments that are also met as state are not copied: the program is for these very Tensors
         self.pinned: dict[int, TensorState] = {}
-        self._fuses = fusing.on
+        self._fuses = fusing.is_on
         self._modes = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
-        self.found = self._discover(arguments)
-        self.pinned = {i: arguments[i] for i in self.found.args_met}
-        if self.pinned or self.found.kept:  # in a second run other objects are made inside, and those before stay
-            self.found = self._discover(arguments, self.found.kept)
+        self.discovery = self._discover(arguments)
+        self.pinned = {i: arguments[i] for i in self.discovery.args_met}
+        if (
+            self.pinned or self.discovery.kept_places
+        ):  # in a second run other objects are made inside, and those before stay
+            self.discovery = self._discover(arguments, self.discovery.kept_places)
         self._outs: Any = None
         self._one_array = False
         self._free = [i for i in range(len(arguments)) if i not in self.pinned]
-        order = sorted(range(len(self.found.tensors)), key=lambda i: not self.found.written[i])
-        self._slots = [(self.found.tensors[i], self.found.leaf_of[i]) for i in order]
+        order = sorted(range(len(self.discovery.tensors)), key=lambda i: not self.discovery.written[i])
+        self._slots = [(self.discovery.tensors[i], self.discovery.leaf_of[i]) for i in order]
         self._through_leaf = [(at, leaf) for at, (_, leaf) in enumerate(self._slots) if leaf is not None]
-        self._num_written = sum(self.found.written)
+        self._num_written = sum(self.discovery.written)
         slot_of = {id(t): at for at, (t, _) in enumerate(self._slots)}
-        self._in_places = [(slot_of[id(p.before)], p) for p in self.found.kept if p.is_state]
-        self._cut_off = frozenset(slot_of[key] for key in self.found.cut_off)
-        self._live = [self.found.live[i] for i in order[: self._num_written]]
+        self._in_places = [(slot_of[id(p.before)], p) for p in self.discovery.kept_places if p.is_state]
+        self._cut_off = frozenset(slot_of[key] for key in self.discovery.cut_off)
+        self._live = [self.discovery.live[i] for i in order[: self._num_written]]
         self._fixed = [t for t, _ in self._slots]
         self._state_ids = frozenset(id(t) for t in self._fixed)
-        discovery = self.found
+        discovery = self.discovery
         self.is_function = not (
             discovery.tensors
             or discovery.args_written
@@ -220,14 +222,14 @@ class CapturedProgram:
             or discovery.layers
             or discovery.differentiable
             or discovery.talks
-            or discovery.kept
+            or discovery.kept_places
             or self._forms
         )
         self.guards = discovery.surroundings
         self._hooks, self._hooks_seen = _hooks_of(self._fixed), state.leaf_hooks.version
         self._settle_placement()
         self._on_one_device = not any(_over_mesh(t._array) for t in (*self._fixed, *arguments))
-        if self.found.differentiable:
+        if self.discovery.differentiable:
             self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
         else:
             self._compiled = False
@@ -244,7 +246,7 @@ class CapturedProgram:
 
     def serves(self, arguments: list[TensorState]) -> bool:
         """True if arguments and state look as they did when this was captured."""
-        facts = self.found
+        facts = self.discovery
         for tensor, stop_gradient, has_grad in facts.guards:
             if tensor.stop_gradient is not stop_gradient or (tensor._grad is not None) is not has_grad:
                 return False
@@ -277,12 +279,12 @@ class CapturedProgram:
 
     def mismatch(self, arguments: list[TensorState]) -> str:
         """Why serves said no."""
-        for layer, training, parts in self.found.layers:
+        for layer, training, parts in self.discovery.layers:
             if layer.training is not training:
                 return f"training of {type(layer).__name__}: {training} -> {layer.training}"
             if not same_parts(layer, parts):
                 return f"a parameter, buffer, sublayer or hook of {type(layer).__name__} was replaced, added or removed"
-        for tensor, stop_gradient, has_grad in self.found.guards:
+        for tensor, stop_gradient, has_grad in self.discovery.guards:
             if tensor.stop_gradient is not stop_gradient:
                 return f"stop_gradient of {name_of(tensor)}: {stop_gradient} -> {tensor.stop_gradient}"
             if (tensor._grad is not None) is not has_grad:
@@ -305,8 +307,8 @@ class CapturedProgram:
         that the guards hold. Raises CaptureError for a function that gradients flow through or that changes some, and
         for a Tensor of another shape or dtype.
         """
-        facts = self.found
-        if facts.differentiable or facts.new_grads or facts.lost_grads or facts.kept or self._through_leaf:
+        facts = self.discovery
+        if facts.differentiable or facts.new_grads or facts.lost_grads or facts.kept_places or self._through_leaf:
             raise CaptureError(
                 f"{where_defined(self.fn)} takes part in gradients, or leaves Tensors around it, so its program is of "
                 "its own Tensors alone; call it under no_grad()"
@@ -331,7 +333,7 @@ class CapturedProgram:
         Raises what an assert or raise of the function raises, once the program has run: its state is then updated.
         """
         try:
-            if not self.found.talks:
+            if not self.discovery.talks:
                 return self._run(arguments)
             with host_calls.awaited():
                 return self._run(arguments)
@@ -339,7 +341,7 @@ class CapturedProgram:
             raise_explained(error, f"captured {where_defined(self.fn)}")
 
     def _run(self, arguments: list[TensorState]) -> Any:
-        if self.found.differentiable:
+        if self.discovery.differentiable:
             return self._run_taped(arguments)
         if self.is_function:
             arrays = [a._array for a in arguments]
@@ -368,7 +370,7 @@ class CapturedProgram:
         del donated
         for tensor, array in zip(tensors, written, strict=False):
             tensor._array = array
-        if extra or self.found.lost_grads:
+        if extra or self.discovery.lost_grads:
             self._store_extra(extra, arguments)
         return self._result(outs, arguments)
 
@@ -412,7 +414,7 @@ class CapturedProgram:
         tensors, inputs = self._current(), [described(arguments[i]._array) for i in self._free]
         arrays = [described(t._array) for t in tensors]
         with names_in_cache_key():
-            if self.found.differentiable:
+            if self.discovery.differentiable:
                 forward: Any = self._kernel.forward
                 return forward.lower(*arrays, *inputs).compile()
             if self.is_function:
@@ -436,7 +438,7 @@ class CapturedProgram:
         every = [*tensors, *(arguments[i] for i in self._free)]
         edges = tuple(None if at in self._cut_off else tape.edge_of(t) for at, t in enumerate(every))
         results = tape.apply(self._kernel, tuple(map(state.read, every)), edges)
-        extra = len(self.found.new_grads) + len(self.found.args_graded) + len(self.found.args_written)
+        extra = len(self.discovery.new_grads) + len(self.discovery.args_graded) + len(self.discovery.args_written)
         split = len(results) - self._num_written - extra
         outs, written, rest = (
             results[:split],
@@ -452,15 +454,15 @@ class CapturedProgram:
 
     def _store_extra(self, extra: Any, arguments: list[TensorState]) -> None:
         rest = iter(extra)
-        for leaf in self.found.new_grads:
+        for leaf in self.discovery.new_grads:
             leaf._grad = _plain(next(rest))
-        for leaf in self.found.lost_grads:
+        for leaf in self.discovery.lost_grads:
             leaf._grad = None
-        for i in self.found.args_graded:
+        for i in self.discovery.args_graded:
             fresh, argument = _plain(next(rest)), arguments[i]
             have = argument._grad
             argument._grad = fresh if have is None else Tensor(have._array + fresh._array)
-        for i in self.found.args_written:
+        for i in self.discovery.args_written:
             result, argument = next(rest), arguments[i]
             argument._array = result._array if is_tensor(result) else result
             if is_tensor(result) and not result.stop_gradient:
@@ -483,7 +485,7 @@ class CapturedProgram:
             else:
                 built.append(arguments[value] if kind == "argument" else value)
         result = rebuild(spec, iter(built))
-        return result.put(self.found.kept) if self.found.kept else result
+        return result.put(self.discovery.kept_places) if self.discovery.kept_places else result
 
     # tracing
 
@@ -500,12 +502,12 @@ class CapturedProgram:
                     outs = self.call(wrapped)
                     capture.settle_buffers()
                 finally:
-                    places = holding_made(_changes(capture, known), lambda t: id(t) in capture.made)
+                    places = holding_made(_changes(capture, known), lambda t: id(t) in capture.created_ids)
                     left = ResultWithPlaces.of(None, places)
                     for place in places:
                         place.put(place.before)
                 summary = self._summary(capture, arguments, wrapped, tensors_in((outs, left)))
-                result.append(replace(summary, kept=tuple(places)))
+                result.append(replace(summary, kept_places=tuple(places)))
 
         free = [a._array for i, a in enumerate(arguments) if i not in self.pinned]
         calls = host_calls.calls.count
@@ -513,17 +515,20 @@ class CapturedProgram:
             jax.eval_shape(abstract, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in free])
         except jax.errors.UnexpectedTracerError as error:
             raise self._leak() from error
-        self._given = {}
+        self._entry_arrays = {}
         self._restore_numbers = capture.surroundings.restore_numbers
         # now that state holds its values again: a Tensor that still holds a traced one was made inside
         used = frozenset(capture.before)
-        guards = capture.surroundings.guards(used, result[0].kept)
+        guards = capture.surroundings.guards(used, result[0].kept_places)
         alone = {id(t) for t, written in zip(result[0].tensors, result[0].written, strict=True) if not written}
         alone -= {id(a) for a in arguments} | {id(t) for t in result[0].leaf_of}
-        kept = [replace(p, is_state=id(p.before) in alone and guards.places_of(p.before) == 1) for p in result[0].kept]
+        kept = [
+            replace(p, is_state=id(p.before) in alone and guards.places_of(p.before) == 1)
+            for p in result[0].kept_places
+        ]
         if any(place.is_state for place in kept):
             guards = capture.surroundings.guards(used, kept)
-        return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards, kept=tuple(kept))
+        return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards, kept_places=tuple(kept))
 
     def _enter(self, capture: Capture) -> None:
         owner: Any = getattr(self.fn, "__self__", None)
@@ -545,9 +550,9 @@ class CapturedProgram:
     ) -> Discovery:
         met = list(capture.before.values())
         own = {i: w for i, w in enumerate(wrapped) if i not in self.pinned}
-        changed = tuple(i for i, w in own.items() if w._array is not self._given[i])
+        changed = tuple(i for i, w in own.items() if w._array is not self._entry_arrays[i])
         graded = tuple(i for i, w in own.items() if w._grad is not None)
-        ends = [*(t for t in outs if id(t) in capture.made), *(wrapped[i] for i in changed)]
+        ends = [*(t for t in outs if id(t) in capture.created_ids), *(wrapped[i] for i in changed)]
         ends += [b.tensor for b in met if b.written and is_live(b.tensor)]
         differentiable = any(not t.stop_gradient and not history_freed(t) for t in ends)
         cut_off: set[int] = set()
@@ -589,7 +594,7 @@ class CapturedProgram:
                     )
 
     def _wrap(self, arrays: Iterator[Any]) -> list[TensorState]:
-        wrapped, self._given = [], {}
+        wrapped, self._entry_arrays = [], {}
         for i, (stop_gradient, has_history) in enumerate(self.flags):
             if i in self.pinned:
                 wrapped.append(self.pinned[i])
@@ -600,16 +605,16 @@ class CapturedProgram:
                 say_form(tensor, self._forms[i])
             if has_history and not stop_gradient:
                 tensor._node = Border(array.shape)
-            self._given[i] = array
+            self._entry_arrays[i] = array
             wrapped.append(tensor)
         return wrapped
 
     def _pure(self, written: Sequence, unwritten: Sequence, *arguments: Any) -> tuple[list, list, list]:
-        capture = Capture(detach=self.found.differentiable, fuses=self._fuses, converted=converted)
+        capture = Capture(detach=self.discovery.differentiable, fuses=self._fuses, converted=converted)
         known = self._current()
         for tensor in known:
             capture.touch(tensor)
-        places = self.found.kept
+        places = self.discovery.kept_places
         with (
             self._as_captured(),
             watching(capture),
@@ -650,10 +655,10 @@ class CapturedProgram:
                     "a captured function must do the same each time it runs"
                 )
             arrays = self._outputs(outs, capture, wrapped)
-            extra = [self._grad_of(leaf) for leaf in self.found.new_grads]
-            extra += [self._grad_of(wrapped[i]) for i in self.found.args_graded]
-            extra += [wrapped[i]._array for i in self.found.args_written]
-            self._given = {}
+            extra = [self._grad_of(leaf) for leaf in self.discovery.new_grads]
+            extra += [self._grad_of(wrapped[i]) for i in self.discovery.args_graded]
+            extra += [wrapped[i]._array for i in self.discovery.args_written]
+            self._entry_arrays = {}
             return arrays, [t._array for t in known[: self._num_written]], extra
 
     def _pure_results(self, *arguments: Any) -> Any:
@@ -701,7 +706,7 @@ class CapturedProgram:
                 kinds.append(("argument", arguments[id(leaf)]))
             elif id(leaf) in positions:
                 kinds.append(("again", positions[id(leaf)]))
-            elif id(leaf) not in capture.made:
+            elif id(leaf) not in capture.created_ids:
                 if isinstance(leaf._array, Tracer) and id(leaf) not in capture.before:
                     raise stale(leaf)
                 kinds.append(("value", leaf))

@@ -120,7 +120,7 @@ class Inputs:
     def __init__(self, regions: Sequence[Region]) -> None:
         self.arrays: list[Any] = []
         self.edges: list[tape.Edge] = []
-        self._at: dict[int, int] = {}
+        self._index_of: dict[int, int] = {}
         known: dict[int, tape.Edge] = {}
         for before in (b for r in regions for b in r.capture.before.values()):
             if before.edge is None:
@@ -136,9 +136,9 @@ class Inputs:
 
     def add(self, array: Any, edge: tape.Edge = None) -> int:
         """The position of array among the inputs."""
-        index = self._at.get(id(array))
+        index = self._index_of.get(id(array))
         if index is None:
-            index = self._at[id(array)] = len(self.arrays)
+            index = self._index_of[id(array)] = len(self.arrays)
             self.arrays.append(array)
             self.edges.append(edge if edge is not None else self._known.get(id(array)))
         return index
@@ -177,7 +177,7 @@ def returned(region: Region, results: Mapping[int, TensorState] | Sequence[Tenso
     for leaf in leaves:
         if not isinstance(leaf, Out):
             built.append(leaf)
-        elif id(leaf.tensor) not in region.capture.made:
+        elif id(leaf.tensor) not in region.capture.created_ids:
             built.append(leaf.tensor)  # an input, handed through
         else:
             tensor = results[leaf.index]

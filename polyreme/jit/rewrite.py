@@ -247,7 +247,7 @@ class _Hoist(ast.NodeTransformer):
     of the lambda's own."""
 
     def __init__(self, statement: ast.stmt, made: list[ast.stmt]) -> None:
-        self.statement, self.made, self.in_operand = statement, made, False
+        self.statement, self.assignments, self.in_operand = statement, made, False
 
     def visit(self, node: ast.AST) -> Any:
         return node if isinstance(node, _FUNCTIONS) else super().visit(node)
@@ -256,7 +256,7 @@ class _Hoist(ast.NodeTransformer):
         node = self.generic_visit(node)  # type: ignore[assignment]
         if not self.in_operand:
             return node
-        self.made.append(_copy_location(ast.Assign([node.target], node.value), self.statement))
+        self.assignments.append(_copy_location(ast.Assign([node.target], node.value), self.statement))
         return _load(node.target)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:

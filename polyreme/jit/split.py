@@ -203,7 +203,7 @@ class SplitProgram:
 
     @staticmethod
     def _modes_now() -> tuple[Any, Any, bool]:
-        return amp_policy.active.policy, dtypes.default_dtype(), fusing.on
+        return amp_policy.active.policy, dtypes.default_dtype(), fusing.is_on
 
     def _hooks_now(self) -> list[tuple]:
         return [tuple(getattr(t, "_hooks", {}).values()) for t in (*self.read, *self.written)]
@@ -244,7 +244,7 @@ class SplitProgram:
                     (s.shape, s.dtype, _gradient_layout(leaf) if last else self._sum_layout(leaf, axes))
                     for s, leaf, axes in zip(shapes, self.leaves, self._unreduced, strict=True)
                 ]
-            make = self._zeros[missing] = _nothing(made) if mode.on else _zeros(tuple(made))
+            make = self._zeros[missing] = _nothing(made) if mode.is_on else _zeros(tuple(made))
         return make()
 
     def backward(
@@ -315,7 +315,7 @@ class SplitProgram:
         changed: list[KeptPlace] = []
         jax.eval_shape(abstract, self.example.arrays)
         # a place that the code itself changes tells nothing
-        self._surroundings = replace(capture.surroundings.guards(frozenset(capture.before), changed), kept=[])
+        self._surroundings = replace(capture.surroundings.guards(frozenset(capture.before), changed), changing=[])
         key = rng.default_generator.key_state()
         self.layers, self.fusions = tuple(capture.layers.values()), tuple(capture.calls.fused)
         self._stopped = tuple((t, t.stop_gradient) for t, _ in met)
@@ -380,7 +380,7 @@ class SplitProgram:
         leaves: list[Any] = []
         flatten(outs, leaves)
         for leaf in leaves:
-            known = id(leaf) in capture.made or id(leaf) in capture.before
+            known = id(leaf) in capture.created_ids or id(leaf) in capture.before
             if isinstance(leaf, TensorState) and isinstance(leaf._array, Tracer) and not known:
                 raise stale(leaf)
 

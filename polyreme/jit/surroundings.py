@@ -192,13 +192,13 @@ class Guards:
     """The values a program was captured with.
 
     always: looked at before each call. after_assignments: attributes of Layers, looked at again once an attribute of
-    any Layer was assigned. kept: places that each run of the program changes, looked at before each call.
+    any Layer was assigned. changing: places that each run of the program changes, looked at before each call.
     """
 
     always: list[GuardedValue] = field(default_factory=list)
     after_assignments: list[GuardedValue] = field(default_factory=list)
     version: int = 0
-    kept: list[GuardedValue] = field(default_factory=list)
+    changing: list[GuardedValue] = field(default_factory=list)
 
     def change(self) -> str | None:
         """The first value that is another one now, in words; None if the program may serve."""
@@ -206,7 +206,7 @@ class Guards:
             # asked here what its change() asks first, as this runs at each call of a program
             if not (guarded.fixed and guarded.read() is guarded.seen) and (now := guarded.change()) is not None:
                 return now
-        for guarded in self.kept:
+        for guarded in self.changing:
             if (now := guarded.change()) is not None:
                 return now
         if self.version == state.attributes.version:
@@ -224,7 +224,7 @@ class Guards:
 
     def places_of(self, tensor: TensorState) -> int:
         """The number of values that are the Tensor, or hold it."""
-        every = (*self.always, *self.after_assignments, *self.kept)
+        every = (*self.always, *self.after_assignments, *self.changing)
         return sum(tensor is part for guarded in every for part in tensors_in(guarded.seen))
 
     def leave_out_changed(self, before: list[Any], where: str) -> list[str]:
@@ -373,7 +373,7 @@ class Surroundings:
 
     def guards(self, used: frozenset[int], kept: Iterable[KeptPlace] = ()) -> Guards:
         """The places that the code may have read, with what is there now. used: ids of the Tensors that it read or
-        wrote. kept: places that each run changes."""
+        wrote. changing: places that each run changes."""
         names = [_names_in(fn.__code__) for fn in self._functions.values()]
         attributes = frozenset().union(*(n.attributes for n in names))
         always, assigned = _GuardTable(used), _GuardTable(used)

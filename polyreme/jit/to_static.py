@@ -44,10 +44,10 @@ _one_at_a_time = threading.RLock()
 class _CaptureSwitch:
     """Whether to_static captures at all."""
 
-    __slots__ = ("on",)
+    __slots__ = ("is_on",)
 
     def __init__(self) -> None:
-        self.on = True
+        self.is_on = True
 
 
 _switch = _CaptureSwitch()
@@ -103,7 +103,11 @@ class StaticFunction:
         active = _watch.active
         if active is not None:
             return active.converted(self.fn)(*args, **kwargs)
+<<<<<<< HEAD
         if not _switch.on or self.is_eager:
+=======
+        if not _switch.is_on:
+>>>>>>> d831f0bd (Name what attributes hold, not how it came to be there)
             return self.fn(*args, **kwargs)
         # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them;
         # acquired by hand, as `with` takes twice as long
@@ -111,7 +115,7 @@ class StaticFunction:
         try:
             # what decides the programs besides shapes and dtypes; tuples that grow cost less than lists for a few parts
             form: tuple | None
-            form = (_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout, checked.on, fusing.on)
+            form = (_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout, checked.is_on, fusing.is_on)
             tensors: tuple = ()
             arrays: tuple = ()
             for value in args:
@@ -218,8 +222,8 @@ class StaticFunction:
             tape.grad_mode.enabled,
             dtypes.default_dtype(),
             layout.active.layout,
-            checked.on,
-            fusing.on,
+            checked.is_on,
+            fusing.is_on,
         )
         program = self._serving(key, leaves, spec, tensors)
         if form is not None:
@@ -295,7 +299,7 @@ class StaticFunction:
 
     def _name_what_grows(self) -> None:
         """Warn, once for each, of a list outside to which the last few programs all added: each call compiles."""
-        recent = [program.found.kept for _, program in list(self._captured)[-_GROWING_PROGRAMS:]]
+        recent = [program.discovery.kept_places for _, program in list(self._captured)[-_GROWING_PROGRAMS:]]
         if len(recent) < _GROWING_PROGRAMS:
             return
         for place in recent[-1]:
@@ -326,7 +330,7 @@ class StaticFunction:
         >>> to_static(lambda x, w, b: x @ w + b).fusions
         []
         """
-        return [] if self._served is None else list(self._served.found.fused)
+        return [] if self._served is None else list(self._served.discovery.fused)
 
     @property
     def dygraph_function(self) -> Callable[..., Any]:
@@ -345,7 +349,7 @@ class Changes(NamedTuple):
     result, and the new content of these arguments by position. The captured code changes copies."""
 
     result: Any
-    held: tuple[tuple[int, Any], ...]
+    contents: tuple[tuple[int, Any], ...]
 
     @classmethod
     def since(cls, before: list[Any], holders: list[Any], result: Any) -> Any:
@@ -371,7 +375,7 @@ class Changes(NamedTuple):
         def own(value: Any) -> Any:
             return with_parts(value, lambda part: targets[part.position] if part.__class__ is _Argument else part)
 
-        for at, held in self.held:
+        for at, held in self.contents:
             put_contents(targets[at], own(held))
         return own(self.result)
 
@@ -490,4 +494,4 @@ def not_to_static(func: Callable[..., Any]) -> Callable[..., Any]:
 
 def enable_to_static(flag: bool) -> None:
     """Turn capturing off (everything runs eagerly, for debugging) or on again."""
-    _switch.on = bool(flag)
+    _switch.is_on = bool(flag)

@@ -245,11 +245,11 @@ class _Frame:
 
 
 class _AddendTrace:
-    """The values of a jaxpr as it is traced anew, whole and as addends. given: addends of an argument, by position.
+    """The values of a jaxpr as it is traced anew, whole and as addends. argument_addends: of an argument, by position.
     scope: the names that it is traced under."""
 
     def __init__(self, frame: _Frame, args: Sequence[Any], given: Callable[[int], Any], scope: str = "") -> None:
-        self.frame, self.given, self.scope = frame, given, scope
+        self.frame, self.argument_addends, self.scope = frame, given, scope
         self._values: dict[Any, Any] = dict(zip([*frame.jaxpr.constvars, *frame.jaxpr.invars], args, strict=True))
         self._addends: dict[Any, Any] = {}
         self._inner: dict[int, _AddendTrace] = {}
@@ -298,7 +298,7 @@ class _AddendTrace:
     def _make_addends(self, v: Any) -> Any:
         frame = self.frame
         if v in frame.position:
-            return self.given(frame.position[v])
+            return self.argument_addends(frame.position[v])
         eqn, index = frame.defined[v]
         if id(eqn) in self._inner:
             return self._inner[id(eqn)].addends(frame.inner[id(eqn)].jaxpr.outvars[index])

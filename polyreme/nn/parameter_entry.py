@@ -37,7 +37,7 @@ class ParameterEntry(Parameter):
 
     own_form = True
     _whole: Parameter
-    _at: int
+    _entry_index: int
 
     @property
     def whole(self) -> Parameter:
@@ -47,7 +47,7 @@ class ParameterEntry(Parameter):
     @property
     def at(self) -> int:
         """Which entry it is."""
-        return self._at
+        return self._entry_index
 
     def lend(self, array: Any) -> Any:
         """Be this array, whatever the whole is, until what this returns is lent in its place."""
@@ -76,8 +76,8 @@ class ParameterEntry(Parameter):
         if isinstance(whole, Abstract):
             return Abstract.of(whole.shape[1:], whole.dtype, None)
         if isinstance(whole, state.Tracer):
-            return whole[self._at]
-        return turns.end(_entry(whole, self._at, _entry_sharding(whole)))
+            return whole[self._entry_index]
+        return turns.end(_entry(whole, self._entry_index, _entry_sharding(whole)))
 
     @_array.setter
     def _array(self, value: Any) -> None:
@@ -90,16 +90,16 @@ class ParameterEntry(Parameter):
             raise ShapeError(f"{self.name}: shape {list(array.shape[1:])} cannot become {list(value.shape)}")
         array = array.astype(value.dtype)  # what casts one entry casts them all
         if isinstance(array, state.Tracer) or isinstance(value, state.Tracer):
-            state.write(self._whole, array.at[self._at].set(value))
+            state.write(self._whole, array.at[self._entry_index].set(value))
         else:
-            state.write(self._whole, turns.end(_with_entry(array, value, self._at, array.sharding)))
+            state.write(self._whole, turns.end(_with_entry(array, value, self._entry_index, array.sharding)))
 
     @property
     def _node(self) -> Any:
         if self._lent is not None or self.stop_gradient or not tape.grad_mode.enabled or not is_made(self._whole):
             return None
         arrays, edges = (state.read(self._whole),), (tape.edge_of(self._whole),)
-        return tape.apply(_kernel(self._at), arrays, edges)._node
+        return tape.apply(_kernel(self._entry_index), arrays, edges)._node
 
     @property
     def _index(self) -> int:
@@ -118,7 +118,7 @@ class ParameterEntry(Parameter):
     @property
     def _grad(self) -> Tensor | None:
         gradient = self._whole.grad
-        return None if gradient is None else Tensor(state.read(gradient)[self._at])
+        return None if gradient is None else Tensor(state.read(gradient)[self._entry_index])
 
     @_grad.setter
     def _grad(self, value: Tensor | None) -> None:
@@ -127,7 +127,7 @@ class ParameterEntry(Parameter):
             return
         array = jnp.zeros(self._whole.shape, self.dtype) if have is None else state.read(have)
         entry = 0 if value is None else state.read(value)
-        self._whole.grad = Tensor(array.at[self._at].set(entry))
+        self._whole.grad = Tensor(array.at[self._entry_index].set(entry))
 
     @property
     def shape(self) -> Size:
@@ -171,9 +171,9 @@ class ParameterEntry(Parameter):
 
     def _refuse(self, what: str) -> Any:
         raise ConfigError(
-            f"{what} of {self.name!r}, which is entry {self._at} of one parameter of shape {list(self._whole.shape)} "
-            "for all: say it of all of them (the parameters() of the Layer that holds them all), or set this one apart "
-            "before they are put together"
+            f"{what} of {self.name!r}, which is entry {self._entry_index} of one parameter of shape "
+            f"{list(self._whole.shape)} for all: say it of all of them (the parameters() of the Layer that holds them "
+            "all), or set this one apart before they are put together"
         )
 
 
@@ -203,7 +203,7 @@ def put_together(layers: Sequence[Any], dim: str) -> bool:
         for at, p in enumerate(entries):
             kept = p._array if isinstance(p._array, Unmade) else None
             p.__class__ = ParameterEntry
-            p._whole, p._at = whole, at
+            p._whole, p._entry_index = whole, at
             _slot.__set__(p, kept)
     return True
 

@@ -105,7 +105,7 @@ def check_coordinates(what: str, index: Any, shape: Any) -> None:
     if not np.ndim(index) or np.shape(index)[-1] > len(shape):
         return
     values = visible(index)
-    if values is None and checked.on:
+    if values is None and checked.is_on:
         values = state.read(index) if isinstance(index, TensorState) else index
     if values is not None:
         for dim in range(values.shape[-1]):

@@ -48,7 +48,7 @@ def check_none(bad: Callable[..., Any], values: Sequence[Any], describe: Describ
     known = [x for x in seen if x is not None]
     if len(known) == len(seen):
         _raise_if(_first(np, bad(np, *known), known[0]), known[0].shape, describe)
-    elif checked.on and not state.recording():
+    elif checked.is_on and not state.recording():
         arrays = [jnp.asarray(state.read(x) if isinstance(x, TensorState) else x) for x in values]
         shape = arrays[0].shape
 
@@ -85,7 +85,7 @@ def check_within(x: Any, low: int, size: int, describe: Describe, allowed: int |
         # the common case: two passes over the integers, no mask
         if seen.dtype.kind not in "iu" or not seen.size or (seen.min() >= low and seen.max() < size):
             return
-    elif not checked.on or x.dtype.kind not in "iu" or not np.prod(x.shape):
+    elif not checked.is_on or x.dtype.kind not in "iu" or not np.prod(x.shape):
         return
 
     def outside(_: Any, x: Any) -> Any:

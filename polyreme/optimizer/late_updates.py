@@ -76,7 +76,7 @@ class LateUpdates:
         self._slots[id(p)] = tuple(slots)
         # of entries that lie in other processes alone, more than will ever be taken
         self._seen[id(p)] = np.full(p._array.shape[0], _ELSEWHERE)
-        self._seen[id(p)][sorted(p._array.held)] = self._taken
+        self._seen[id(p)][sorted(p._array.local_entries)] = self._taken
         for stored in (p._array, *(self._stored(p, name) for name in slots)):
             stored.late = self
             check_same_parts(p, stored)
@@ -89,7 +89,7 @@ class LateUpdates:
             scalars = step.scalars
             for p in live:
                 gradient: StoredEntries = p._grad._array
-                local_entries: frozenset[int] = p._array.held
+                local_entries: frozenset[int] = p._array.local_entries
                 has = sorted(local_entries if gradient.holds is None else local_entries & gradient.holds)
                 # the numbers of all parameters after this one's, which are the same whichever entry moves
                 last = step._replace(scalars=scalars)
@@ -165,7 +165,8 @@ def check_same_parts(p: Any, stored: StoredEntries) -> None:
     """Raises ConfigError where this process holds other parts of a parameter's experts than of another array of them,
     their gradient or state: an expert is updated where it lies."""
     own: StoredEntries = p._array
-    if own.held != stored.held or any(own.extent(entry) != stored.extent(entry) for entry in own.held):
+    entries = own.local_entries
+    if entries != stored.local_entries or any(own.extent(entry) != stored.extent(entry) for entry in entries):
         raise ConfigError(
             f"plan: offload of expert in several processes, which hold other parts of the experts of {p.name} than of "
             "their gradients or optimizer state; set sharding_stage to 3, or put the devices along 'sharding' in one "

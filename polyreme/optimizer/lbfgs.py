@@ -79,7 +79,7 @@ class LBFGS(Optimizer):
         if line_search_fn not in (None, "strong_wolfe"):
             raise ConfigError(f"LBFGS: line_search_fn is None or 'strong_wolfe', got {line_search_fn!r}")
         self._searches = line_search_fn is not None
-        self._kept: dict[str, Any] = {}
+        self._memory: dict[str, Any] = {}
         self._counts = dict.fromkeys(_COUNTS, 0)
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name)
         self._check_groups()
@@ -113,7 +113,7 @@ class LBFGS(Optimizer):
         if not callable(closure) or skip is not None:
             raise ConfigError("LBFGS: step(closure) takes a function that computes the loss and its gradients, alone")
         run = _StepRun(self, closure)
-        self._kept = run.iterate(self._kept)
+        self._memory = run.iterate(self._memory)
         self._counts["func_evals"] += run.evaluations
         self._counts["n_iter"] += run.iterations
         return run.first_loss
@@ -131,7 +131,7 @@ class LBFGS(Optimizer):
         lbfgs_gradient; master weights and LR_Scheduler as in every optimizer. "state" counts calls of closures,
         "func_evals", and iterations, "n_iter".
         """
-        kept = {f"lbfgs_{n}": Tensor(a) for n, a in self._kept.items()}
+        kept = {f"lbfgs_{n}": Tensor(a) for n, a in self._memory.items()}
         return {**super().state_dict(), **kept, "state": dict(self._counts)}
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ class LBFGS(Optimizer):
                 )
         super().set_state_dict({k: v for k, v in state_dict.items() if k not in names and k != "state"})
         self._counts |= {k: int(v) for k, v in state_dict.get("state", {}).items() if k in _COUNTS}
-        self._kept = {name: jnp.asarray(a) for name, a in values.items()}
+        self._memory = {name: jnp.asarray(a) for name, a in values.items()}
 
     def state_arrays(self, names: Mapping[int, str]) -> dict[str, jax.Array]:
         """Raises ConfigError: there is no state per parameter that a sharded checkpoint could keep."""

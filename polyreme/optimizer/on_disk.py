@@ -116,9 +116,10 @@ class StoredArray(Elsewhere):
 class StoredEntries(StoredArray):
     """A StoredArray whose entries of the first dim are parts of the file, one for each box of it, read by themselves.
 
-    held: the entries that this process has in its file, or a part of them: several processes share a parameter.
-    holds: of a gradient, the entries that are not 0; None for all. late: brings entries up to date that missed updates
-    (optimizer.late_updates); whoever asks for the whole gets all as they would be had they missed none.
+    local_entries: the entries that this process has in its file, or a part of them: several processes share a
+    parameter. holds: of a gradient, the entries that are not 0; None for all. late: brings entries up to date that
+    missed updates (optimizer.late_updates); whoever asks for the whole gets all as they would be had they missed
+    none.
     """
 
     holds: frozenset[int] | None = None
@@ -131,7 +132,7 @@ class StoredEntries(StoredArray):
         for (entry, *rest), at in self.places.items():
             nth = entry % self._box_shape[0]
             self._parts[entry].append(_EntryPart(at, (entry - nth, *rest), nth))
-        self.held = frozenset(entry for entry, parts in enumerate(self._parts) if parts)
+        self.local_entries = frozenset(entry for entry, parts in enumerate(self._parts) if parts)
 
     @property
     def saved(self) -> StoredArray:

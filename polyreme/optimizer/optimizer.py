@@ -265,7 +265,7 @@ class Optimizer(NamesKeywords, RuleUpdate):
 
     def _set_rate(self, value: float) -> None:
         rates = self._shared.rates()
-        if state.watch.active is not None and any(id(rate) not in state.watch.active.made for rate in rates):
+        if state.watch.active is not None and any(id(rate) not in state.watch.active.created_ids for rate in rates):
             raise CaptureError(
                 f"{type(self).__name__}: the learning rate was set to {value} inside a captured function, where it "
                 "would be the same at every call; step the scheduler, or call set_lr, after the captured call"

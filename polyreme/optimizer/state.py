@@ -124,7 +124,7 @@ class OptimizerState:
         if self.scalars and not self._shared.first.scalars:
             with state.outside_capture():
                 # in here: a capture's second run would find the values that were given already taken
-                self._shared.start({n: self._given(n, v) for n, v in self.scalars.items()})
+                self._shared.start({n: self._initial_numbers(n, v) for n, v in self.scalars.items()})
         groups = by_devices(live, _concrete)
         self._shared.settle(groups, self._position, _concrete)
         self._store(live, {})
@@ -310,7 +310,7 @@ class OptimizerState:
             tensor.set_value(value)
         return tensor
 
-    def _given(self, name: str, start: float) -> np.ndarray:
+    def _initial_numbers(self, name: str, start: float) -> np.ndarray:
         """A number per parameter as set_state_dict left it, else where it starts."""
         values = np.full((len(self._parameters),), start, np.float32)
         for at, p in enumerate(self._parameters):
@@ -372,7 +372,7 @@ class OptimizerState:
                 self._masters[id(p)].set_value(np.asarray(p._array, np.float32))
                 self._restored(p, "master", self._masters[id(p)])
         for name in self._shared.first.scalars:
-            self._shared.set_values(name, self._given(name, self.scalars[name]))
+            self._shared.set_values(name, self._initial_numbers(name, self.scalars[name]))
 
     set_dict = set_state_dict
 
@@ -460,7 +460,7 @@ class OptimizerState:
 
 def _tier_of(p: Any) -> FileTier | None:
     """The FileTier of a parameter's state if that lies in files of this process; None where arrays have no memory."""
-    tier = None if abstract.mode.on else getattr(p, "state_tier", None)
+    tier = None if abstract.mode.is_on else getattr(p, "state_tier", None)
     return tier if tier is not None and p.sharding_of("state").addressable_devices else None
 
 

@@ -51,7 +51,7 @@ class Setting:
     cluster: Cluster
     training: Training
     samples: float
-    on: Arithmetic
+    arithmetic: Arithmetic
 
     def hides(self, axis: str) -> bool:
         """Whether communication over the axis runs beside arithmetic; devices that share units do one thing at once."""
@@ -74,7 +74,7 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
     time, seconds_of = BlockTime(), {}
     is_again = _again(block, setting)
     made = frozenset(op.output.name for op in block.operations if op.kind in ("norm", "elementwise"))
-    on = setting.on._replace(elementwise=made)
+    on = setting.arithmetic._replace(elementwise=made)
     for op in block.operations:
         seconds = operation_seconds(op, weights, cuts, setting.samples, on)
         if setting.training.trains == "adapters":
@@ -87,7 +87,7 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
         time.again += repeated
         if op.kind in ("product", "attention", "convolution"):
             time.products += sum(seconds) + repeated
-    found = list(collectives(block, weights, cuts, setting.samples, setting.on.itemsize, plan))
+    found = list(collectives(block, weights, cuts, setting.samples, setting.arithmetic.itemsize, plan))
     time.exposed_forward = _exposed(found, seconds_of, setting, is_forward=True)
     time.exposed_backward = _exposed(found, seconds_of, setting, is_forward=False)
     repeats = _exposed([c for c in found if c.beside in is_again], seconds_of, setting, is_forward=True)
@@ -193,7 +193,7 @@ def _gather_parameters(block: BlockCost, time: BlockTime, setting: Setting) -> N
             parts[moved].append(value.size / cuts.ways("use", value))
     for axes, sizes in parts.items():
         among, elements = group(setting.cluster, setting.plan.mesh, axes), sum(sizes)
-        gather = among.all_gather(elements * setting.on.itemsize, len(sizes))
+        gather = among.all_gather(elements * setting.arithmetic.itemsize, len(sizes))
         scatter = among.reduce_scatter(elements * setting.training.gradients)
         axis = "sharding" if "sharding" in axes else next(iter(axes))
         forward, backward = gather, gather + scatter

@@ -93,7 +93,7 @@ def _of(stage: Stage, index: int, compiler: Compiler) -> Memory:
 
 def _on_accelerator(stage: Stage) -> list[Moment]:
     """Without a pipeline; several microbatches run one after another and add up their gradients."""
-    saved = sum(count * _staying(stage, total(stage.kept(block).values()), count) for block, count in stage.blocks)
+    saved = sum(count * _staying(stage, total(stage.residuals(block).values()), count) for block, count in stage.blocks)
     again = max(stage.again(block) for block, _ in stage.blocks)
     loss, working = stage.loss(), _gather(stage) + _low_copies(stage)
     before = stage.gradients if stage.plan.num_microbatches > 1 else loss.weight
@@ -203,7 +203,7 @@ def _left(stage: Stage, chunk: Piece) -> float:
     """Bytes that a forward of a chunk leaves for its backward."""
     nbytes = 0.0
     for block, count in chunk:
-        saved = stage.kept(block)
+        saved = stage.residuals(block)
         if block.part == "head":
             # the loss makes its gradients at once, and the normed hidden values are not read again
             saved = {name: held for name, held in saved.items() if not name.endswith("norm_out")}

@@ -238,7 +238,7 @@ class OnProcessor:
         again = 0.0
         zeros: dict[str, Held] = {}
         for block, count in stage.blocks:
-            by_name, missing = self.kept(block)
+            by_name, missing = self.residuals(block)
             if stage.training.trains == "adapters" and stage.mode(block) != "full":
                 # no gradient of a large weight is there to be put off, so each loop starts just before it runs, from a
                 # copy of zeros that all blocks share
@@ -323,7 +323,7 @@ class OnProcessor:
         stage = self.stage
         return stage.bytes_of("state", stage.training.gradients) if stage.cuts.batch_ways > 1 else 0.0
 
-    def kept(self, block: BlockCost) -> tuple[dict[str, Held], float]:
+    def residuals(self, block: BlockCost) -> tuple[dict[str, Held], float]:
         """(what a block leaves for its backward, bytes of it that are computed again)."""
         stage, mode = self.stage, self.stage.mode(block)
         whole = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize)
@@ -334,7 +334,7 @@ class OnProcessor:
             saved = starts
         else:
             part = kept_by_block(block, stage.cuts, stage.samples, stage.itemsize, PARTS[mode])
-            inputs = {name: h for name, h in stage.kept(block).items() if name not in part}
+            inputs = {name: h for name, h in stage.residuals(block).items() if name not in part}
             again = {f"{op.name}: " for op in block.operations if op.part in PARTS[mode]}
             saved = {**part, **inputs, **{n: h for n, h in starts.items() if n.startswith(tuple(again))}}
         missing = total(h for name, h in whole.items() if name not in saved and _START not in name)
@@ -388,10 +388,10 @@ class OnProcessor:
         for block, count in reversed(chunk):
             after = self._after_again(block)
             if after is None:
-                most = max(most, extra + self.kept(block)[1] + transient)
+                most = max(most, extra + self.residuals(block)[1] + transient)
             else:  # what lies behind the part that is computed again has had its backward
                 gone = self._extra(after) + total(self._weights_of(after))
-                most = max(most, extra + transient, extra - gone + self.kept(block)[1])
+                most = max(most, extra + transient, extra - gone + self.residuals(block)[1])
             extra -= count * self._extra(block) + total(self.weights([(block, count)]))
         return most + table
 
@@ -421,10 +421,10 @@ class OnProcessor:
     def _extra(self, block: BlockCost) -> float:
         """Bytes that a chunk's backward makes of what its forward left: other layouts, wider elements, parts of
         derivatives. They wait for nothing, so they are there for all blocks at once."""
-        left, nbytes = self.stage.kept(block), 0.0
+        left, nbytes = self.stage.residuals(block), 0.0
         # what the activation functions of experts share with their derivatives is left by the forward
         experts = tuple(f"{op.name}: shared" for op in block.operations if op.is_of_experts)
-        for name, buffer in self.kept(block)[0].items():
+        for name, buffer in self.residuals(block)[0].items():
             if experts and name.startswith(experts):
                 continue
             have = left[name].nbytes if name in left else 0.0

@@ -170,7 +170,7 @@ class Stage:
         """How a block is computed again."""
         return self.plan.recompute if block.part == "layer" and block.recomputes else "none"
 
-    def kept(self, block: BlockCost) -> dict[str, Held]:
+    def residuals(self, block: BlockCost) -> dict[str, Held]:
         """What one microbatch leaves of a block under the plan's recompute mode, by name."""
         mode = self.mode(block)
         if mode == "full":
@@ -225,7 +225,7 @@ class Stage:
 
     def again(self, block: BlockCost) -> float:
         """Bytes of a block that was left out and is there again while its backward runs."""
-        kept = self.kept(block)
+        kept = self.residuals(block)
         return total(held for name, held in self.read_later(block).items() if name not in kept)
 
     def transient(self) -> float:

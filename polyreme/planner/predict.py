@@ -238,7 +238,7 @@ def _send(setting: Setting) -> float:
     """Seconds to give a microbatch of the residual stream to the next stage: each device sends what it holds."""
     block = next((b for b in setting.graph.blocks if b.part == "layer"), setting.graph.blocks[-1])
     value = block.operations[-1].output
-    nbytes = cuts_of(setting.plan).local(value, setting.samples) * (value.itemsize or setting.on.itemsize)
+    nbytes = cuts_of(setting.plan).local(value, setting.samples) * (value.itemsize or setting.arithmetic.itemsize)
     return group(setting.cluster, setting.plan.mesh, ("pp",)).send(nbytes)
 
 
@@ -310,7 +310,7 @@ def _sum(setting: Setting, pieces: Sequence[Piece]) -> tuple[_Sums, _Sums, int]:
         found[key] = before + nbytes, others + arrays
 
     tokens = cuts.axes("act", ("batch", "block_seq"), (1, 0))
-    of_parameter = setting.on.itemsize if training.master else 4
+    of_parameter = setting.arithmetic.itemsize if training.master else 4
     is_staged = training.sums == "program" and plan.schedule is not None
     is_each = training.sums == "program" and not is_staged and setting.cluster.shared > 1
     for block, count in (each for piece in pieces for each in piece):
@@ -347,10 +347,12 @@ def _update(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[in
     training = setting.training
     if training.trains == "adapters":
         return 0.0
-    each = 4 * 6 + training.gradients + (setting.on.itemsize if training.master else 0)
+    each = 4 * 6 + training.gradients + (setting.arithmetic.itemsize if training.master else 0)
     states = _on_stages(setting, cut, stages, "state")
     gradients = _on_stages(setting, cut, stages, "grad")
-    seconds = [setting.on.copy(s * each + g * training.gradients) for s, g in zip(states, gradients, strict=True)]
+    seconds = [
+        setting.arithmetic.copy(s * each + g * training.gradients) for s, g in zip(states, gradients, strict=True)
+    ]
     return sum(seconds) if setting.cluster.shared > 1 else max(seconds)
 
 
@@ -363,7 +365,8 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
         arrays = (12 if setting.training.master else 8) * plan.offload_ratio
         total += 2 * max(_on_stages(setting, cut, stages, "state")) * arrays / host
     if plan.streams:
-        total += 2 * max(_on_stages(setting, cut, stages, "param")) * setting.on.itemsize * plan.num_microbatches / host
+        nbytes = max(_on_stages(setting, cut, stages, "param")) * setting.arithmetic.itemsize
+        total += 2 * nbytes * plan.num_microbatches / host
         total += 2 * max(_on_stages(setting, cut, stages, "grad")) * setting.training.gradients / host
     if "act" in plan.offload or setting.training.away:
         saved = max(sum(_save(setting, block) * count for at in s for block, count in cut[at]) for s in stages)
@@ -375,7 +378,7 @@ def _save(setting: Setting, block: BlockCost) -> float:
     """Bytes that one run of a layer keeps for its backward; its input alone where it is computed again."""
     if block.part != "layer":
         return 0.0
-    cuts, itemsize = cuts_of(setting.plan), setting.on.itemsize
+    cuts, itemsize = cuts_of(setting.plan), setting.arithmetic.itemsize
     recompute = setting.plan.recompute if block.recomputes else "none"
     values = {value.name: value for op in block.operations for value in (*op.inputs, op.output)}
     first = block.operations[0].inputs[0]

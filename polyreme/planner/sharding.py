@@ -33,7 +33,7 @@ class Cuts:
 
     def __init__(self, strategy: Strategy, mesh: MeshShape) -> None:
         self.degrees = {axis: degree for axis, degree in mesh.degrees.items() if degree > 1}
-        self._found: dict[tuple[str, Dims, tuple[int, ...]], frozenset[str]] = {}
+        self._axes: dict[tuple[str, Dims, tuple[int, ...]], frozenset[str]] = {}
         self._ways: dict[tuple[str, Dims, tuple[int, ...]], int] = {}
         self._rules = {kind: self._live(strategy.rule(kind)) for kind in ("act", "param", "grad", "state")}
         self._movable = {kind: frozenset(rule.get(ANY, ())) for kind, rule in self._rules.items()}
@@ -60,9 +60,9 @@ class Cuts:
         ['dp', 'mp']
         """
         key = (kind, dims, shape)
-        found = self._found.get(key)
+        found = self._axes.get(key)
         if found is None:
-            found = self._found[key] = self._cut(kind, dims, shape)
+            found = self._axes[key] = self._cut(kind, dims, shape)
         return found
 
     def _cut(self, kind: str, dims: Dims, shape: tuple[int, ...]) -> frozenset[str]:

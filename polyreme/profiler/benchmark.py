@@ -13,18 +13,18 @@ class StepTimer:
     def __init__(self) -> None:
         self._total = _Sums()
         self._since = _Sums()
-        self._at = self._waited = 0.0
+        self._last = self._waited = 0.0
 
     def begin(self) -> None:
         """The first step begins."""
-        self._at, self._waited = time.perf_counter(), waiting.seconds
+        self._last, self._waited = time.perf_counter(), waiting.seconds
 
     def step(self, num_samples: int | None) -> None:
         """A step is over, of so many samples."""
         now, waited = time.perf_counter(), waiting.seconds
         for sums in (self._total, self._since):
-            sums.add(now - self._at, waited - self._waited, num_samples)
-        self._at, self._waited = now, waited
+            sums.add(now - self._last, waited - self._waited, num_samples)
+        self._last, self._waited = now, waited
 
     def told(self, unit: str | None) -> str:
         """The steps since this was last asked, in words; "" if there was none."""

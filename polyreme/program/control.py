@@ -150,7 +150,7 @@ def _inferred(
     block, needed = defaults.block, {}
     for name in [*op.reads(), *op.writes()]:
         found = block.find_var(name)
-        needed[name] = found if found is not None else block.program.held.get(name)
+        needed[name] = found if found is not None else block.program.captured.get(name)
     known = {n: t for n, t in needed.items() if t is not None}
 
     def run_on(given: dict[str, Tensor]) -> Any:
@@ -180,7 +180,7 @@ def cond_of(recorder: ProgramRecorder, pred: Any, sides: Sequence[Side]) -> Any:
     for a, b in zip(*leaves, strict=True):
         if isinstance(a, TensorState) or isinstance(b, TensorState) or a != b:
             for side, value in zip(sides, (a, b), strict=True):
-                side.block.gives.append(_given(recorder, value))
+                side.block.gives.append(_branch_value(recorder, value))
             results.append(LEAF)
         else:
             results.append((a,))
@@ -196,7 +196,7 @@ def cond_of(recorder: ProgramRecorder, pred: Any, sides: Sequence[Side]) -> Any:
     return rebuild(specs[0], iter(filled))
 
 
-def _given(recorder: ProgramRecorder, value: Any) -> Any:
+def _branch_value(recorder: ProgramRecorder, value: Any) -> Any:
     if not isinstance(value, (TensorState, bool, int, float, complex)):
         raise ProgramError(
             f"cond: one branch returned {_describe(value)} where the other returned something else; what depends on a "

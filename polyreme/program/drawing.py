@@ -46,7 +46,7 @@ class BlockView(Protocol):
 class ProgramView(Protocol):
     """What a picture shows of a Program (program.program.Program)."""
 
-    held: dict[str, Any]
+    captured: dict[str, Any]
 
     def global_block(self) -> Any: ...
 
@@ -110,7 +110,7 @@ def _graph(block: BlockView, program: ProgramView, inner: bool = False) -> BoxGr
         maker_of.update(dict.fromkeys(op.outputs, index))
     if block.gives:
         index = len(graph.items)
-        graph.items.append(GraphBox("port", "gives", [_given(v) for v in block.gives][:_LISTED]))
+        graph.items.append(GraphBox("port", "gives", [_argument_text(v) for v in block.gives][:_LISTED]))
         graph.edges += [(a, index) for a in dict.fromkeys(maker_of[n] for n in refs(block.gives) if n in maker_of)]
     return graph
 
@@ -132,7 +132,7 @@ def _item(op: Operation, block: BlockView, program: ProgramView) -> GraphBox:
 
 def _is_kept(name: str, block: BlockView, program: ProgramView) -> bool:
     var = block.find_var(name)
-    return name in program.held or (var is not None and bool(var.persistable))
+    return name in program.captured or (var is not None and bool(var.persistable))
 
 
 def _some(lines: list[str]) -> list[str]:
@@ -147,7 +147,7 @@ def _convert(var: Any) -> list[str]:
     return [] if var is None else [f"{var.dtype.name} {_shape(var)}"]
 
 
-def _given(value: Any) -> str:
+def _argument_text(value: Any) -> str:
     names = refs(value)
     return _short(names[0]) if names else str(value)
 

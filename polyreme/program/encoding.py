@@ -201,7 +201,7 @@ class ValueDecoder:
         self._arrays = arrays
         self._blocks = blocks
         self._variable = variable
-        self._made: dict[int, Any] = {}
+        self._decoded: dict[int, Any] = {}
         self._kinds: dict[str, Callable[[Any, dict], Any]] = {
             "$float": lambda v, _: float(v),
             "$dict": lambda v, _: {_hashable(self.decode(k)): self.decode(x) for k, x in v},
@@ -219,7 +219,7 @@ class ValueDecoder:
             "$type": lambda v, _: _TYPES[v],
             "$var": lambda v, _: self._variable(_text(v)),
             "$array": lambda v, _: self.array(v),
-            "$again": lambda v, _: self._made[v],
+            "$again": lambda v, _: self._decoded[v],
             "$policy": lambda v, _: amp_policy.Policy(**{k: self.decode(x) for k, x in v.items()}),
             "$optimizer": self._optimizer,
             **{tag: self._of_fields(tag) for tag in _BASES},
@@ -238,7 +238,7 @@ class ValueDecoder:
             raise CheckpointError(f"the Program has a value of kind {tag!r}, which is not known here; upgrade polyreme")
         made = self._kinds[tag](node[tag], node)
         if "id" in node:
-            self._made[node["id"]] = made
+            self._decoded[node["id"]] = made
         return made
 
     def array(self, body: Mapping[str, Any]) -> Any:

@@ -138,17 +138,17 @@ class Executor:
             outs = self._run_padded(program, arrays, asked, fetch_list, scope) if self._pads else None
             if outs is not None:
                 return [np.asarray(out) for out in outs] if return_numpy else [jnp.asarray(out) for out in outs]
-        shapes = (shapes_in(arrays), checked.on, fusing.on)
+        shapes = (shapes_in(arrays), checked.is_on, fusing.is_on)
         run = self.compiled((program.identity, scope.identity, asked, shapes), arrays)
         if run is None:
-            run = self._made(program, feed, fetch_list, scope)
+            run = self._prepare(program, feed, fetch_list, scope)
             # the scope's identity now: it holds the state of optimizers since
             self.keep((program.identity, scope.identity, asked, shapes), run)
         with self.on_place():
             outs = run(arrays)
         return [np.asarray(out) for out in outs] if return_numpy else outs
 
-    def _made(self, program: Program, feed: Any, fetch_list: Any, scope: Scope) -> Any:
+    def _prepare(self, program: Program, feed: Any, fetch_list: Any, scope: Scope) -> Any:
         if not (program.global_block().ops or fetch_list or program.is_startup):
             _log.warning("Executor.run: the Program has no operations; was it built under another program_guard?")
         names = fetched(program, fetch_list)
@@ -165,7 +165,7 @@ class Executor:
         given = tuple(
             [(n, (sizes.get(n, a.shape[0]), *a.shape[1:]) if a.ndim else (), a.dtype) for n, a in arrays.items()]
         )
-        about = ("padded", asked, given, checked.on, fusing.on)
+        about = ("padded", asked, given, checked.is_on, fusing.is_on)
         run = self.compiled((program.identity, scope.identity, *about), arrays)
         with self.on_place():
             if run is None:
@@ -183,7 +183,7 @@ class Executor:
         arrays, names = fed(program, feed), fetched(program, fetch_list)
         padded = buckets.padded(program, arrays)
         shapes = tuple((n, padded[n], a.dtype) for n, a in arrays.items())
-        about = ("bucket", checked.on, fusing.on, tuple(names), shapes)
+        about = ("bucket", checked.is_on, fusing.is_on, tuple(names), shapes)
         run = self.compiled((program.identity, scope.identity, *about), arrays)
         if run is None:
             run = BucketRun(program, scope, arrays, padded, names, buckets.dims, self.on_place)

@@ -95,7 +95,7 @@ def current_name(program: Program, name: str, what: str) -> str:
     found = block.vars.get(name)
     if found is not None:
         return found._array.name
-    known = {*block.vars, *(n for op in block.ops for n in op.outputs), *program.held}
+    known = {*block.vars, *(n for op in block.ops for n in op.outputs), *program.captured}
     if name in known:
         return name
     raise ProgramError(f"{what}: the Program has no variable {name!r}{did_you_mean(name, known)}")

@@ -56,7 +56,7 @@ class Frame:
         found = self.scope.find(name)
         if found is not None:
             return found
-        tensor = self.block.program.held.get(name)
+        tensor = self.block.program.captured.get(name)
         if tensor is None:
             var = self.block.find_var(name)
             if var is not None and var.persistable:

@@ -42,7 +42,7 @@ def append_backward(
     blocked = [_named(block, v) for v in no_grad_set or ()]
     program = block.program
     if parameter_list is None:
-        wanted = [*program.all_parameters(), *program.held.values()]
+        wanted = [*program.all_parameters(), *program.captured.values()]
     else:
         wanted = [block.var(p) if isinstance(p, str) else p for p in parameter_list]
     trained = [p for p in wanted if not p.stop_gradient and _name(block, p) not in blocked]
@@ -158,7 +158,7 @@ def _name(block: Block, tensor: Tensor) -> str:
     """The name of a Variable, or of a Tensor with a value that the Program holds."""
     if isinstance(tensor._array, Symbol):
         return tensor._array.name
-    return next((n for n, held in block.program.held.items() if held is tensor), tensor.name)
+    return next((n for n, held in block.program.captured.items() if held is tensor), tensor.name)
 
 
 def _named(block: Block, value: Any) -> str:

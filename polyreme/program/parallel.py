@@ -205,7 +205,7 @@ class _Step:
 
     def _reduced(self, of: str, gradient: Tensor) -> Tensor:
         var = self.program.global_block().vars.get(of)
-        if not self.over_devices or not (of in self.program.held or (var is not None and var.persistable)):
+        if not self.over_devices or not (of in self.program.captured or (var is not None and var.persistable)):
             return gradient
         return Tensor(self._reduce(state.read(gradient), AXIS))
 

@@ -21,7 +21,7 @@ AXIS = "dp"
 class HasValues(Protocol):
     """What is asked of a Program (program.program.Program) for the values it outlives a run with."""
 
-    held: dict[str, Tensor]
+    captured: dict[str, Tensor]
 
     @property
     def random_seed(self) -> int: ...
@@ -33,7 +33,7 @@ class HasValues(Protocol):
 def state_of(program: HasValues, scope: Scope) -> list[Tensor]:
     """The persistable values that a Program reads or writes and the scope has, the state of optimizers included."""
     names = dict.fromkeys(n for op in program.every_op() for n in (*op.reads(), *op.writes()))
-    held = [t for t in map(program.held.get, names) if t is not None]
+    held = [t for t in map(program.captured.get, names) if t is not None]
     return held + [t for t in map(scope.find, names) if t is not None] + updated(program, scope)
 
 
@@ -43,8 +43,8 @@ def updated(program: HasValues, scope: Scope) -> list[Tensor]:
     for op in program.global_block().ops:
         if isinstance(op, Optimize):
             for name, _ in op.pairs:
-                if scope.find(name) is None and name in program.held:
-                    scope.adopt(name, program.held[name])
+                if scope.find(name) is None and name in program.captured:
+                    scope.adopt(name, program.captured[name])
             tensors += [t for t in (scope.find(name) for name, _ in op.pairs) if t is not None]
             tensors += scope.optimizer(op).state_tensors(op.key).values()
     return tensors

@@ -26,7 +26,7 @@ class Program:
     """Recorded operations, in nested blocks, and the values they were recorded with.
 
     random_seed: 0 draws random numbers from the default generator, anything else from a stream of this seed that each
-    scope keeps. held: Tensors with values that were used while recording: shared with whoever made them.
+    scope keeps. captured: Tensors with values that were used while recording: shared with whoever made them.
     made_elsewhere: it came from a file, so its names were counted in another process. is_startup: initial values are
     recorded into it, of which there may be none.
     """
@@ -35,7 +35,7 @@ class Program:
         self._id = next(_identities)
         self.version: int = 0
         self.blocks: list[Block] = [Block(self, 0, None)]
-        self.held: dict[str, Tensor] = {}
+        self.captured: dict[str, Tensor] = {}
         self.entered: list[Block] = []  # inner blocks that are being recorded
         self._seed = 0
         self.is_test = False
@@ -60,12 +60,12 @@ class Program:
 
     def hold(self, tensor: Tensor) -> str:
         """The name under which the Program has a Tensor with a value, which it shares from now on."""
-        name = next((n for n, held in self.held.items() if held is tensor), None)
+        name = next((n for n, held in self.captured.items() if held is tensor), None)
         if name is None:
             name = getattr(tensor, "_name", None)
-            if name is None or name in self.held:
+            if name is None or name in self.captured:
                 name = unique_name.generate("held")
-            self.held[name] = tensor
+            self.captured[name] = tensor
             self.changed()
         return name
 
@@ -151,7 +151,7 @@ class Program:
     def rewritten(self, change: Callable[[list[Operation]], list[Operation]]) -> Self:
         """A copy in which each block's operations are what change makes of them."""
         copied = type(self)()
-        copied._seed, copied.held = self._seed, dict(self.held)
+        copied._seed, copied.captured = self._seed, dict(self.captured)
         copied.is_test = self.is_test or change is as_in_evaluation
         copied.made_elsewhere = self.made_elsewhere
         copied.blocks = [Block(copied, b.idx, None) for b in self.blocks]

@@ -51,14 +51,14 @@ class Recorder:
     `call`, every write of a Tensor to `write`. as_in_1x: operators align, and Variables are true, as in 1.x.
     """
 
-    made: _Everything
+    created_ids: _Everything
     as_in_1x: bool
 
     stages: ClassVar[bool] = True
     records: ClassVar[Literal[True]] = True
 
     def __init__(self) -> None:
-        self.made = _Everything()
+        self.created_ids = _Everything()
         self.as_in_1x = False
         self._rebound: list[dict[int, tuple[Variable, Symbol]]] = []
 

@@ -56,7 +56,7 @@ def over_rows_of(
     before = [v if isinstance(v, TensorState) else Tensor(v) for v in start]
 
     def seen(probe: int) -> list[InferredTensor]:
-        many = _at(x[0], probe).shape[0]
+        many = _probed(x[0], probe).shape[0]
         kept = [_stacked(v, many, probe) for v in results[:count]]
         return kept + [
             control.either("a recurrence", a, b, probe) for a, b in zip(before, results[count:], strict=True)
@@ -107,7 +107,7 @@ def until_finished(
 def take_row(block: Block, x: TensorState) -> Variable:
     """A Variable for a row of x, which the block is results each time it runs."""
     array = x._array
-    sizes = tuple(tuple(_at(x, probe).shape[1:]) for probe in PROBES)
+    sizes = tuple(tuple(_probed(x, probe).shape[1:]) for probe in PROBES)
     variable = block.create_var(None, array.shape[1:], array.dtype, stop_gradient=x.stop_gradient, probed=sizes)
     variable._node = block
     block.takes.append(variable.name)
@@ -128,10 +128,10 @@ def _check_carried(what: str, side: control.Side) -> None:
         )
 
 
-def _at(value: TensorState, probe: int) -> Any:
+def _probed(value: TensorState, probe: int) -> Any:
     return value._array.at(probe) if isinstance(value._array, Symbol) else value._array
 
 
 def _stacked(value: TensorState, many: int, probe: int) -> InferredTensor:
-    one = _at(value, probe)
+    one = _probed(value, probe)
     return InferredTensor(jax.ShapeDtypeStruct((many, *one.shape), one.dtype), value.stop_gradient)

@@ -175,17 +175,17 @@ def _reshape(eqn: Any, operands: list[Dims]) -> Along:
     return [rest if i is None else [(0, i)] for i in places]
 
 
-def _kept(eqn: Any, operands: list[Dims], *gone: int) -> Along:
+def _without(eqn: Any, operands: list[Dims], *gone: int) -> Along:
     return [[(0, i)] for i in range(len(operands[0])) if i not in gone]
 
 
 def _expand_dims(eqn: Any, operands: list[Dims]) -> Along:
-    left = iter(_kept(eqn, operands))
+    left = iter(_without(eqn, operands))
     return [[] if i in eqn.params["dimensions"] else next(left) for i in range(len(_shape(eqn.outvars[0])))]
 
 
 def _cumulative(eqn: Any, operands: list[Dims]) -> Along:
-    along = _kept(eqn, operands)
+    along = _without(eqn, operands)
     along[eqn.params["axis"]] = [None] if eqn.params["reverse"] else [(0, eqn.params["axis"]), PLACE]
     return along
 
@@ -291,8 +291,8 @@ def _either(one: Dim, other: Dim) -> Dim:
 
 
 _KINDS: dict[Rule, str] = {
-    lambda eqn, operands: _kept(eqn, operands, *eqn.params["axes"]): REDUCTIONS,
-    lambda eqn, operands: _kept(eqn, operands, *eqn.params["dimensions"]): "squeeze",
+    lambda eqn, operands: _without(eqn, operands, *eqn.params["axes"]): REDUCTIONS,
+    lambda eqn, operands: _without(eqn, operands, *eqn.params["dimensions"]): "squeeze",
     lambda eqn, operands: [[(0, i)] for i in eqn.params["permutation"]]: "transpose",
     lambda eqn, operands: _whole_dims([not any(p) for p in eqn.params["padding_config"]]): "pad",
     lambda eqn, operands: _whole_dims([i not in eqn.params["dimensions"] for i in range(len(operands[0]))]): "rev",

@@ -50,14 +50,14 @@ class CompiledRun:
     @property
     def changes(self) -> bool:
         """Whether it changes persistable values or advances a stream of random numbers."""
-        return any(self._captured.found.written)
+        return any(self._captured.discovery.written)
 
     def serves(self, given: Mapping[str, Any]) -> bool:
         """Whether the scope still looks as it did."""
         return self._captured.serves(self._arguments)  # type: ignore[arg-type]
 
     def __call__(self, given: Mapping[str, Any]) -> list[Any]:
-        gather(self._captured.found.tensors)
+        gather(self._captured.discovery.tensors)
         for tensor, array in zip(self._arguments, given.values(), strict=True):
             tensor._array = array
         return [out._array for out in self._captured.run(self._arguments)]  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ class Scope:
 
     def __init__(self, parent: Scope | None = None) -> None:
         self.parent = parent
-        self._held: dict[str, Tensor | None] = {}
+        self._variables: dict[str, Tensor | None] = {}
         self._version = 0
         self._optimizers: dict[str, Any] = {}
         self._kids: list[Scope] = []
@@ -44,14 +44,14 @@ class Scope:
     def var(self, name: str) -> ScopeVariable:
         """The variable of this name, made empty if there is none."""
         if self.find_var(name) is None:
-            self._held[name] = None
+            self._variables[name] = None
         return ScopeVariable(self, name)
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable of this name here or in a parent, or None."""
         scope: Scope | None = self
         while scope is not None:
-            if name in scope._held:
+            if name in scope._variables:
                 return ScopeVariable(scope, name)
             scope = scope.parent
         return None
@@ -67,12 +67,12 @@ class Scope:
 
     def local_var_names(self) -> list[str]:
         """Names of its own variables."""
-        return list(self._held)
+        return list(self._variables)
 
     def erase(self, names: list[str]) -> None:
         """Forget variables of its own."""
         for name in names:
-            self._held.pop(name, None)
+            self._variables.pop(name, None)
         self._version += 1
 
     # what operations call
@@ -87,7 +87,7 @@ class Scope:
         """The Tensor of this name here or in a parent, or None."""
         scope: Scope | None = self
         while scope is not None:
-            found = scope._held.get(name)
+            found = scope._variables.get(name)
             if found is not None:
                 return found
             scope = scope.parent
@@ -95,8 +95,8 @@ class Scope:
 
     def adopt(self, name: str, tensor: Tensor) -> None:
         """Hold this very Tensor under a name."""
-        if self._held.get(name) is not tensor:
-            self._held[name] = tensor
+        if self._variables.get(name) is not tensor:
+            self._variables[name] = tensor
             self._version += 1
 
     def create(self, name: str, array: Any, template: Tensor) -> None:
@@ -104,7 +104,7 @@ class Scope:
 
         A Tensor that is there already keeps its identity, which optimizers and compiled programs hold on to.
         """
-        have = self._held.get(name)
+        have = self._variables.get(name)
         if have is not None and have._array.shape == array.shape and have._array.dtype == array.dtype:
             state.write(have, array)
             return
@@ -172,7 +172,7 @@ class HeldTensor:
         self._name = name
 
     def _tensor(self) -> Tensor:
-        found = self._scope._held.get(self._name)
+        found = self._scope._variables.get(self._name)
         if found is None:
             raise ProgramError(f"variable {self._name!r} has no value yet; set() one, or run the startup program")
         return found
@@ -187,7 +187,7 @@ class HeldTensor:
 
     def set(self, array: Any, place: Any = None) -> None:
         """Replace the value: in place if shape and dtype stay. place: where it goes, its present device if None."""
-        have = self._scope._held.get(self._name)
+        have = self._scope._variables.get(self._name)
         value = np.asarray(array)
         if have is not None and tuple(have.shape) == value.shape:
             have.set_value(value)

@@ -42,7 +42,7 @@ def to_body(program: Any, arrays: Arrays | None = None) -> dict[str, Any]:
         "polyreme": importlib.metadata.version("polyreme"),
         "random_seed": program.random_seed,
         "is_test": program.is_test,
-        "held": [_held_json(encoder, name, tensor) for name, tensor in program.held.items()],
+        "held": [_held_json(encoder, name, tensor) for name, tensor in program.captured.items()],
         "blocks": [_block_json(encoder, block) for block in program.blocks],
     }
     return {**body, "digest": _digest(body)}
@@ -192,7 +192,7 @@ class _ProgramReader:
         for entry in blocks[1:]:
             program.add_block(program.blocks[entry["parent"]])
         for entry in body["held"]:
-            program.held[entry["name"]] = self._held(entry)
+            program.captured[entry["name"]] = self._tensor(entry)
         for block, entry in zip(program.blocks, blocks, strict=True):
             self._variables(block, entry["vars"])
             block.takes = [str(n) for n in entry["takes"]]
@@ -208,12 +208,12 @@ class _ProgramReader:
 
     def _variable(self, name: str) -> Any:
         found = next((b.vars[name] for b in self._program.blocks if name in b.vars), None)
-        found = found if found is not None else self._program.held.get(name)
+        found = found if found is not None else self._program.captured.get(name)
         if found is None:
             raise CheckpointError(f"the Program refers to a variable {name!r} that it does not have")
         return found
 
-    def _held(self, entry: Mapping[str, Any]) -> Tensor:
+    def _tensor(self, entry: Mapping[str, Any]) -> Tensor:
         value = to_tensor(self._decoder.array(entry["value"]["$array"]))
         tensor: Any = Parameter.__new__(Parameter) if entry["class"] == "Parameter" else value
         if tensor is not value:

@@ -37,7 +37,7 @@ _SHOWN = 8  # names that a message lists
 def persistables(program: HasValues) -> dict[str, Tensor]:
     """Every variable that outlives a run, by name, and every Tensor that the Program holds."""
     found = {v.name: v for v in program.list_vars() if v.persistable}
-    return {**found, **program.held}
+    return {**found, **program.captured}
 
 
 def optimizers(program: HasValues) -> list[Optimize]:
@@ -48,7 +48,7 @@ def optimizers(program: HasValues) -> list[Optimize]:
 def current(scope: Scope, name: str, program: HasValues) -> Tensor:
     """The Tensor with a variable's value; ProgramError if it has none in this scope."""
     value = scope.find(name)
-    value = program.held.get(name) if value is None else value
+    value = program.captured.get(name) if value is None else value
     if value is None:
         raise ProgramError(
             f"variable {name!r} has no value in this scope; run the startup program in it first: "
@@ -123,7 +123,7 @@ def put(program: HasValues, scope: Scope, arrays: Mapping[str, Any], where: str)
     with state.outside_capture():
         for name, array in arrays.items():
             have = scope.find(name)
-            have = program.held.get(name) if have is None else have
+            have = program.captured.get(name) if have is None else have
             if have is None:
                 scope.create(name, jnp.asarray(array), declared[name])
             else:

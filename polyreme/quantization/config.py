@@ -106,11 +106,11 @@ class QuantConfig:
     def of_layers(self, model: Layer) -> dict[str, SingleLayerConfig]:
         """What holds for each layer of a model, by its name in it. Raises ConfigError for layers and names that are set
         and not there."""
-        chosen = {"": self._own("", model, self._global)}
+        chosen = {"": self._config_of("", model, self._global)}
         names, full_names, layers = {""}, {model.full_name()}, {id(model)}
         for name, layer in model.named_sublayers():
             parent = chosen[name.rpartition(".")[0]]
-            chosen[name] = self._own(name, layer, parent)
+            chosen[name] = self._config_of(name, layer, parent)
             names.add(name)
             full_names.add(layer.full_name())
             layers.add(id(layer))
@@ -121,7 +121,7 @@ class QuantConfig:
                 raise ConfigError(f"add_layer_config: {layer.full_name()} is not in the model that is quantized")
         return chosen
 
-    def _own(self, name: str, layer: Layer, inherited: SingleLayerConfig) -> SingleLayerConfig:
+    def _config_of(self, name: str, layer: Layer, inherited: SingleLayerConfig) -> SingleLayerConfig:
         for one, config in reversed(self._by_layer):
             if one is layer:
                 return config

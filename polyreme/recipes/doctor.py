@@ -46,7 +46,7 @@ class Check:
 
     name: str
     is_ok: bool
-    found: str
+    finding: str
     fix: str = ""
     is_required: bool = True
 
@@ -78,7 +78,7 @@ def as_text(checks: list[Check]) -> str:
     lines = []
     for check in checks:
         mark = "ok  " if check.is_ok else "FAIL" if check.is_required else "-   "
-        lines.append(f"{mark} {check.name:<{width}}  {check.found}")
+        lines.append(f"{mark} {check.name:<{width}}  {check.finding}")
         if not check.is_ok and check.fix:
             lines.append(f"     {'':<{width}}  fix: {check.fix}")
     failures = sum(check.is_failure for check in checks)

@@ -157,7 +157,7 @@ def _many_rows(value: Tensor | None) -> bool:
 
 def _input(block: Block, name: str) -> Tensor | None:
     found = block.find_var(name)
-    return block.program.held.get(name) if found is None else found
+    return block.program.captured.get(name) if found is None else found
 
 
 # sizes that depend on the sequences

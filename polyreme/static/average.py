@@ -33,7 +33,7 @@ class ProgramAverage:
         if not state.recording():
             raise ProgramError(f"{type(self).__name__} averages parameters of a static Program; call enable_static()")
         self._name = f"{name}." if name else ""
-        self._kept: dict[str, np.ndarray] = {}
+        self._saved: dict[str, np.ndarray] = {}
         self._corrected = Program()
 
     def _new(self, what: str) -> str:
@@ -52,7 +52,7 @@ class ProgramAverage:
         values = executor.run(self._corrected, fetch_list=self._applied)
         for p, value in zip(self._parameters, values, strict=True):
             held = scope.var(p.name).get_tensor()
-            self._kept[p.name] = np.asarray(held)
+            self._saved[p.name] = np.asarray(held)
             held.set(value)
         try:
             yield
@@ -62,11 +62,11 @@ class ProgramAverage:
 
     def restore(self, executor: Any) -> None:
         """Put the parameters back that apply() replaced. Raises ProgramError if it replaced none."""
-        if not self._kept:
+        if not self._saved:
             raise ProgramError(f"{type(self).__name__}.restore: nothing was replaced; call apply() first")
-        for name, value in self._kept.items():
+        for name, value in self._saved.items():
             global_scope().var(name).get_tensor().set(value)
-        self._kept = {}
+        self._saved = {}
 
 
 class ExponentialMovingAverage(ProgramAverage):

@@ -199,7 +199,7 @@ def normalize_program(program: Program, feed_vars: Any, fetch_vars: Any, **kwarg
     feeds, fetches = _variables("feed_vars", feed_vars), _variables("fetch_vars", fetch_vars)
     test = _program("normalize_program", program).clone(for_test=True)
     for v in fetches:
-        if test.global_block().find_var(v.name) is None and v.name not in test.held:
+        if test.global_block().find_var(v.name) is None and v.name not in test.captured:
             raise ProgramError(f"fetch_vars: {v.name!r} is not in the Program's forward part; give what it computes")
     pruned = test if skip else prune(test, [v.name for v in fetches], [v.name for v in feeds])
     block, fed = pruned.global_block(), {v.name for v in feeds}
@@ -358,7 +358,7 @@ class _Serving(Capture):
 
     def touch(self, tensor: TensorState) -> None:
         """A Tensor that is about to be read or changed; of a generator, its key."""
-        if not isinstance(tensor, Tensor) and id(tensor) not in self.made:
+        if not isinstance(tensor, Tensor) and id(tensor) not in self.created_ids:
             raise ProgramError(
                 "save_inference_model: what fetch_vars need takes random numbers even in evaluation, and what a model "
                 "for inference computes depends on its inputs alone; feed the random numbers"
@@ -428,7 +428,7 @@ def load_inference_model(path_prefix: str | os.PathLike[str], executor: Any, **k
     arrays = {n: np.asarray(a) for n, a in artifact.state.items()}
     program = Program()
     serial.fill(program, serial.checked(model["program"]), arrays)
-    block, own = program.global_block(), [n for n in stored.persistables(program) if n not in program.held]
+    block, own = program.global_block(), [n for n in stored.persistables(program) if n not in program.captured]
     stored.put(program, global_scope(), {n: arrays[n] for n in own}, base)
-    fetch = [program.held[n] if n in program.held else block.var(n) for n in model["fetch"]]
+    fetch = [program.captured[n] if n in program.captured else block.var(n) for n in model["fetch"]]
     return [program, list(model["feed"]), fetch]

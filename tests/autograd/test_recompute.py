@@ -156,7 +156,7 @@ def test_eager_offload_moves_and_frees_the_argument():
     x = Tensor(X, stop_gradient=False)
     h = x * 2
     y = run_again(lambda v: v * v, (h,), {}, Keep(offload=True))
-    (array,) = (held.array for held in y._node.held)
+    (array,) = (held.array for held in y._node.inputs)
     assert array.sharding.memory_kind == "pinned_host"
     alive = weakref.ref(h)
     del h
@@ -458,7 +458,7 @@ def test_hybrid_offloads_and_partitions():
     ctx = {"mp_group": object(), "offload": True, "partition": True}
     with layout.using(Layout(Plan.from_degrees(mp=8))):
         y = recompute_hybrid(ctx, lambda v: v * v, x * 1)
-        (held,) = y._node.held
+        (held,) = y._node.inputs
         assert held.array.sharding.memory_kind == "pinned_host"
         assert held.array.sharding.shard_shape((4, 8)) == (4, 1)
         y.sum().backward()

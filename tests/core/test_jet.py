@@ -73,7 +73,7 @@ def tolerance(k, size):
 
 
 def written_out(flat, spec, like):
-    found = [None] * (spec.ways * spec.own + spec.collapsed) if flat is None else flat
+    found = [None] * (spec.ways * spec.num_coefficients + spec.collapsed) if flat is None else flat
     return [np.zeros_like(like) if c is None else np.asarray(c) for c in found]
 
 

@@ -246,7 +246,7 @@ def test_rows_of_experts_have_loops_that_start_from_zeros():
     (block,) = (b for b in shape.graph().blocks if b.part == "layer")
     for training, itemsize in ((WIDE, 4), (LOW, 2)):
         stage = Stage(shape.graph(), plan, 8, training, stage_pieces(shape.graph(), plan)[0])
-        buffers = OnProcessor(stage).kept(block)[0]
+        buffers = OnProcessor(stage).residuals(block)[0]
         rows = 8 * 128 * 2
         assert buffers["expert_down: start of the gradient of rows"].nbytes == rows * 256 * itemsize
         assert buffers["expert_up: start of the gradient of weights"].nbytes == 4 * 64 * 256 * itemsize
@@ -256,10 +256,10 @@ def test_rows_of_experts_have_loops_that_start_from_zeros():
         assert widened == (4 * sum(v.size for v in block.parameters if len(v.shape) > 1) if itemsize == 2 else 0)
         # where attention alone is computed again there is no second forward of experts
         partly = Stage(shape.graph(), Plan(recompute="core_attn"), 8, training, stage_pieces(shape.graph(), plan)[0])
-        assert not any("expert_down: start of the output" in name for name in OnProcessor(partly).kept(block)[0])
+        assert not any("expert_down: start of the output" in name for name in OnProcessor(partly).residuals(block)[0])
         # a second forward has loops of its own
         again = Stage(shape.graph(), Plan(recompute="full"), 8, training, stage_pieces(shape.graph(), plan)[0])
-        assert OnProcessor(again).kept(block)[0]["expert_down: start of the output"].nbytes == rows * 64 * itemsize
+        assert OnProcessor(again).residuals(block)[0]["expert_down: start of the output"].nbytes == rows * 64 * itemsize
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

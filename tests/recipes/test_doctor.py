@@ -28,7 +28,7 @@ def test_this_machine_is_ready(monkeypatch):
     monkeypatch.setenv("POLYREME_PROXY", "http://me:pass@host:1/")
     checks = doctor.examine()
     assert not any(check.is_failure for check in checks), as_text(checks)
-    assert find(checks, "devices").found == "8 x cpu (cpu)"  # CPU_NUM=8, from conftest
+    assert find(checks, "devices").finding == "8 x cpu (cpu)"  # CPU_NUM=8, from conftest
     text = as_text(checks) + as_json(checks)
     assert "HF_TOKEN=***" in text
     assert "http://***@host:1/" in text
@@ -53,7 +53,7 @@ def test_backend_that_hangs_is_given_up(monkeypatch):
     check = find(doctor.examine(timeout=0.5), "devices")
     assert time.monotonic() - start < 10
     assert check.is_failure
-    assert check.found == "no answer in 0.5 s"
+    assert check.finding == "no answer in 0.5 s"
     assert "JAX_PLATFORMS=cpu" in check.fix
 
 
@@ -74,7 +74,7 @@ def test_broken_backends(monkeypatch, code, found):
     monkeypatch.setattr(doctor, "_ASK_DEVICES", code)
     check = find(doctor.examine(), "devices")
     assert check.is_failure
-    assert check.found == found
+    assert check.finding == found
 
 
 def test_cache_that_cannot_be_written(monkeypatch, quick_devices, tmp_path):
@@ -92,7 +92,7 @@ def test_missing_and_old_packages(monkeypatch, quick_devices):
     real = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: versions[name] if name in versions else real(name))
     checks = doctor.examine()
-    assert find(checks, "jax").found == "0.4.1 is older than 0.10.2"
+    assert find(checks, "jax").finding == "0.4.1 is older than 0.10.2"
     assert find(checks, "safetensors").is_failure
     pillow = find(checks, "pillow")
     assert not pillow.is_ok
@@ -108,7 +108,7 @@ def test_bad_environment_is_found(monkeypatch, quick_devices):
     monkeypatch.setenv("CPU_NUM", "many")
     check = find(doctor.examine(), "environment")
     assert check.is_failure
-    assert "CPU_NUM='many'" in check.found
+    assert "CPU_NUM='many'" in check.finding
 
 
 def test_little_memory_disk_and_shared_memory(monkeypatch, quick_devices):

@@ -38,7 +38,7 @@ class Abstract(np.ndarray):
         """An array of this shape, dtype and layout."""
         made = np.broadcast_to(np.zeros((), dtype), tuple(shape)).view(cls)
         made.sharding = sharding
-        _made[_address(made)] = made
+        _abstract_arrays[_address(made)] = made
         return made
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -54,7 +54,7 @@ class Abstract(np.ndarray):
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
 
 
-_made: weakref.WeakValueDictionary[int, Abstract] = weakref.WeakValueDictionary()
+_abstract_arrays: weakref.WeakValueDictionary[int, Abstract] = weakref.WeakValueDictionary()
 
 
 def _address(array: Any) -> int:
@@ -63,14 +63,16 @@ def _address(array: Any) -> int:
 
 def original(array: Any) -> Any:
     """The Abstract that jax made its own view of when it closed over it; anything else itself."""
-    return _made.get(_address(array), array) if mode.on and hasattr(array, "__array_interface__") else array
+    return (
+        _abstract_arrays.get(_address(array), array) if mode.is_on and hasattr(array, "__array_interface__") else array
+    )
 
 
 class _Mode(threading.local):
     """Whether arrays are put nowhere."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.is_on = False
 
 
 mode: _Mode = _Mode()
@@ -79,11 +81,11 @@ mode: _Mode = _Mode()
 @contextmanager
 def abstractly() -> Iterator[None]:
     """Inside the block, arrays that are put on devices have no memory, and compiled calls on them do not run."""
-    outer, mode.on = mode.on, True
+    outer, mode.is_on = mode.is_on, True
     try:
         yield
     finally:
-        mode.on = outer
+        mode.is_on = outer
 
 
 def described(array: Any) -> Any:
@@ -93,7 +95,7 @@ def described(array: Any) -> Any:
 
 def full(shape: Any, value: float, dtype: Any) -> Any:
     """jnp.full, or where arrays have no memory, an Abstract."""
-    if mode.on:
+    if mode.is_on:
         return Abstract.of(shape, dtype, None)
     # on a device of its own memory filling is quick and sending is not; on CPU a fill is a program for each shape
     fill = full_from_host if jax.default_backend() == "cpu" else jnp.full

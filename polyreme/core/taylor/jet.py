@@ -48,7 +48,7 @@ class JetSpec:
         return 1 if self.stacked else self.directions
 
     @property
-    def own(self) -> int:
+    def num_coefficients(self) -> int:
         """The number of coefficients in each list."""
         return self.order - self.collapsed
 
@@ -64,7 +64,7 @@ class _Jet:
 
     @classmethod
     def of(cls, flat: Sequence[Any], spec: JetSpec) -> _Jet:
-        ways = [list(flat[i * spec.own : (i + 1) * spec.own]) for i in range(spec.ways)]
+        ways = [list(flat[i * spec.num_coefficients : (i + 1) * spec.num_coefficients]) for i in range(spec.ways)]
         return cls(ways, flat[-1] if spec.collapsed else None)
 
     def flat(self, spec: JetSpec) -> Flat:
@@ -138,7 +138,7 @@ def _through(eqn: Any, bind: Callable, ins: list[Any], jets: Sequence[_Jet | Non
     for way in range(spec.ways):
         series = [None if j is None else [*j.ways[way], *pad] for j in jets]
         directions.append(jax.vmap(one_way)(series) if spec.stacked and _any(series) else one_way(series))
-    outs = [_Jet([way[index][: spec.own] for way in directions]) for index in range(len(eqn.outvars))]
+    outs = [_Jet([way[index][: spec.num_coefficients] for way in directions]) for index in range(len(eqn.outvars))]
     if spec.collapsed:
         tops = [None if j is None or j.top is None else [j.top] for j in jets]
         straight = run(tops, 1) if _any(tops) else [[None] for _ in outs]

@@ -110,7 +110,7 @@ class _ConversionRun:
     ) -> None:
         self._rules, self._state, self._targets = rules, state, targets
         self._sources = dict.fromkeys(sources)
-        self._made: dict[str, Any] = {}
+        self._converted: dict[str, Any] = {}
         self._used: set[str] = set()
 
     def convert(self, read: Callable[[str], Any]) -> dict[str, Any]:
@@ -122,24 +122,24 @@ class _ConversionRun:
                 self._rules.left_alone.update(_key(_plain(name), self._state) for name in outputs)
                 continue
             self._used.update(names)
-            known = [name for name in names if name in self._made or name in self._sources]
+            known = [name for name in names if name in self._converted or name in self._sources]
             if outputs == (_NOTHING,) or not names or len(known) < len(names):
                 continue
             arrays = [_turn(self._value(name), given) for name, given in zip(names, inputs, strict=True)]
             for name, array in zip(outputs, self._apply(rule, arrays, len(outputs)), strict=True):
-                self._made[_plain(name)] = _turn(array, name)
+                self._converted[_plain(name)] = _turn(array, name)
                 self._used.discard(_plain(name))
         return self._results()
 
     def _results(self) -> dict[str, Any]:
         if self._targets is None:
-            ends = [name for name in (*self._sources, *self._made) if name not in self._used]
+            ends = [name for name in (*self._sources, *self._converted) if name not in self._used]
             return {name: self._value(name) for name in dict.fromkeys(ends)}
-        known = [name for name in self._targets if name in self._made or name in self._sources]
+        known = [name for name in self._targets if name in self._converted or name in self._sources]
         return {name: self._value(name) for name in known if _key(name, self._state) not in self._rules.left_alone}
 
     def _value(self, name: str) -> Any:
-        return self._made[name] if name in self._made else self._read(name)
+        return self._converted[name] if name in self._converted else self._read(name)
 
     def _apply(self, rule: _Rule, arrays: list[Any], count: int) -> list[Any]:
         """What a rule gives, in the direction in which it runs."""

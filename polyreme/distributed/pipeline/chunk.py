@@ -42,7 +42,7 @@ class Chunk:
         self.stage = stage
         self.cut = cut
         # all that were made, and those of the modes that this step runs in
-        self._made: dict[Any, list[SplitProgram]] = {}
+        self._split_programs: dict[Any, list[SplitProgram]] = {}
         self._programs: dict[Any, SplitProgram] = {}
         self._devices = frozenset(stage.mesh.devices.flat)
         # whether a program of it draws random numbers; True until one is known
@@ -76,7 +76,7 @@ class Chunk:
 
     def _serving(self) -> Iterator[tuple[Any, SplitProgram]]:
         """Programs of its own that may be called as things are, by what they take."""
-        return ((key, p) for key, made in self._made.items() for p in made if p.serves())
+        return ((key, p) for key, made in self._split_programs.items() for p in made if p.serves())
 
     def end(self) -> None:
         """Hold no array any longer: parameters that only the model holds can be updated in place."""
@@ -119,7 +119,7 @@ class Chunk:
 
     def _moved(self, kept: Kept, memory: str) -> Kept:
         """The residuals of a forward, moved to this memory of their devices where the plan offloads activations."""
-        if "act" not in self.stage.plan.offload or mode.on:
+        if "act" not in self.stage.plan.offload or mode.is_on:
             return kept
         arrays, form = jax.tree.flatten(kept)
         places = [array.sharding.with_memory_kind(memory) for array in arrays]
@@ -134,12 +134,14 @@ class Chunk:
 
     def reads(self, flow: Flow, *, backward: bool) -> list[TensorState]:
         """The Tensors that forward would read the values of."""
-        return [self._own(t) for t in self._program(flow, backward).read]
+        return [self._tensor_of(t) for t in self._program(flow, backward).read]
 
     @property
     def known_reads(self) -> list[TensorState]:
         """The Tensors that the programs of this step or the last one read."""
-        return list({id(t): t for program in self._programs.values() for t in map(self._own, program.read)}.values())
+        return list(
+            {id(t): t for program in self._programs.values() for t in map(self._tensor_of, program.read)}.values()
+        )
 
     def lend(self, tensor: TensorState, array: jax.Array) -> None:
         """Read this value, which lies on this stage, for a tensor of another stage until the step ends."""
@@ -192,7 +194,7 @@ class Chunk:
             foreign: list[Any] = [t for t in program.read if self._is_foreign(t)]
             program.moved = [(p, parameter_layouts(self.stage, p)) for p in foreign]
             self._programs[key] = program
-            self._made.setdefault(key, []).append(program)
+            self._split_programs.setdefault(key, []).append(program)
             self.draws = any(known.draws for known in self._programs.values())
         return program
 
@@ -203,7 +205,7 @@ class Chunk:
     def _read(self, program: SplitProgram) -> list[Any]:
         values = self._values.get(program)
         if values is None:
-            values = self._values[program] = [self._here(self._own(t)) for t in program.read]
+            values = self._values[program] = [self._here(self._tensor_of(t)) for t in program.read]
         return values
 
     def _here(self, tensor: Any) -> Any:
@@ -220,7 +222,7 @@ class Chunk:
             self._copies[id(tensor)] = copy if source is array and copy is not None else self._copy(tensor, array)
         return self._copies[id(tensor)]
 
-    def _own(self, tensor: TensorState) -> TensorState:
+    def _tensor_of(self, tensor: TensorState) -> TensorState:
         """This chunk's Tensor for one of a program that may be shared."""
         return self._mine.get(id(tensor), tensor)
 
@@ -239,7 +241,7 @@ class Chunk:
         return self._to_come == 0
 
     def _sums_of(self, program: SplitProgram, kept: Kept, cotangents: list[Any] | None, last: bool) -> list[jax.Array]:
-        leaves = [self._own(p) for p in program.leaves]
+        leaves = [self._tensor_of(p) for p in program.leaves]
         if any(id(p) not in self._sums for p in leaves):
             zeros = program.zeros(self._read(program), kept, cotangents, last=last)
             for p, zero in zip(leaves, zeros, strict=True):
@@ -247,7 +249,7 @@ class Chunk:
         return [self._sums[id(p)][1] for p in leaves]
 
     def _keep_sums(self, program: SplitProgram, sums: Sequence[jax.Array]) -> None:
-        for p, array in zip(map(self._own, program.leaves), sums, strict=True):
+        for p, array in zip(map(self._tensor_of, program.leaves), sums, strict=True):
             self._sums[id(p)] = (p, array)
 
     def _whole(self, p: TensorState, array: jax.Array) -> Any:
@@ -256,7 +258,7 @@ class Chunk:
             return array
         dims = getattr(p, "dims", None)
         place = self.stage.replicated() if dims is None else self.stage.sharding("grad", dims, p._array.shape)
-        return Abstract.of(p._array.shape, array.dtype, place) if mode.on else _sum_of_addends(place)(array)
+        return Abstract.of(p._array.shape, array.dtype, place) if mode.is_on else _sum_of_addends(place)(array)
 
 
 @functools.lru_cache(maxsize=256)

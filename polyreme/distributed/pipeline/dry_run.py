@@ -50,7 +50,7 @@ class DryRun:
         self._sums: dict[int, int] = {}
         self._copies: dict[int, int] = {}
         # by stage: bytes that wait there now, and at most with what a task works in; by program, what it works in
-        self._held: dict[int, int] = {}
+        self._waiting_bytes: dict[int, int] = {}
         self._peaks: dict[int, int] = {}
         self._works: dict[int, int] = {}
         with abstractly():
@@ -87,12 +87,12 @@ class DryRun:
         """Take down what a stage works in and holds, after each task."""
         chunk, place = run.chunks[task.chunk], (task.chunk, task.microbatch)
         works = max(self._working(call) for name, call in chunk.programs if name.endswith(_NAMES[task.kind]))
-        waiting = self._held.get(stage, 0)
+        waiting = self._waiting_bytes.get(stage, 0)
         self._peaks[stage] = max(self._peaks.get(stage, 0), waiting + works)
         done = run.waiting.get(place)
         kept = () if done is None else (*done.kept.inputs, *done.kept.residuals, *done.kept.stash)
         before, self._waiting[place] = self._waiting.get(place, 0), _total(kept)
-        self._held[stage] = waiting + self._waiting[place] - before
+        self._waiting_bytes[stage] = waiting + self._waiting[place] - before
         self._sums[task.chunk] = max(self._sums.get(task.chunk, 0), _total(chunk.sums))
         self._copies[task.chunk] = _total(chunk.copies)
 

@@ -46,7 +46,7 @@ class Run:
         # by the loss's dtype: the cotangent of each microbatch's loss
         self.weights: Callable[[Any], list[jax.Array]] = lambda dtype: []
         # by microbatch: every loss, and what the last chunk gives beside them
-        self.found: dict[int, tuple[list[jax.Array], Any]] = {}
+        self._results: dict[int, tuple[list[jax.Array], Any]] = {}
         # of each microbatch, the random key that it draws from next
         self.keys = list(keys)
         self._key_at: dict[int, Layout | None] = dict.fromkeys(range(len(batch)))
@@ -73,7 +73,7 @@ class Run:
         """The arrays that a chunk gave of a microbatch and that the next one has not taken yet; none where those are in
         another process, and of the last chunk its losses."""
         if k == len(self.chunks) - 1:
-            return list(self.found[i][0]) if i in self.found else []
+            return list(self._results[i][0]) if i in self._results else []
         flow = self._arrived.get((k + 1, i))
         return [] if flow is None else flow.arrays
 
@@ -102,12 +102,12 @@ class Run:
 
     def _finish(self, i: int, outs: Flow) -> None:
         if self.loss is None:
-            self.found[i] = [], outs.tensors()
+            self._results[i] = [], outs.tensors()
         elif self.outputs:
             losses, out = outs.tensors()
-            self.found[i] = [loss._array for loss in losses], out
+            self._results[i] = [loss._array for loss in losses], out
         else:
-            self.found[i] = self._losses(outs, i, self.loss), None
+            self._results[i] = self._losses(outs, i, self.loss), None
 
     def _sent_on(self, outs: Flow, i: int, here: Layout, following: Chunk) -> Flow:
         """A chunk's outputs on the stage of the next, the random key with them if that draws from it."""
@@ -166,7 +166,7 @@ class Run:
 
     def results(self) -> list[tuple[list[jax.Array], Any]]:
         """The losses of each microbatch, and the outputs of the last chunk beside them."""
-        return [self.found[i] for i in range(len(self.batch))]
+        return [self._results[i] for i in range(len(self.batch))]
 
     def end(self) -> None:
         """Release every array."""

@@ -57,7 +57,7 @@ class Agreed:
             tuple((layer.training, len(parts_of(layer))) for layer in self._layers),
         )
 
-    def on(self, key: Any, stage: Layout, value: Any) -> Any:
+    def from_leader(self, key: Any, stage: Layout, value: Any) -> Any:
         """The value of the rank that leads a stage, asked for once for each key; all ranks must come here."""
         if key not in self.facts:
             self.facts[key] = from_all(value() if is_here(stage) else None)[leader(stage)]
@@ -96,7 +96,7 @@ class RunAcross(Run):
         if here:
             flow = self._flow_into(k, i)
             key = put(self.keys[i], chunk.stage.replicated()) if k == 0 else self.keys[i]
-        foreign = self._agreed.on(("reads", *facts), chunk.stage, lambda: self._foreign(chunk, flow))
+        foreign = self._agreed.from_leader(("reads", *facts), chunk.stage, lambda: self._foreign(chunk, flow))
         self._copy(k, foreign)
         if here:
             assert flow is not None
@@ -104,7 +104,9 @@ class RunAcross(Run):
             if self.backward:
                 self._done[k, i] = done
         if k < last:
-            told = self._agreed.on(("gives", *facts), chunk.stage, lambda: None if outs is None else encode(outs))
+            told = self._agreed.from_leader(
+                ("gives", *facts), chunk.stage, lambda: None if outs is None else encode(outs)
+            )
             self._pass_on(k, i, outs, *decode(told))
         elif outs is not None:
             self._finish(i, outs)
@@ -135,7 +137,7 @@ class RunAcross(Run):
         if k == 0:
             return
         before = self.chunks[k - 1]
-        present = self._agreed.on(
+        present = self._agreed.from_leader(
             ("wants", k, self._kinds[i]), chunk.stage, lambda: [g is not None for g in ours or ()]
         )
         pieces = [
@@ -189,7 +191,7 @@ class RunAcross(Run):
         for p, array in found.items():
             if not self._is_foreign(p, chunk):
                 accumulate(totals, p, array)
-        told = self._agreed.on(
+        told = self._agreed.from_leader(
             ("sums", k, tuple(self._kinds)),
             chunk.stage,
             lambda: [[key, Piece.of(array).plain()] for key, array in foreign.items()],
@@ -204,7 +206,7 @@ class RunAcross(Run):
         """Every microbatch's losses in every process, and the last chunk's outputs where they were made, None
         elsewhere. The keys that follow are those of the last stage then, in every process."""
         last = self.chunks[-1].stage
-        results = [self.found.get(i, ([], None)) for i in range(len(self.batch))]
+        results = [self._results.get(i, ([], None)) for i in range(len(self.batch))]
         ours = None
         if is_here(last):
             ours = [[np.asarray(v) for v in losses] for losses, _ in results], [np.asarray(key) for key in self.keys]

@@ -81,7 +81,7 @@ class Pipeline:
 
     def _agreement(self, chunks: Sequence[Any]) -> Agreed | None:
         """The agreement of processes that run different stages; None where every process runs all."""
-        return _agreed(chunks, self.layout) if spans_processes(self.layout) and not mode.on else None
+        return _agreed(chunks, self.layout) if spans_processes(self.layout) and not mode.is_on else None
 
     @property
     def last_stage(self) -> Layout:
@@ -193,7 +193,7 @@ class Pipeline:
     @staticmethod
     def mean(losses: Sequence[jax.Array], batch: Sequence[Microbatch]) -> jax.Array:
         """A batch's loss, given those of its microbatches."""
-        if mode.on:  # it is like any of them, and programs of devices that are not here do not run
+        if mode.is_on:  # it is like any of them, and programs of devices that are not here do not run
             return losses[0]
         return _mean([share._array if isinstance(share, Tensor) else share for share in shares(batch)], list(losses))
 

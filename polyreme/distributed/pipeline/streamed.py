@@ -302,7 +302,7 @@ class StreamedRun(Run):
         if kind == "F":
             waiting = [done.kept.inputs for (at, _), done in self.waiting.items() if at == k]
             arrived = [flow.arrays for (at, _), flow in self._arrived.items() if at == k + 1]
-            jax.block_until_ready((waiting, arrived, [losses for losses, _ in self.found.values()]))
+            jax.block_until_ready((waiting, arrived, [losses for losses, _ in self._results.values()]))
         else:
             gradients = [(p, at_home(p, array)) for p, array in chunk.take_gradients()]
             jax.block_until_ready([array for _, array in gradients])

@@ -84,7 +84,7 @@ def send(arrays: Sequence[Any], stage: Layout, what: str = "activations") -> lis
 
 def move(arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     """The arrays in other places, copied only where they do not lie there already."""
-    if mode.on:
+    if mode.is_on:
         return [Abstract.of(a.shape, a.dtype, where) for a, where in zip(arrays, places, strict=True)]
     return jax.device_put(list(arrays), list(places))
 
@@ -95,7 +95,7 @@ def place(value: Any, stage: Layout) -> Flow:
     spec = flatten(value, leaves)
     arrays = [v for v in leaves if isinstance(v, (np.ndarray, jax.Array))]
     places = [stage.activation(("batch", *[None] * (a.ndim - 1)) if a.ndim else (), a.shape) for a in arrays]
-    several = stage.mesh.is_multi_process or mode.on
+    several = stage.mesh.is_multi_process or mode.is_on
     placed = iter(map(put, arrays, places) if several else jax.device_put(arrays, places))
     ours = [next(placed) if isinstance(v, (np.ndarray, jax.Array)) else v for v in leaves]
     return Flow(spec, ours, tuple(False if isinstance(v, (jax.Array, Abstract)) else None for v in ours))

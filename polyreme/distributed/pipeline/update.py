@@ -37,7 +37,7 @@ class StagedUpdate:
         self._parameters = optimizer._parameters
         self._groups = optimizer.groups_by_mesh()
         # which groups this process has devices of; all of them unless stages lie in several processes
-        self._held = [bool(g.parameters[0]._array.sharding.addressable_devices) for g in self._groups]
+        self._are_here = [bool(g.parameters[0]._array.sharding.addressable_devices) for g in self._groups]
         self._is_spread = any(not g.parameters[0]._array.is_fully_addressable for g in self._groups)
         norms = [_squares_of(optimizer, group) for group in self._groups]
         # gradients on disk are looked at one by one, which no program does
@@ -67,7 +67,9 @@ class StagedUpdate:
         self._take()
         if not self._is_spread:
             return [_within(tracing, run) for run, tracing in zip(self._squares, self._tracing, strict=True)]
-        ours = [np.asarray(run()._array) if has else None for run, has in zip(self._squares, self._held, strict=True)]
+        ours = [
+            np.asarray(run()._array) if has else None for run, has in zip(self._squares, self._are_here, strict=True)
+        ]
         theirs = from_all(ours)
         return [Tensor(jnp.asarray(theirs[_leader(group)][i])) for i, group in enumerate(self._groups)]
 
@@ -82,7 +84,7 @@ class StagedUpdate:
         if squares is None:
             squares = self.squares() if self.optimizer.clips_together else ()
         self._take()
-        for group, update, has, tracing in zip(self._groups, self._updates, self._held, self._tracing, strict=True):
+        for group, update, has, tracing in zip(self._groups, self._updates, self._are_here, self._tracing, strict=True):
             if has:
                 _within(tracing, update, *self._arguments(group, squares, skip, factor))
         for tensor in self._gradients.values():
@@ -113,8 +115,8 @@ class StagedUpdate:
         self._take()
         scale = scaler.get_loss_scaling()
         ours = [
-            bool(scaler.unscale_group(group.parameters, self._on(group, scale)).numpy())
-            for group, has in zip(self._groups, self._held, strict=True)
+            bool(scaler.unscale_group(group.parameters, self._placed(group, scale)).numpy())
+            for group, has in zip(self._groups, self._are_here, strict=True)
             if has
         ]
         scaler.note(self, [Tensor(jnp.asarray(any(map(any, from_all(ours)))))])
@@ -127,10 +129,10 @@ class StagedUpdate:
         copies = self.optimizer._shared.copies
         ours = [
             {n: np.asarray(t._array) for n, t in copies[group.devices].scalars.items()} if has else None
-            for group, has in zip(self._groups, self._held, strict=True)
+            for group, has in zip(self._groups, self._are_here, strict=True)
         ]
         theirs = from_all(ours)
-        for i, (group, has) in enumerate(zip(self._groups, self._held, strict=True)):
+        for i, (group, has) in enumerate(zip(self._groups, self._are_here, strict=True)):
             for name, tensor in copies[group.devices].scalars.items():
                 if not has:
                     state.write(tensor, jnp.asarray(theirs[_leader(group)][i][name]))
@@ -139,11 +141,11 @@ class StagedUpdate:
         self, group: MeshGroup, squares: Sequence[Tensor], skip: Tensor | None, factor: Tensor | None = None
     ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """The arguments of a group's update."""
-        ours = [self._on(group, s) for s in squares] if self.optimizer.clips_together else []
-        skip, factor = (None if number is None else self._on(group, number) for number in (skip, factor))
+        ours = [self._placed(group, s) for s in squares] if self.optimizer.clips_together else []
+        skip, factor = (None if number is None else self._placed(group, number) for number in (skip, factor))
         return skip, ours, factor
 
-    def _on(self, group: MeshGroup, tensor: Tensor) -> Tensor:
+    def _placed(self, group: MeshGroup, tensor: Tensor) -> Tensor:
         """A small Tensor on a group's devices."""
         if not self._is_spread:
             return group.here(tensor)

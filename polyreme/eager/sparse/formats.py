@@ -49,10 +49,11 @@ else:
 class SparseTensor(SparseMethods):
     """Base of both formats: the places of the stored elements, their values, and the dense shape.
 
-    kept: the values, [n, *dense dims]. dims: the dense shape. where: the Tensors of indices, as ops.sparse takes them.
+    elements: the values, [n, *dense dims]. dims: the dense shape. where: the Tensors of indices, as ops.sparse takes
+    them.
     """
 
-    kept: Any
+    elements: Any
     dims: tuple[int, ...]
 
     @property
@@ -87,7 +88,7 @@ class SparseTensor(SparseMethods):
     @property
     def name(self) -> str:
         """Name of the Tensor of its values."""
-        return self.kept.name
+        return self.elements.name
 
     def dim(self) -> int:
         """Number of dims of the Tensor it stands for."""
@@ -104,20 +105,20 @@ class SparseTensor(SparseMethods):
 
     def is_floating_point(self) -> bool:
         """Whether the values are floating numbers."""
-        return self.kept.is_floating_point()
+        return self.elements.is_floating_point()
 
     def is_complex(self) -> bool:
         """Whether the values are complex numbers."""
-        return self.kept.is_complex()
+        return self.elements.is_complex()
 
     def is_integer(self) -> bool:
         """Whether the values are integers."""
-        return self.kept.is_integer()
+        return self.elements.is_integer()
 
     @property
     def dtype(self) -> np.dtype:
         """Dtype of the values."""
-        return self.kept.dtype
+        return self.elements.dtype
 
     @property
     def index_dtype(self) -> np.dtype:
@@ -127,15 +128,15 @@ class SparseTensor(SparseMethods):
     @property
     def place(self) -> Any:
         """The device that holds the values."""
-        return self.kept.place
+        return self.elements.place
 
     def values(self) -> Any:
         """The stored elements, [n, *dense dims]: a Tensor with a place in the tape."""
-        return self.kept
+        return self.elements
 
     def nnz(self) -> int:
         """Number of stored elements; those stored as 0 and repeated ones count."""
-        return self.kept.shape[0]
+        return self.elements.shape[0]
 
     def dense_dim(self) -> int:
         """Number of dims, the last ones, in which all elements are stored."""
@@ -162,20 +163,20 @@ class SparseTensor(SparseMethods):
     @property
     def stop_gradient(self) -> bool:
         """Whether the values are kept out of differentiation."""
-        return self.kept.stop_gradient
+        return self.elements.stop_gradient
 
     @stop_gradient.setter
     def stop_gradient(self, value: bool) -> None:
-        self.kept.stop_gradient = value
+        self.elements.stop_gradient = value
 
     @property
     def requires_grad(self) -> bool:
         """Whether the values take part in differentiation."""
-        return not self.kept.stop_gradient
+        return not self.elements.stop_gradient
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        self.kept.stop_gradient = not value
+        self.elements.stop_gradient = not value
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
         """Call hook with the gradient, sparse with these indices, in backward(); what it returns replaces that."""
@@ -184,29 +185,29 @@ class SparseTensor(SparseMethods):
             replaced = hook(self.with_values(gradient))
             return None if replaced is None else self._gradient_of_values(replaced)
 
-        return self.kept.register_hook(of_values)
+        return self.elements.register_hook(of_values)
 
     @property
     def is_leaf(self) -> bool:
         """True if no taped op made the values."""
-        return self.kept.is_leaf
+        return self.elements.is_leaf
 
     @property
     def grad(self) -> Any:
         """The gradient of the values as a sparse Tensor with these indices, or None."""
-        gradient = self.kept.grad
+        gradient = self.elements.grad
         return None if gradient is None else self.with_values(gradient)
 
     def clear_grad(self, set_to_zero: bool = False) -> None:
         """Forget the gradient of the values."""
-        self.kept.clear_grad(set_to_zero)
+        self.elements.clear_grad(set_to_zero)
 
     def backward(self, grad_tensor: Any = None, retain_graph: bool = False) -> None:
         """backward() of the values, from ones or from what grad_tensor, sparse and of this shape, has at their indices.
 
         Raises GradError for a gradient that is dense or of another shape.
         """
-        self.kept.backward(None if grad_tensor is None else self._gradient_of_values(grad_tensor), retain_graph)
+        self.elements.backward(None if grad_tensor is None else self._gradient_of_values(grad_tensor), retain_graph)
 
     def _gradient_of_values(self, gradient: Any) -> Any:
         facts = [(x.shape, x.sparse_dim()) if isinstance(x, SparseTensor) else None for x in (self, gradient)]
@@ -221,7 +222,7 @@ class SparseTensor(SparseMethods):
 
     def retain_grads(self) -> None:
         """Keep .grad although the values are not a leaf."""
-        self.kept.retain_grads()
+        self.elements.retain_grads()
 
     # made from it
 
@@ -231,7 +232,7 @@ class SparseTensor(SparseMethods):
 
     def to_dense(self, name: str | None = None) -> Any:
         """The dense Tensor; elements stored twice are added up."""
-        return sparse_scatter(self.kept, self.where, self.dims[: self.sparse_dim()])
+        return sparse_scatter(self.elements, self.where, self.dims[: self.sparse_dim()])
 
     def numpy(self) -> np.ndarray:
         """The dense value as an ndarray."""
@@ -239,11 +240,11 @@ class SparseTensor(SparseMethods):
 
     def detach(self) -> Any:
         """The same value outside the tape."""
-        return self.with_values(self.kept.detach())
+        return self.with_values(self.elements.detach())
 
     def clone(self) -> Any:
         """A copy that gradients flow through."""
-        return self.with_values(self.kept.clone())
+        return self.with_values(self.elements.clone())
 
     def cpu(self) -> Any:
         """The same Tensor on the host's device."""
@@ -281,13 +282,13 @@ class SparseTensor(SparseMethods):
         return products.matmul(self, y)
 
     def __neg__(self) -> Any:
-        return self.with_values(ar.neg(self.kept))
+        return self.with_values(ar.neg(self.elements))
 
     def _shown(self, **parts: Any) -> str:
         facts = (
             f"shape={list(self.shape)}, dtype={self.dtype.name}, nnz={self.nnz()}, stop_gradient={self.stop_gradient}"
         )
-        if any(isinstance(p._array, state.Tracer) for p in (*self.where, self.kept)):
+        if any(isinstance(p._array, state.Tracer) for p in (*self.where, self.elements)):
             return f"{type(self).__name__}({facts}, captured)"
         lines = [f"{name}={np.array2string(p.numpy(), separator=', ')}" for name, p in parts.items()]
         text = ",\n".join(lines).replace("\n", "\n" + " " * 7)
@@ -301,19 +302,19 @@ class SparseCooTensor(SparseTensor):
     coalesced: known to be sorted and without repetition. Made by sparse.sparse_coo_tensor and Tensor.to_sparse_coo.
     """
 
-    at: Any
-    kept: Any
+    coordinates: Any
+    elements: Any
     dims: tuple[int, ...]
     coalesced: bool = False
 
     @property
     def where(self) -> list[Any]:
         """[indices]."""
-        return [self.at]
+        return [self.coordinates]
 
     def indices(self) -> Any:
         """Coordinates of the stored elements, [sparse dims, n]."""
-        return self.at
+        return self.coordinates
 
     def is_coalesced(self) -> bool:
         """Whether the indices are known to be sorted and without repetition."""
@@ -325,7 +326,7 @@ class SparseCooTensor(SparseTensor):
 
     def converted(self, index_dtype: Any, value_dtype: Any) -> SparseCooTensor:
         """Indices and values in other dtypes, where one is given."""
-        (indices,), values = shaping.converted(self.where, self.kept, index_dtype, value_dtype)
+        (indices,), values = shaping.converted(self.where, self.elements, index_dtype, value_dtype)
         return replace(self, at=indices, kept=values)
 
     def to_sparse_coo(self, sparse_dim: int | None = None) -> SparseCooTensor:
@@ -345,10 +346,10 @@ class SparseCooTensor(SparseTensor):
             )
         x = self if self.coalesced or state.capturing() else shaping.coalesce(self)
         crows, cols, order = sparse_compress(x.at, x.dims)
-        return SparseCsrTensor(crows, cols, x.kept if x.coalesced else gather(x.kept, order, 0), x.dims)
+        return SparseCsrTensor(crows, cols, x.elements if x.coalesced else gather(x.elements, order, 0), x.dims)
 
     def __repr__(self) -> str:
-        return self._shown(indices=self.at, values=self.kept)
+        return self._shown(indices=self.coordinates, values=self.elements)
 
 
 @dataclass(eq=False, repr=False)
@@ -361,7 +362,7 @@ class SparseCsrTensor(SparseTensor):
 
     row_ends: Any
     columns: Any
-    kept: Any
+    elements: Any
     dims: tuple[int, ...]
 
     @property
@@ -383,7 +384,7 @@ class SparseCsrTensor(SparseTensor):
 
     def converted(self, index_dtype: Any, value_dtype: Any) -> SparseCsrTensor:
         """Indices and values in other dtypes, where one is given."""
-        (crows, cols), values = shaping.converted(self.where, self.kept, index_dtype, value_dtype)
+        (crows, cols), values = shaping.converted(self.where, self.elements, index_dtype, value_dtype)
         return replace(self, row_ends=crows, columns=cols, kept=values)
 
     def to_sparse_coo(self, sparse_dim: int | None = None) -> SparseCooTensor:
@@ -393,14 +394,14 @@ class SparseCsrTensor(SparseTensor):
                 f"to_sparse_coo: sparse_dim={sparse_dim} of a CSR Tensor of shape {list(self.shape)}; go through "
                 "to_dense()"
             )
-        return SparseCooTensor(sparse_coordinates(self.where, self.dims), self.kept, self.dims, False)
+        return SparseCooTensor(sparse_coordinates(self.where, self.dims), self.elements, self.dims, False)
 
     def to_sparse_csr(self) -> SparseCsrTensor:
         """Itself."""
         return self
 
     def __repr__(self) -> str:
-        return self._shown(crows=self.row_ends, cols=self.columns, values=self.kept)
+        return self._shown(crows=self.row_ends, cols=self.columns, values=self.elements)
 
 
 def coo_of_dense(x: Any, sparse_dim: int) -> SparseCooTensor:

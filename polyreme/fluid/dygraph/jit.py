@@ -49,7 +49,7 @@ class TracedLayer:
         values = [_tensor(x) for x in inputs]
         outputs = layer(*values)
         program, feeds, fetches = _record(layer, values)
-        parameters = list(program.held.values())
+        parameters = list(program.captured.values())
         return outputs, TracedLayer(program, parameters, [f.name for f in feeds], [f.name for f in fetches])
 
     def __call__(self, inputs: Sequence[Any]) -> list[Tensor]:

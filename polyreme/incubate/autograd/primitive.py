@@ -23,10 +23,10 @@ from polyreme.program.gradient import gradients
 
 
 class _PrimSwitch:
-    __slots__ = ("on",)
+    __slots__ = ("is_on",)
 
     def __init__(self) -> None:
-        self.on = False
+        self.is_on = False
 
 
 _switch = _PrimSwitch()
@@ -35,18 +35,18 @@ _switch = _PrimSwitch()
 def enable_prim() -> None:
     """Turn the switch for primitive operators on; raises ProgramError outside static mode."""
     _in_static_mode("enable_prim")
-    _switch.on = True
+    _switch.is_on = True
 
 
 def disable_prim() -> None:
     """Turn the switch for primitive operators off; raises ProgramError outside static mode."""
     _in_static_mode("disable_prim")
-    _switch.on = False
+    _switch.is_on = False
 
 
 def prim_enabled() -> bool:
     """Whether the switch for primitive operators is on; off at first."""
-    return _switch.on
+    return _switch.is_on
 
 
 def prim2orig(block: Any = None, blacklist: Sequence[str] | None = None) -> None:

@@ -40,7 +40,7 @@ class _Average:
             raise ConfigError(f"{owner} needs parameters=, a list such as model.parameters()")
         self._parameters = [p for p in listed if not p.stop_gradient]
         with state.outside_capture():
-            self._kept = {n: [_zeros(p) for p in self._parameters] for n in self.arrays}
+            self._sums = {n: [_zeros(p) for p in self._parameters] for n in self.arrays}
             self._numbers = {n: Tensor(jnp.zeros((), jnp.int64)) for n in self.numbers}
         self._replaced: list[Any] = []
         self._updated = jax.jit(self.updated)
@@ -55,9 +55,9 @@ class _Average:
 
     def _update(self) -> None:
         values = [state.read(p) for p in self._parameters]
-        kept = {n: [state.read(t) for t in tensors] for n, tensors in self._kept.items()}
+        kept = {n: [state.read(t) for t in tensors] for n, tensors in self._sums.items()}
         kept, numbers = self._updated(values, kept, {n: state.read(t) for n, t in self._numbers.items()})
-        for name, tensors in self._kept.items():
+        for name, tensors in self._sums.items():
             for tensor, array in zip(tensors, kept[name], strict=True):
                 state.write(tensor, array)
         for name, tensor in self._numbers.items():
@@ -79,7 +79,7 @@ class _Average:
             raise ConfigError(f"{owner}.apply: the averages are in place already; call restore() first")
         self._replaced = [p._array for p in self._parameters]
         for at, p in enumerate(self._parameters):
-            mean = self.averaged({n: tensors[at]._array for n, tensors in self._kept.items()}, counts)
+            mean = self.averaged({n: tensors[at]._array for n, tensors in self._sums.items()}, counts)
             state.write(p, _place(mean.astype(p._array.dtype), p._array))
         try:
             yield
@@ -98,7 +98,7 @@ class _Average:
     def state_dict(self) -> dict[str, Tensor]:
         """Name -> Tensor: `<parameter>_<array>_0` for each array kept, and each number."""
         found = {
-            f"{p.name}_{n}_0": t for n, held in self._kept.items() for p, t in zip(self._parameters, held, strict=True)
+            f"{p.name}_{n}_0": t for n, held in self._sums.items() for p, t in zip(self._parameters, held, strict=True)
         }
         return found | dict(self._numbers)
 

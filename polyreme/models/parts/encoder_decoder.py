@@ -74,9 +74,9 @@ class ContextAttention(Layer):
 
     def extend(self, x_bse: Any, layer: LayerTexts, start: Any, mask: Any) -> Any:
         """forward of tokens that come at the places start [batch] on, which the layer takes in."""
-        for held, new in zip(layer.own, self.keys_values(x_bse), strict=True):
+        for held, new in zip(layer.past, self.keys_values(x_bse), strict=True):
             tokens_cached(held, new, start, out=held)
-        keys, values = (held.transpose([0, 2, 1, 3]) for held in layer.own)
+        keys, values = (held.transpose([0, 2, 1, 3]) for held in layer.past)
         return self.attend(x_bse, keys, values, mask)
 
     def _by_heads(self, part: Layer, x_bse: Any) -> Any:
@@ -89,7 +89,7 @@ class LayerTexts(NamedTuple):
     """What a decoder's block has of tokens before: keys and values of its own, [batch, heads, places, head_dim], and of
     the context, [batch, t, heads, head_dim]."""
 
-    own: tuple[Any, Any]
+    past: tuple[Any, Any]
     cross: tuple[Any, Any]
 
 

@@ -23,7 +23,7 @@ def dead_code(program: Program, keep: Any = ()) -> Program:
     """
     made = program.clone()
     facts = ProgramFacts(made, kept_names(program, keep))
-    _clear(made.global_block(), facts.kept, facts)
+    _clear(made.global_block(), facts.kept_names, facts)
     return settle(made)
 
 
@@ -40,7 +40,7 @@ def prune(program: Program, keep: Any = (), feed: Any = ()) -> Program:
     for var in block.vars.values():
         if isinstance(var, Variable) and var._array.name in fed:
             var.is_data = True
-    needed, left_ops = facts.kept - fed, []
+    needed, left_ops = facts.kept_names - fed, []
     for op in reversed(block.ops):
         if needed.isdisjoint(op.outputs) and needed.isdisjoint(op.writes()):
             continue
@@ -48,8 +48,8 @@ def prune(program: Program, keep: Any = (), feed: Any = ()) -> Program:
         left_ops.append(left)
         needed |= set(left.reads()) - fed
     block.ops = left_ops[::-1]
-    needed |= facts.kept | fed | {name for op in block.ops for name in op.writes()}
-    pruned.held = {name: held for name, held in pruned.held.items() if name in needed}
+    needed |= facts.kept_names | fed | {name for op in block.ops for name in op.writes()}
+    pruned.captured = {name: held for name, held in pruned.captured.items() if name in needed}
     block.vars = {n: v for n, v in block.vars.items() if n in needed or v._array.name in needed or _compute(v)}
     return settle(pruned)
 

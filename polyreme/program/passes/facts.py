@@ -60,16 +60,16 @@ class ProgramFacts:
     an operation of an unknown kind reads them, or the caller keeps them.
     """
 
-    kept: set[str]
+    kept_names: set[str]
     pinned: set[str]
     likes: dict[str, Tensor]
 
     def __init__(self, program: Program, keep: Iterable[str] = ()) -> None:
         self.program = program
-        self.kept = set(keep)
+        self.kept_names = set(keep)
         self.readers: Counter[str] = Counter()
         self.written: set[str] = set()
-        self.pinned = set(self.kept)
+        self.pinned = set(self.kept_names)
         for block in program.blocks:
             self.readers.update(refs(block.gives))
             self.pinned.update(block.takes)
@@ -112,7 +112,7 @@ class ProgramFacts:
 
 def likes(program: Program) -> dict[str, Tensor]:
     """Name of a value -> a Tensor like it. A Variable that was changed in place stands for its last value first."""
-    result: dict[str, Tensor] = {**program.held}
+    result: dict[str, Tensor] = {**program.captured}
     for block in program.blocks:
         for var in block.vars.values():
             if isinstance(var._array, Symbol):

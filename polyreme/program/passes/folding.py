@@ -33,7 +33,7 @@ def constant_folding(program: Program, keep: Any = (), held: bool = False, limit
     facts = ProgramFacts(folded, kept_names(program, keep))
     known: dict[str, Tensor] = {}
     if held:
-        known.update({n: t for n, t in folded.held.items() if n not in facts.written and t.stop_gradient})
+        known.update({n: t for n, t in folded.captured.items() if n not in facts.written and t.stop_gradient})
     with _as_called():
         _fold(folded.global_block(), known, facts, limit)
     return settle(folded)

@@ -46,7 +46,7 @@ def _choose(config: PretrainConfig, devices: Sequence[Device]) -> dict[str, Any]
     """The best plan as plain values; why there is none."""
     found = answer(config, cluster_of(devices), top=1)
     if found.chosen is not None:
-        return dict(found.found.plans[found.chosen].plan.to_dict())
+        return dict(found.search.plans[found.chosen].plan.to_dict())
     return (
         f"plan.elastic: {len(devices)} devices are left of {config.plan.num_devices}, and no plan fits them (polyreme "
         f"plan --devices {len(devices)} says why); give the job more nodes, or a smaller model"

@@ -39,17 +39,17 @@ Run = TypeVar("Run", bound=RunConfig)
 class Answer:
     """The result of `polyreme plan`.
 
-    own: the configuration's own plan, where it uses as many devices. verified: what the compiler found of the first of
-    found.plans, in their order. changes: if nothing fits, what would make something fit. nearest: if no mesh divides,
-    the next smaller and larger number of devices for which one does.
+    own_plan: the configuration's own plan, where it uses as many devices. verified: what the compiler found of the
+    first of search.plans, in their order. changes: if nothing fits, what would make something fit. nearest: if no
+    mesh divides, the next smaller and larger number of devices for which one does.
     """
 
     config: RunConfig
     cluster: Cluster
     training: Training
     space: Space
-    found: SearchResult
-    own: Ranked | None = None
+    search: SearchResult
+    own_plan: Ranked | None = None
     verified: tuple[PlanVerification, ...] = ()
     changes: tuple[Change, ...] = ()
     nearest: tuple[int | None, int | None] = (None, None)
@@ -57,12 +57,12 @@ class Answer:
     @property
     def chosen(self) -> int | None:
         """Place in found.plans of the plan to run: the first that the compiler did not refute."""
-        places = range(len(self.found.plans))
+        places = range(len(self.search.plans))
         return next((at for at in places if at >= len(self.verified) or not self.is_refuted(at)), None)
 
     def is_refuted(self, at: int) -> bool:
         """Whether the compiler needs more memory for a plan than a device has."""
-        return at < len(self.verified) and self.verified[at].total > self.found.plans[at].prediction.capacity
+        return at < len(self.verified) and self.verified[at].total > self.search.plans[at].prediction.capacity
 
 
 class PlanVerification(Protocol):
@@ -265,7 +265,7 @@ def run_file(loaded: Loaded, answer: Answer, output: Path) -> str:
     Data that lie beside the configuration are named so that they are found from the new file too.
     """
     assert answer.chosen is not None  # who asks has looked
-    ranked = answer.found.plans[answer.chosen]
+    ranked = answer.search.plans[answer.chosen]
     config = with_plan(loaded.config, ranked.plan)
     values: dict[str, Any] = {}
     if answer.cluster.shared > 1 and config.device is None:

@@ -31,7 +31,7 @@ def report(answer: Answer) -> RenderableType:
 
 def to_json(answer: Answer) -> dict[str, Any]:
     """Everything, as plain values."""
-    result, chosen = answer.found, answer.chosen
+    result, chosen = answer.search, answer.chosen
     return {
         "cluster": _cluster_values(answer.cluster),
         "model": {"family": answer.config.dimensions.family, "parameters": _num_parameters(answer)},
@@ -45,7 +45,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
             | ({"verified": _verify_values(answer, at)} if at < len(answer.verified) else {})
             for at, ranked in enumerate(result.plans)
         ],
-        "own": None if answer.own is None else _values(answer.own),
+        "own": None if answer.own_plan is None else _values(answer.own_plan),
         "would_not_fit": [_values(each) | _short_values(each.prediction) for each in too_big(answer)],
         "ruled_out": [{"why": why, "meshes": count} for why, count in result.refused.items()],
         "nearest_device_counts": list(answer.nearest),
@@ -55,7 +55,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
 
 def too_big(answer: Answer) -> Sequence[Ranked]:
     """Plans that do not fit and would be faster than the best that does, near misses first; if none fits, of all."""
-    found = answer.found
+    found = answer.search
     if not found.plans:
         return found.too_big
     best = found.plans[0].prediction.step_seconds
@@ -64,7 +64,7 @@ def too_big(answer: Answer) -> Sequence[Ranked]:
 
 def _parts(answer: Answer) -> Iterator[RenderableType]:
     yield Text(_heading(answer), style="bold")
-    result = answer.found
+    result = answer.search
     if result.plans:
         yield _best(answer)
         chosen = answer.chosen
@@ -87,8 +87,8 @@ def _heading(answer: Answer) -> str:
     return (
         f"{model.family} of {_num_parameters(answer):,} parameters, {model.seq_len:,} tokens a row, "
         f"{graph_of_run(config)[1]:,} rows a step, {answer.training.dtype}{_tuning(config)}, on {count}{shared}\n"
-        f"{answer.found.looked_at:,} plans predicted; figures of the devices: {cluster.device.source or 'cluster file'}"
-        f"{_half_precision(answer)}"
+        f"{answer.search.looked_at:,} plans predicted; figures of the devices: "
+        f"{cluster.device.source or 'cluster file'}{_half_precision(answer)}"
     )
 
 
@@ -128,12 +128,12 @@ def _best(answer: Answer) -> Table:
     for name in ("step", "tokens/s", "MFU", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("what binds")
-    for at, each in enumerate(answer.found.plans):
+    for at, each in enumerate(answer.search.plans):
         mark = "*" if at == answer.chosen else "refuted" if answer.is_refuted(at) else ""
         table.add_row(f"{at + 1}{mark}", plan_words(each.plan), *_figures(each.prediction), _binds(each.prediction))
-    if answer.own is not None:
-        own = answer.own.prediction
-        words = plan_words(answer.own.plan) + ("" if own.fits else " (does not fit)")
+    if answer.own_plan is not None:
+        own = answer.own_plan.prediction
+        words = plan_words(answer.own_plan.plan) + ("" if own.fits else " (does not fit)")
         table.add_row("file's", words, *_figures(own), _binds(own), style="dim")
     return table
 
@@ -182,7 +182,7 @@ def _verify(answer: Answer) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("collectives of the fullest device, bytes sent a step")
-    for index, (ranked, verified) in enumerate(zip(answer.found.plans, answer.verified, strict=False)):
+    for index, (ranked, verified) in enumerate(zip(answer.search.plans, answer.verified, strict=False)):
         prediction = ranked.prediction
         verdict = "refuted: does not fit" if answer.is_refuted(index) else "fits"
         sizes = [_gib(nbytes) for nbytes in (prediction.memory.total, verified.total, prediction.capacity)]
@@ -195,7 +195,7 @@ def _verify(answer: Answer) -> Table:
 def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
     large = too_big(answer)[:_SHOWN]
     if large:
-        why = "faster, but would not fit" if answer.found.plans else "what lacks least"
+        why = "faster, but would not fit" if answer.search.plans else "what lacks least"
         table = _table(f"\nOut of memory: {why}", "plan")
         for name in ("step", "GiB", "too much"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -207,7 +207,7 @@ def _ruled_out(answer: Answer) -> Iterator[RenderableType]:
             words = f"{part}, {_gib(held)} GiB"
             table.add_row(plan_words(ranked.plan), seconds_text(ranked.prediction.step_seconds), *sizes, words)
         yield table
-    reasons = sorted(answer.found.refused.items(), key=lambda item: -item[1])
+    reasons = sorted(answer.search.refused.items(), key=lambda item: -item[1])
     if reasons:
         lines = [f"  {count:4} {'mesh' if count == 1 else 'meshes'}: {why}" for why, count in reasons[:_SHOWN]]
         others = len(reasons) - _SHOWN

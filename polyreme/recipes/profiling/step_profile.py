@@ -155,7 +155,7 @@ class _ReadProgram:
 
 
 def _describe(module: Module, names: _Origins, instruction: Instruction) -> _Instruction:
-    own_name = names.own(instruction)
+    own_name = names.origin(instruction)
     named = own_name or names.near(instruction)
     origin = origin_of(named)
     return _Instruction(
@@ -177,7 +177,7 @@ class _Origins:
             for operand in instruction.operands:
                 self.users[operand].append(instruction.name)
 
-    def own(self, instruction: Instruction) -> str:
+    def origin(self, instruction: Instruction) -> str:
         """The origin of the instruction, or of the last instruction fused into it that has one; "" where the compiler
         kept none."""
         if instruction.op_name:
@@ -198,7 +198,7 @@ class _Origins:
             level = [self.computation.instructions[n] for n in dict.fromkeys(names) if n not in seen]
             seen.update(names)
             for each in level:
-                name = self.own(each)
+                name = self.origin(each)
                 if name and origin_of(name).layer:
                     return name
         return ""

@@ -180,7 +180,7 @@ class OptimizerWithMixedPrecision:
         """Put program itself under autocast."""
         names = [v._array.name for v in program.global_block().vars.values()]
         cast = amp(program, names, self._level, self._dtype, self._lists.white, self._lists.black)
-        program.blocks, program.held = cast.blocks, cast.held
+        program.blocks, program.captured = cast.blocks, cast.captured
         for block in program.blocks:
             block.program = program
         program.changed()

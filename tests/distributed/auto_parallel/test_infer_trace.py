@@ -41,8 +41,8 @@ def test_ops_calls_and_values():
     assert traced.inputs[0].shape == (3, 6)
     assert traced.labels[0].shape == (3,)
     assert traced.ops[0].inputs == (traced.inputs[0], traced.parameters["up.weight"], traced.parameters["up.bias"])
-    assert traced.ops[0].given("weight") is traced.parameters["up.weight"]
-    assert traced.ops[0].given("other") is None
+    assert traced.ops[0].input_of("weight") is traced.parameters["up.weight"]
+    assert traced.ops[0].input_of("other") is None
     assert traced.aliases == {"again.weight": "up.weight", "again.bias": "up.bias"}
     assert traced.outputs[0] in traced.ops[4].outputs
     assert traced.uses()[traced.parameters["down.weight"]] == [traced.ops[4]]

@@ -196,7 +196,7 @@ def test_evaluation_between_steps_changes_nothing_and_compiles_nothing_twice():
                 assert [out.shape for out in outs] == [[ROWS, 6, VOCAB]] * PARTS
                 ours = loss_of(paddle.concat([paddle.to_tensor(o.numpy()) for o in outs]), halves(rows)[1])
                 np.testing.assert_allclose(float(mean), float(ours), **CLOSE)
-        programs = [len(made) for c in model._pipeline._first for made in c._made.values()]
+        programs = [len(made) for c in model._pipeline._first for made in c._split_programs.values()]
         fleet.reset()
         return losses, programs
 

@@ -53,7 +53,7 @@ class _GraphBuilder:
         # by what tells functions of calls apart
         self.calls: dict[Any, CallFacts] = {}
         # values that are made of parameters and constants alone, such as a slice of a table: the parameters
-        self.held: dict[TracedValue, tuple[str, ...]] = {}
+        self.weight_names: dict[TracedValue, tuple[str, ...]] = {}
 
     def graph(self, name: str) -> ModelGraph:
         runs = repeated_blocks(self.traced)
@@ -106,7 +106,7 @@ class _GraphBuilder:
             read = [v for v in activations if self.is_trained(v)]
             return [self.loss(op, self.value(read[0]), is_whole=True)] if read else []
         if not activations:
-            self.held.update(dict.fromkeys(op.outputs, self.weights(op)))
+            self.weight_names.update(dict.fromkeys(op.outputs, self.weights(op)))
             return []
         if index in self.inferred.facts.attentions:
             return [self.attention(op)]
@@ -204,7 +204,7 @@ class _GraphBuilder:
 
     def is_trained(self, value: TracedValue) -> bool:
         """Whether a gradient may be wanted of a value."""
-        is_learned = value.source == "parameter" or value in self.held
+        is_learned = value.source == "parameter" or value in self.weight_names
         return jnp.issubdtype(value.dtype, jnp.inexact) and (is_learned or self.is_activation(value))
 
     # values
@@ -214,16 +214,16 @@ class _GraphBuilder:
         return tuple(dict.fromkeys(self.value(v) for v in op.inputs if self.is_activation(v)))
 
     def is_activation(self, value: TracedValue) -> bool:
-        return value.source in ("op", "input", "label") and value.size > 1 and value not in self.held
+        return value.source in ("op", "input", "label") and value.size > 1 and value not in self.weight_names
 
     def weights(self, op: TracedOp) -> tuple[str, ...]:
         """Parameters that an op reads, as they are or rearranged."""
-        found = [(v.name,) if v.source == "parameter" else self.held.get(v, ()) for v in op.inputs]
+        found = [(v.name,) if v.source == "parameter" else self.weight_names.get(v, ()) for v in op.inputs]
         return tuple(dict.fromkeys(name for names in found for name in names))
 
     @staticmethod
     def traced_given(op: TracedOp, name: str) -> TracedValue:
-        found = op.given(name)
+        found = op.input_of(name)
         assert found is not None  # attention has all three
         return found
 

@@ -45,7 +45,7 @@ class Inferred:
     """The dims of a model's parameters and activations.
 
     rows: of each parameter, by name. values, facts, roles: of which the rows are made; what a Graph is made of too.
-    given: names of the parameters whose dims were overridden.
+    overridden: names of the parameters whose dims were overridden.
     """
 
     traced: Traced
@@ -53,7 +53,7 @@ class Inferred:
     values: dict[TracedValue, KnownArray]
     facts: Facts
     roles: Roles
-    given: frozenset[str] = field(default_factory=frozenset)
+    overridden: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def dims(self) -> dict[str, Names]:
@@ -76,7 +76,7 @@ class Inferred:
             dims = list(row.dims)
             for at, dim in enumerate(row.dims):
                 ways = math.prod(plan.mesh.degree(a) for a in rule.get(dim or "", ()) if a not in movable)
-                if name not in self.given and (row.parts[at] or row.shape[at]) % ways:
+                if name not in self.overridden and (row.parts[at] or row.shape[at]) % ways:
                     dims[at] = None
                     left.append(f"{name}: {dim} in {row.parts[at] or row.shape[at]} parts is not cut in {ways}")
             fitted[name] = tuple(dims)
@@ -206,7 +206,7 @@ def _override(inferred: Inferred, overrides: Mapping[str, Sequence[str | None]])
                 )
             inferred.rows[name] = Row(name, row.shape, row.factors, tuple(dims), "override", "", row.parts)
             overridden.add(name)
-    inferred.given = frozenset(overridden)
+    inferred.overridden = frozenset(overridden)
 
 
 def _collapse(rows: Any) -> list[tuple[str, ...]]:

@@ -84,7 +84,7 @@ class TracedOp:
         """The op's."""
         return self.op.name
 
-    def given(self, name: str) -> TracedValue | None:
+    def input_of(self, name: str) -> TracedValue | None:
         """The input given for one of the op's parameters; None if there was none."""
         return next((v for v, n in zip(self.inputs, self.names, strict=True) if n == name), None)
 
@@ -228,7 +228,7 @@ class _Tracing:
     """One run: a mode that notes each op and hands it on to the mode in force."""
 
     def __init__(self, model: Layer, given: list[Any], num_inputs: int, loss: Any, rows: int) -> None:
-        self.given, self.num_inputs, self.loss = given, num_inputs, loss
+        self.inputs, self.num_inputs, self.loss = given, num_inputs, loss
         self.traced = Traced(model, batch=rows)
         self.paths = {id(layer): path for path, layer in model.named_sublayers(include_self=True)}
         self.under = mode.current.mode
@@ -258,7 +258,7 @@ class _Tracing:
         drawn = rng.default_generator.drawn
         try:
             with layout.using(None):
-                jax.eval_shape(stage, free, self.given)
+                jax.eval_shape(stage, free, self.inputs)
         finally:
             rng.default_generator.drawn = drawn
             self.values.clear()
@@ -327,7 +327,7 @@ class _Tracing:
         outer = self.open[-1] if self.open else -1
         self.traced.ops.append(
             TracedOp(
-                op, inputs, names, attributes, tuple(self._made(t._array) for t in tensors_in(result)),
+                op, inputs, names, attributes, tuple(self._op_value(t._array) for t in tensors_in(result)),
                 self._here(), outer, kernel.fn,
                 (op.name, repr(template), policy, tuple((v.shape, v.dtype) for v in inputs)),
             )
@@ -375,7 +375,7 @@ class _Tracing:
             return self._new(array, "op" if isinstance(array, state.Tracer) else "constant")
         return found[1]
 
-    def _made(self, array: Any) -> TracedValue:
+    def _op_value(self, array: Any) -> TracedValue:
         return self._new(array, "op")
 
     def _new(self, array: Any, source: Source, name: str = "") -> TracedValue:

@@ -80,7 +80,7 @@ class DistModel:
         self._cast(optimizer)
         self._optimizer = self._merging(optimizer)
         self._placed: Placed | None = None
-        self._made: WholeSteps | StagedSteps | None = None
+        self._built_steps: WholeSteps | StagedSteps | None = None
         self.cluster: Cluster | None = None
         if not needs_batch(layer, self.settled):
             self._begin([], [])
@@ -116,18 +116,18 @@ class DistModel:
         if optimizer is not None:
             optimizer.map_state(laid_out)  # master weights were made of parameters that lay nowhere yet
         if placed.layout.plan.mesh.pp > 1:
-            self._made = StagedSteps(placed, self.loss, self._optimizer, self.settled)
+            self._built_steps = StagedSteps(placed, self.loss, self._optimizer, self.settled)
         else:
-            self._made = WholeSteps(self.network, self.loss, self._optimizer, placed.layout, self.settled)
+            self._built_steps = WholeSteps(self.network, self.loss, self._optimizer, placed.layout, self.settled)
 
     @property
     def _steps(self) -> Any:
-        if self._made is None:
+        if self._built_steps is None:
             raise ConfigError(
                 "the model is not in its place yet: cutting it into stages, and planning, need the shapes of a batch; "
                 "call engine.prepare(inputs_spec, labels_spec), give dist.to_static an input_spec, or run a batch first"
             )
-        return self._made
+        return self._built_steps
 
     @property
     def layout(self) -> Layout:
@@ -206,7 +206,7 @@ class DistModel:
         (self.network.train if mode == "train" else self.network.eval)()
         given = as_tensors("input", inputs, self._specs[0] if self._specs else [])
         wanted = [] if mode == "predict" else as_tensors("label", labels, self._specs[1] if self._specs else [])
-        if self._made is None:
+        if self._built_steps is None:
             self._begin(given, wanted, mode)
         return self._steps.run(mode, given, wanted, wants_outputs)
 
@@ -225,11 +225,11 @@ class DistModel:
         """Put the model in its place for batches of these shapes, as compiled() takes them, and compile the mode's step
         if it is one program; those of a pipeline are compiled by the first batch."""
         self._begin_for(mode, shapes)
-        if isinstance(self._made, WholeSteps):
-            self._made.compiled(mode, shapes)
+        if isinstance(self._built_steps, WholeSteps):
+            self._built_steps.compiled(mode, shapes)
 
     def _begin_for(self, mode: str, shapes: Any) -> None:
-        if self._made is None:
+        if self._built_steps is None:
             inputs, labels = ([Tensor(jnp.zeros(*each)) for each in group] for group in shapes)
             self._begin(inputs, labels, mode)
 

@@ -87,7 +87,7 @@ class Engine:
         self._cluster = cluster
         self._job: DistModel | None = None
         self._specs: tuple[list[InputSpec], list[InputSpec]] = ([], [])
-        self._given = self._specs
+        self._argument_specs = self._specs
         self._split: int | None = None
         self._mode = "predict" if loss is None else "eval" if optimizer is None else "train"
         self.stop_training = False
@@ -186,7 +186,7 @@ class Engine:
                 "model itself, and inputs_spec and labels_spec"
             )
         if inputs_spec is not None:
-            self._specs = self._given = (_as_specs(inputs_spec), _as_specs(labels_spec))
+            self._specs = self._argument_specs = (_as_specs(inputs_spec), _as_specs(labels_spec))
         job = self._placed()
         if mode is not None:
             self.to_mode(mode)
@@ -510,8 +510,8 @@ class Engine:
             split = len(self.inputs)
         job = self._placed()
         inputs, labels = job.split(values, split or (len(self.inputs) or None))
-        given = as_tensors("input", inputs, self._given[0])
-        wanted = as_tensors("label", labels, self._given[1])
+        given = as_tensors("input", inputs, self._argument_specs[0])
+        wanted = as_tensors("label", labels, self._argument_specs[1])
         if not self.inputs or (wanted and not self.labels):
             self._specs = (_specs_of(given), _specs_of(wanted))
         return given, wanted

@@ -7,7 +7,7 @@ Names, nesting and defaults are those of the public API.
 
 from __future__ import annotations
 
-from polyreme.distributed.settings import Table, autocast, no, on, same
+from polyreme.distributed.settings import Table, autocast, honoured, no, same
 from polyreme.mesh import DEFAULT_SCHEDULE, SCHEDULES
 
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
@@ -21,21 +21,21 @@ _SPLIT = ", ".join(name for name, kind in SCHEDULES.items() if kind.split_backwa
 _SCALES = "a gradient is that of the loss you compute over the global batch; scale the loss"
 
 _BASE: Table = {
-    "auto_mode": on("semi", "'semi': placements as annotated, else data parallel; 'full': the planner chooses"),
+    "auto_mode": honoured("semi", "'semi': placements as annotated, else data parallel; 'full': the planner chooses"),
     "gradient_scale": no(True, _SCALES),
     "gradient_scale_using_allreduce_avg": same(False, _TUNES_COMM),
     "use_cache": same(True, "a compiled program is kept in any case"),
-    "return_numpy": on(True, "predict and run give ndarrays, else Tensors"),
+    "return_numpy": honoured(True, "predict and run give ndarrays, else Tensors"),
     "all_ranks": same(False, "results are those of the global batch, the same in every process"),
     "split_data": no(True, "a global batch is always split over the mesh"),
-    "seed": on(None, "polyreme.seed when the Engine prepares", int),
+    "seed": honoured(None, "polyreme.seed when the Engine prepares", int),
     "reinit": no(False, "parameters keep the values that the model has; make the model again"),
     "full_graph": no(True, "a step is one program; capturing parts of it is not supported"),
 }
 
 _RECOMPUTE: Table = {
-    "enable": on(False, "blocks are run again in backward"),
-    "checkpoints": on([], "names of the sublayers to recompute, instead of what the model does by its plan", str),
+    "enable": honoured(False, "blocks are run again in backward"),
+    "checkpoints": honoured([], "names of the sublayers to recompute, instead of what the model does by its plan", str),
     "no_recompute_segments": no([], "name the sublayers to recompute in checkpoints", int),
     "sr": no(0, "name the sublayers to recompute in checkpoints"),
     "refined_ops_patterns": no([], "name the sublayers to recompute in checkpoints", dict),
@@ -43,21 +43,21 @@ _RECOMPUTE: Table = {
 }
 
 _AMP: Table = {
-    "enable": on(False, "layers run under amp.auto_cast"),
-    "dtype": on("float16", "'float16' or 'bfloat16'"),
-    "level": on("o1", "auto_cast's level: o0, o1 or o2"),
+    "enable": honoured(False, "layers run under amp.auto_cast"),
+    "dtype": honoured("float16", "'float16' or 'bfloat16'"),
+    "level": honoured("o1", "auto_cast's level: o0, o1 or o2"),
     **autocast("GradScaler, for float16"),
     "custom_black_varnames": no([], "belongs to static programs, which name variables; use custom_black_list", str),
     "use_fp16_guard": no(False, _NO_GUARD),
     "use_bf16_guard": no(False, _NO_GUARD),
-    "use_master_grad": on(False, "amp.decorate(master_grad): gradients are added up in float32"),
-    "use_promote": on(True, "amp.auto_cast(use_promote)"),
+    "use_master_grad": honoured(False, "amp.decorate(master_grad): gradients are added up in float32"),
+    "use_promote": honoured(True, "amp.auto_cast(use_promote)"),
 }
 
 _SHARDING: Table = {
-    "enable": on(False, "optimizer state, gradients or parameters are split over the axis sharding"),
-    "stage": on(1, "1: optimizer state; 2: gradients too; 3: parameters too"),
-    "degree": on(8, "devices of the axis; all that other axes leave, if it was not set"),
+    "enable": honoured(False, "optimizer state, gradients or parameters are split over the axis sharding"),
+    "stage": honoured(1, "1: optimizer state; 2: gradients too; 3: parameters too"),
+    "degree": honoured(8, "devices of the axis; all that other axes leave, if it was not set"),
     "enable_overlap": same(False, _OVERLAP),
     "param_comm_stream_num": same(1, _OVERLAP),
     "grad_comm_stream_num": same(1, _OVERLAP),
@@ -74,13 +74,13 @@ _SHARDING: Table = {
 }
 
 _PIPELINE: Table = {
-    "enable": on(False, "a batch is cut into microbatches, and the model into pp_degree stages"),
-    "schedule_mode": on(DEFAULT_SCHEDULE, f"one of {', '.join(SCHEDULES)}"),
-    "pp_degree": on(1, "stages"),
-    "vpp_degree": on(1, "chunks of the model a stage holds"),
-    "vpp_seg_method": on("", "name of the class of layers that is dealt out evenly"),
-    "micro_batch_size": on(1, "rows of a microbatch on one part of the batch, where accumulate_steps is not set"),
-    "accumulate_steps": on(1, "microbatches of a batch"),
+    "enable": honoured(False, "a batch is cut into microbatches, and the model into pp_degree stages"),
+    "schedule_mode": honoured(DEFAULT_SCHEDULE, f"one of {', '.join(SCHEDULES)}"),
+    "pp_degree": honoured(1, "stages"),
+    "vpp_degree": honoured(1, "chunks of the model a stage holds"),
+    "vpp_seg_method": honoured("", "name of the class of layers that is dealt out evenly"),
+    "micro_batch_size": honoured(1, "rows of a microbatch on one part of the batch, where accumulate_steps is not set"),
+    "accumulate_steps": honoured(1, "microbatches of a batch"),
     "generation_batch_size": no(1, "a pipeline trains and evaluates; generate without one"),
     "enable_send_recv_overlap": same(False, _OVERLAP),
     "job_schedule_profiler_start": no(-1, "nothing is profiled here; use polyreme.profiler"),
@@ -107,9 +107,9 @@ FIELDS: Table = {
     "amp": _AMP,
     "sharding": _SHARDING,
     "gradient_merge": {
-        "enable": on(False, "the optimizer steps every k_steps batches"),
-        "k_steps": on(1, "batches for one update"),
-        "avg": on(True, "divide the summed gradients by k_steps"),
+        "enable": honoured(False, "the optimizer steps every k_steps batches"),
+        "k_steps": honoured(1, "batches for one update"),
+        "avg": honoured(True, "divide the summed gradients by k_steps"),
     },
     "pipeline": _PIPELINE,
     "qat": _QAT,

@@ -34,7 +34,7 @@ class StageChunk(Layer):
         self, forwards: _Forwards, at: int, layers: Mapping[str, Layer], tensors: Mapping[str, Tensor]
     ) -> None:
         super().__init__()
-        self._forwards, self._at = forwards, at
+        self._forwards, self._number = forwards, at
         for name, layer in layers.items():
             self.add_sublayer(name.replace(".", "/"), layer)
         for name, tensor in tensors.items():
@@ -42,7 +42,7 @@ class StageChunk(Layer):
             table[name.replace(".", "/")] = tensor
 
     def forward(self, flow: Any) -> Any:
-        return self._forwards.run(self._at, flow)
+        return self._forwards.run(self._number, flow)
 
 
 def cut_into_stages(
@@ -102,7 +102,7 @@ def _choose(cut: Any, recorded: Recorded, chunks: int) -> Cut:
 def _tensors_of_chunks(model: Layer, parts: Sequence[Slice]) -> list[dict[str, Tensor]]:
     """The model's parameters and buffers that each chunk reads; what none reads goes where its Layer is called."""
     tensors: list[dict[str, Tensor]] = [{} for _ in parts]
-    readers = [{id(t) for t in part.held} for part in parts]
+    readers = [{id(t) for t in part.captured} for part in parts]
     callers = [{id(layer) for layer in part.layers} for part in parts]
     owners = {id(t): layer for layer in model.sublayers(include_self=True) for t in _direct_tensors(layer)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -192,4 +192,4 @@ class _Forwards:
 def _output(recorded: Recorded, made: Mapping[str, Any], leaf: Any) -> Any:
     if not isinstance(leaf, Ref):
         return leaf
-    return made[leaf.name] if leaf.name in made else recorded.held[leaf.name]
+    return made[leaf.name] if leaf.name in made else recorded.captured[leaf.name]

@@ -37,7 +37,7 @@ class Slice:
     ops: tuple[int, ...]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
-    held: tuple[Any, ...]
+    captured: tuple[Any, ...]
     layers: tuple[Any, ...]
 
 
@@ -73,7 +73,7 @@ def _define(recorded: Recorded) -> list[str]:
 
 def _tensors_and_layers(recorded: Recorded, run: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     names = dict.fromkeys(n for i in sorted(run) for n in (*recorded.ops[i].reads(), *recorded.ops[i].writes()))
-    tensors = tuple(recorded.held[n] for n in names if n in recorded.held)
+    tensors = tuple(recorded.captured[n] for n in names if n in recorded.captured)
     ran, end = set(run), len(recorded.ops) - 1
     called: dict[int, Any] = {}
     for call in recorded.calls:
@@ -86,7 +86,7 @@ def _tensors_and_layers(recorded: Recorded, run: Sequence[int]) -> tuple[tuple[A
 def free_ops(recorded: Recorded) -> frozenset[int]:
     """Indexes of operations that follow from constants alone, without parameters, random numbers or effects."""
     written = {name for op in recorded.ops for name in op.writes()}
-    bound = {n for n, t in recorded.held.items() if n in written or isinstance(t, Parameter) or not t.stop_gradient}
+    bound = {n for n, t in recorded.captured.items() if n in written or isinstance(t, Parameter) or not t.stop_gradient}
     bound.update(recorded.inputs)
     indexes = set()
     for index, op in enumerate(recorded.ops):
@@ -122,7 +122,7 @@ def _check_written(recorded: Recorded, chunk_of: Sequence[int]) -> None:
         for name in written.intersection((*op.reads(), *op.writes())):
             if where.setdefault(name, chunk) != chunk:
                 raise ConfigError(
-                    f"the forward changes a buffer of shape {list(recorded.held[name].shape)} that chunks "
+                    f"the forward changes a buffer of shape {list(recorded.captured[name].shape)} that chunks "
                     f"{where[name]} and {chunk} use; a Layer with running statistics that is called twice belongs on "
                     "one stage: cut elsewhere"
                 )
@@ -195,7 +195,7 @@ class ByStage:
             if index not in free:
                 chunk_of.update(dict.fromkeys(op.outputs, chunk))
                 for name in reads:
-                    if name in recorded.held:
+                    if name in recorded.captured:
                         home.setdefault(name, chunk)
         return chunks
 
@@ -205,7 +205,7 @@ class ByStage:
             return self._next(moved, after, op)
         result = after
         for name in op.reads():
-            stage = self._stage_of.get(id(recorded.held.get(name)))
+            stage = self._stage_of.get(id(recorded.captured.get(name)))
             # a weight that an earlier chunk has read is shared: its value comes to where it is used again
             if stage is not None and not (name in home and home[name] < after):
                 result = max(result, self._next(stage, after, op))

@@ -88,7 +88,7 @@ def _unnamed(op: Call) -> str:
 
 def _cost(recorded: Recorded, index: int) -> int:
     op = recorded.ops[index]
-    names = [n for n in dict.fromkeys(op.reads()) if n not in recorded.held]
+    names = [n for n in dict.fromkeys(op.reads()) if n not in recorded.captured]
     shapes = [_abstract(recorded.value(n)) for n in names]
 
     def compute(arrays: list[Any]) -> list[Any]:

@@ -78,7 +78,7 @@ class Recorded:
     mesh: Mesh | None
     _moved: dict[Mesh, Program] = field(default_factory=dict)
 
-    def on(self, mesh: Mesh | None) -> Program:
+    def over(self, mesh: Mesh | None) -> Program:
         """The operations with layouts over another mesh of the same axes: those of another stage."""
         if mesh is None or self.mesh is None or mesh == self.mesh or not _says_layout(self.program, self.mesh):
             return self.program
@@ -92,14 +92,14 @@ class Recorded:
         return self.program.global_block().ops
 
     @property
-    def held(self) -> dict[str, Any]:
+    def captured(self) -> dict[str, Any]:
         """Tensors with values that operations read, by name."""
-        return self.program.held
+        return self.program.captured
 
     def value(self, name: str) -> Any:
         """The shape and dtype of a value: a Symbol, or a held Tensor's array."""
         found = self.program.global_block().find_var(name)
-        return (self.held[name] if found is None else found)._array
+        return (self.captured[name] if found is None else found)._array
 
 
 # what a forward is recorded for
@@ -301,7 +301,7 @@ def run(recorded: Recorded, indexes: Sequence[int], values: Mapping[str, Tensor]
     They run as on plain Tensors: a weight that is marked on another stage's mesh is read as a copy here.
     """
     placed = layouts.active.layout
-    program = recorded.on(placed.mesh if placed is not None else None)
+    program = recorded.over(placed.mesh if placed is not None else None)
     block = program.global_block()
     frame = Frame(block, Scope())
     frame.values.update(values)

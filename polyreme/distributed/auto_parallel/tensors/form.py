@@ -254,9 +254,9 @@ class Form:
         if held is None:
             raise PlacementError(f"process id {process_id} is driven by another process, which holds its part")
         held = held.reshape(held.shape[len(self.partial) :])
-        return self._own(held, where)
+        return self._trim(held, where)
 
-    def _own(self, piece: Any, where: Sequence[int]) -> Any:
+    def _trim(self, piece: Any, where: Sequence[int]) -> Any:
         for dim in range(len(self.shape)):
             factor, count = self.factor(dim), self.local_rows(dim, where)[1]
             if factor > 1:

@@ -177,9 +177,9 @@ class DistKernel:
         order = sorted(range(len(front)), key=front.__getitem__)
         value = jnp.transpose(value, [*order, *range(len(front), value.ndim)])
         front.sort()
-        return self._held(value, front, names, cut), front
+        return self._constrain(value, front, names, cut), front
 
-    def _held(self, value: Any, front: Sequence[int], names: DimNames, cut: dict[str, list[int]]) -> Any:
+    def _constrain(self, value: Any, front: Sequence[int], names: DimNames, cut: dict[str, list[int]]) -> Any:
         """value told where it lies, so that taking dims apart moves nothing."""
         _, flow = self.rule_and_flow
         axis_names = self.mesh.dim_names

@@ -162,7 +162,7 @@ class _Mapped:
     def __init__(
         self, func: Callable[..., Any], spec: Spec, given: Sequence[Any], mesh: ProcessMesh, placed: Sequence[Placed]
     ) -> None:
-        self.func, self.spec, self.given, self.mesh, self.placed = func, spec, list(given), mesh, placed
+        self.func, self.spec, self.arguments, self.mesh, self.placed = func, spec, list(given), mesh, placed
         self.modes: Any = (amp_policy.active.policy, tape.grad_mode.enabled, dtypes.default_dtype())
         tensors = [v for v in given if isinstance(v, Tensor)]
         self.flags = [t.stop_gradient for t in tensors]
@@ -176,7 +176,7 @@ class _Mapped:
         self.holder = rng.default_generator.key_state()
         self._discover(tensors)
         self.outs = self._out_forms()
-        self.kernel = self._made()
+        self.kernel = self._trace()
 
     def serves(self) -> bool:
         """True if the Layers that were called are as they were."""
@@ -253,7 +253,7 @@ class _Mapped:
             local = array if form is None else array.reshape(form.local_shape(self.mesh.here))
             tensors.append(Tensor(local, stop_gradient=flag))
         waiting = iter(tensors)
-        leaves = [next(waiting) if isinstance(v, Tensor) else v for v in self.given]
+        leaves = [next(waiting) if isinstance(v, Tensor) else v for v in self.arguments]
         args, kwargs = rebuild(self.spec, iter(leaves))
         outs: list[Any] = []
         spec = flatten(converted(self.func)(*args, **kwargs), outs)
@@ -302,7 +302,7 @@ class _Mapped:
             forms.append(_grown([], tuple(self.holder._array.shape), self.mesh))
         return forms
 
-    def _made(self) -> DistKernel:
+    def _trace(self) -> DistKernel:
         count = len(self.forms)
 
         def saved(*stored: Any) -> tuple:

@@ -57,7 +57,7 @@ class DistMode:
             return self.under.run(op, args, kwargs)
         if watching is not None:
             return self._captured(op, args, kwargs)
-        if not checked.on:
+        if not checked.is_on:
             return self._eager(op, args, kwargs)
         raise_late()
         given, layer = floats_in([*args, *kwargs.values()]), layer_here()

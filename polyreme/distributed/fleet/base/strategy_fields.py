@@ -6,7 +6,7 @@ table.
 
 from __future__ import annotations
 
-from polyreme.distributed.settings import Field, Table, autocast, no, on, same
+from polyreme.distributed.settings import Field, Table, autocast, honoured, no, same
 from polyreme.mesh import DEFAULT_SCHEDULE, default_schedule
 
 _TUNES_COMM = "tunes how collectives are sent; XLA's partitioner chooses them, with the same values"
@@ -40,14 +40,14 @@ def _nccl(*names: str) -> dict[str, Table]:
 
 _SWITCHES: Table = {
     "mode": no("COLLECTIVE", _NO_PS),
-    "amp": on(False, "layers run under amp.auto_cast"),
-    "recompute": on(False, "Plan.recompute = full, or the sublayers that recompute_configs names"),
+    "amp": honoured(False, "layers run under amp.auto_cast"),
+    "recompute": honoured(False, "Plan.recompute = full, or the sublayers that recompute_configs names"),
     "localsgd": no(False, _NO_LOCAL),
     "dgc": no(False, _NO_DGC),
-    "gradient_merge": on(False, "the optimizer steps every k_steps calls"),
+    "gradient_merge": honoured(False, "the optimizer steps every k_steps calls"),
     "lars": no(False, _AS_LARS),
     "lamb": no(False, _AS_LAMB),
-    "pipeline": on(False, "checked: needs pp_degree above 1"),
+    "pipeline": honoured(False, "checked: needs pp_degree above 1"),
     "elastic": no(False, "restart a failed job with the launcher's own options"),
     "auto": no(False, "the mesh is what hybrid_configs says; set its degrees"),
     "a_sync": same(True, "chooses between parameter-server modes; collective training never reads it"),
@@ -64,10 +64,10 @@ _SWITCHES: Table = {
     "cudnn_batchnorm_spatial_persistent": same(False, _CUDNN),
     "adaptive_localsgd": no(False, _NO_LOCAL),
     "fp16_allreduce": no(False, "gradients are reduced in their own dtype; use amp to make that narrow"),
-    "sharding": on(False, "Plan.strategy by the degrees and the stage of sharding_configs"),
+    "sharding": honoured(False, "Plan.strategy by the degrees and the stage of sharding_configs"),
     "last_comm_group_size_MB": same(1.0, _TUNES_COMM),
     "find_unused_parameters": same(False, "a parameter that the loss does not reach has no gradient, in any case"),
-    "tensor_parallel": on(False, "checked: needs mp_degree above 1"),
+    "tensor_parallel": honoured(False, "checked: needs mp_degree above 1"),
     "without_graph_optimization": same(True, _XLA_FUSES),
     "fuse_grad_size_in_num": same(8, _TUNES_COMM),
     "calc_comm_same_stream": same(False, _OVERLAP),
@@ -85,8 +85,10 @@ _SWITCHES: Table = {
 
 _MODES: dict[str, Table] = {
     "recompute_configs": {
-        "checkpoints": on([], "names of the sublayers to recompute, instead of what the model does by its plan", str),
-        "enable_offload": on(False, "Plan.offload = act, or the inputs of the sublayers named"),
+        "checkpoints": honoured(
+            [], "names of the sublayers to recompute, instead of what the model does by its plan", str
+        ),
+        "enable_offload": honoured(False, "Plan.offload = act, or the inputs of the sublayers named"),
         "checkpoint_shape": no([], _STATIC, int),
         "enable_tuning": no(False, _STATIC),
         "refined_ops_patterns": no([], _STATIC, dict),
@@ -94,15 +96,15 @@ _MODES: dict[str, Table] = {
     "amp_configs": {
         **autocast("GradScaler of train_batch and distributed_scaler()"),
         "custom_black_varnames": no([], _STATIC, str),
-        "use_pure_fp16": on(False, "level O2 in float16"),
+        "use_pure_fp16": honoured(False, "level O2 in float16"),
         "use_fp16_guard": same(True, "there is no fp16_guard region: a level covers the whole model"),
-        "use_optimizer_fp16": on(False, "no float32 master weights at level O2"),
-        "use_pure_bf16": on(False, "level O2 in bfloat16"),
+        "use_optimizer_fp16": honoured(False, "no float32 master weights at level O2"),
+        "use_pure_bf16": honoured(False, "level O2 in bfloat16"),
     },
     "localsgd_configs": {"k_steps": no(1, _NO_LOCAL), "begin_step": no(1, _NO_LOCAL)},
     "gradient_merge_configs": {
-        "k_steps": on(1, "calls of step() for one update"),
-        "avg": on(True, "divide the summed gradients by k_steps"),
+        "k_steps": honoured(1, "calls of step() for one update"),
+        "avg": honoured(True, "divide the summed gradients by k_steps"),
     },
     "dgc_configs": {
         "rampup_begin_step": no(0, _NO_DGC),
@@ -110,9 +112,9 @@ _MODES: dict[str, Table] = {
         "sparsity": no([], _NO_DGC, float),
     },
     "pipeline_configs": {
-        "micro_batch_size": on(1, "rows of a microbatch on each part of the batch; train_batch checks it"),
-        "accumulate_steps": on(1, "Plan.num_microbatches"),
-        "schedule_mode": on(DEFAULT_SCHEDULE, "Plan.schedule"),
+        "micro_batch_size": honoured(1, "rows of a microbatch on each part of the batch; train_batch checks it"),
+        "accumulate_steps": honoured(1, "Plan.num_microbatches"),
+        "schedule_mode": honoured(DEFAULT_SCHEDULE, "Plan.schedule"),
         "p2p_cache_shape": same(True, "every program knows its shapes; none are sent"),
         "enable_partial_send_recv": same(True, _TUNES_COMM),
     },
@@ -146,28 +148,28 @@ _MODES: dict[str, Table] = {
         "sharding_segment_strategy": same("segment_broadcast_MB", _TUNES_COMM),
         "segment_broadcast_MB": same(32.0, _TUNES_COMM),
         "segment_anchors": same([], _TUNES_COMM, str),
-        "sharding_degree": on(8, _TO_MESH),
-        "mp_degree": on(1, _TO_MESH),
-        "dp_degree": on(1, _TO_MESH),
+        "sharding_degree": honoured(8, _TO_MESH),
+        "mp_degree": honoured(1, _TO_MESH),
+        "dp_degree": honoured(1, _TO_MESH),
         "hybrid_dp": same(False, "dp takes the devices that the other axes leave in any case"),
-        "gradient_merge_acc_step": on(1, "calls of step() for one update"),
-        "optimize_offload": on(False, "Plan.offload = state"),
+        "gradient_merge_acc_step": honoured(1, "calls of step() for one update"),
+        "optimize_offload": honoured(False, "Plan.offload = state"),
         "pp_allreduce_in_optimize": same(False, _IN_STEP),
-        "pp_degree": on(1, _TO_MESH),
+        "pp_degree": honoured(1, _TO_MESH),
         "optimize_cast": same(False, "says where a parameter is cast for its use; the values are the same"),
         "_dp_as_optimizer_sharding": no(False, "set sharding_degree instead of dp_degree"),
-        "stage": on(1, "Plan.strategy = zero(stage)"),
+        "stage": honoured(1, "Plan.strategy = zero(stage)"),
         "enable_tuning": no(False, "set stage and sharding_degree"),
         "use_calc_stream": same(False, _OVERLAP),
     },
 }
 
 _HYBRID: dict[str, Field | Table] = {
-    "dp_degree": on(-1, f"{_TO_MESH}.dp; -1 takes what the other axes leave"),
-    "mp_degree": on(1, f"{_TO_MESH}.mp"),
-    "pp_degree": on(1, f"{_TO_MESH}.pp"),
-    "sharding_degree": on(1, f"{_TO_MESH}.sharding"),
-    "sep_degree": on(1, f"{_TO_MESH}.sep"),
+    "dp_degree": honoured(-1, f"{_TO_MESH}.dp; -1 takes what the other axes leave"),
+    "mp_degree": honoured(1, f"{_TO_MESH}.mp"),
+    "pp_degree": honoured(1, f"{_TO_MESH}.pp"),
+    "sharding_degree": honoured(1, f"{_TO_MESH}.sharding"),
+    "sep_degree": honoured(1, f"{_TO_MESH}.sep"),
     "mp_configs": {
         "sync_param": same(True, _IN_STEP),
         "sync_grad": same(False, _IN_STEP),
@@ -180,7 +182,7 @@ _HYBRID: dict[str, Field | Table] = {
         "recompute_allgather": same(False, "XLA decides what it gathers again in the backward"),
         "sp_async_reduce_scatter": same(False, _OVERLAP),
         "sync_param_name": same(["embedding", "layer_norm", ".b_"], _IN_STEP, str),
-        "sequence_parallel": on(False, "Plan.strategy: mp splits seq between blocks"),
+        "sequence_parallel": honoured(False, "Plan.strategy: mp splits seq between blocks"),
         **_nccl("nccl_config"),
     },
     "pp_configs": {
@@ -196,7 +198,7 @@ _HYBRID: dict[str, Field | Table] = {
         "best_unbalanced_scheduler": same(False, "every schedule takes any number of microbatches"),
         "enable_offload_queue": no(False, "offload activations with recompute_configs enable_offload"),
         "enable_dynamic_shape": same(False, "a new shape compiles a new program"),
-        "use_dualpipev": on(
+        "use_dualpipev": honoured(
             False,
             f"Plan.schedule = {default_schedule(is_v=True)}: the same V of two chunks a stage, backward split in two",
         ),
@@ -219,21 +221,21 @@ _HYBRID: dict[str, Field | Table] = {
         "enable_fuse_optimizer_states": same(False, _XLA_FUSES),
         **_nccl("nccl_config", "check_nccl_config"),
         "offload_opt_buffer_size": no(-1, "offload the whole state with offload=True beside it"),
-        "stage": on(1, "Plan.strategy = zero(stage)"),
-        "offload": on(False, "Plan.offload = state"),
+        "stage": honoured(1, "Plan.strategy = zero(stage)"),
+        "offload": honoured(False, "Plan.offload = state"),
     },
     "enable_optimizer_timer": no(False, _TIMING),
     "split_norm_comm": same(False, _TUNES_COMM),
-    "ep_degree": on(1, f"{_TO_MESH}.ep, an axis beside the others"),
-    "moe_sharding_degree": on(
+    "ep_degree": honoured(1, f"{_TO_MESH}.ep, an axis beside the others"),
+    "moe_sharding_degree": honoured(
         1, "checked: experts' state lies over sharding as all state does, so it is sharding_degree"
     ),
     "dp_configs": _nccl("nccl_config", "check_nccl_config"),
     "sep_configs": {
         **_nccl("nccl_config"),
-        "attention": on("auto", "Plan.sep_attention: auto, ulysses, ring, gather or usp"),
-        "order": on("auto", "Plan.sep_order: auto, contiguous or zigzag"),
-        "ulysses_degree": on(0, "Plan.ulysses_degree: of usp, the neighbours that heads are dealt out to"),
+        "attention": honoured("auto", "Plan.sep_attention: auto, ulysses, ring, gather or usp"),
+        "order": honoured("auto", "Plan.sep_order: auto, contiguous or zigzag"),
+        "ulysses_degree": honoured(0, "Plan.ulysses_degree: of usp, the neighbours that heads are dealt out to"),
     },
     "dp_sep_configs": _nccl("nccl_config"),
     "pp_tp_configs": _nccl("nccl_config"),
@@ -246,13 +248,13 @@ _HYBRID: dict[str, Field | Table] = {
     "cp_sharding_configs": _nccl("nccl_config"),
     "dp_cp_configs": _nccl("nccl_config"),
     "cp_mp_configs": _nccl("nccl_config"),
-    "order": on(["dp", "pp", "sharding", "sep", "cp", "mp"], "Plan.mesh.order, outermost axis first", str),
+    "order": honoured(["dp", "pp", "sharding", "sep", "cp", "mp"], "Plan.mesh.order, outermost axis first", str),
 }
 
 _REST: dict[str, Field | Table] = {
     "tensor_parallel_configs": {
-        "tensor_parallel_degree": on(1, f"{_TO_MESH}.mp"),
-        "tensor_init_seed": on(-1, "model_parallel_random_seed at fleet.init"),
+        "tensor_parallel_degree": honoured(1, f"{_TO_MESH}.mp"),
+        "tensor_init_seed": honoured(-1, "model_parallel_random_seed at fleet.init"),
     },
     "trainer_desc_configs": {
         "dump_fields_path": no("", _NO_PS),

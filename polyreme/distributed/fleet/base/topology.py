@@ -77,7 +77,7 @@ class CommunicateTopology:
 
     def get_dim(self, axis_name: str) -> int:
         """Number of ranks along an axis."""
-        return self._grid.shape[self._at(axis_name)]
+        return self._grid.shape[self._axis_index(axis_name)]
 
     get_dim_size = get_dim
 
@@ -102,7 +102,7 @@ class CommunicateTopology:
 
     def get_axis_list(self, axis_name: str, index: int) -> list[int]:
         """All ranks with this coordinate on an axis, ascending; [] for a coordinate that no rank has."""
-        at = self._at(axis_name)
+        at = self._axis_index(axis_name)
         if not 0 <= index < self._grid.shape[at]:
             return []
         return sorted(np.take(self._grid, index, at).reshape(-1).tolist())
@@ -118,16 +118,16 @@ class CommunicateTopology:
     def get_rank_from_stage(self, global_rank: int, **kwargs: int) -> int:
         """The rank with the coordinates of global_rank, but for those given: get_rank_from_stage(0, pipe=1)."""
         for name in kwargs:
-            self._at(name)
+            self._axis_index(name)
         return self.get_rank(**{**self.get_coord(global_rank)._asdict(), **kwargs})
 
     def _groups(self, names: Sequence[str]) -> list[list[int]]:
-        inside = sorted({self._at(name) for name in names})
+        inside = sorted({self._axis_index(name) for name in names})
         outside = [i for i in range(self._grid.ndim) if i not in inside]
         width = int(np.prod([self._grid.shape[i] for i in inside]))
         return self._grid.transpose([*outside, *inside]).reshape(-1, width).tolist()
 
-    def _at(self, name: str) -> int:
+    def _axis_index(self, name: str) -> int:
         if name not in self._names:
             raise PlacementError(f"the topology has no axis {name!r}{did_you_mean(name, self._names)}")
         return self._names.index(name)
@@ -161,7 +161,7 @@ class HybridCommunicateGroup:
         self._rank = devices.index(jax.local_devices()[0])
         # the same mesh as a Layout of such a plan has, so that groups fit the Tensors that it places
         self.mesh = Mesh(np.asarray(devices).reshape(list(shape.degrees.values())), tuple(shape.degrees))
-        self._made: dict[tuple[str, ...], Group] = {}
+        self._axis_groups: dict[tuple[str, ...], Group] = {}
 
     def topology(self) -> CommunicateTopology:
         """The topology."""
@@ -368,9 +368,9 @@ class HybridCommunicateGroup:
                 raise PlacementError(f"no group along axis {name!r}{did_you_mean(name, AXIS_OF)}")
         # a context axis has one rank, and no place in the mesh
         axes = tuple(AXIS_OF[name] for name in names if name != "context")
-        if axes not in self._made:
-            self._made[axes] = axis_group(self.mesh, axes)
-        return self._made[axes]
+        if axes not in self._axis_groups:
+            self._axis_groups[axes] = axis_group(self.mesh, axes)
+        return self._axis_groups[axes]
 
 
 def _mesh_shape(topology: CommunicateTopology, num_devices: int) -> MeshShape:
