@@ -103,11 +103,7 @@ class StaticFunction:
         active = _watch.active
         if active is not None:
             return active.converted(self.fn)(*args, **kwargs)
-<<<<<<< HEAD
-        if not _switch.on or self.is_eager:
-=======
-        if not _switch.is_on:
->>>>>>> d831f0bd (Name what attributes hold, not how it came to be there)
+        if not _switch.is_on or self.is_eager:
             return self.fn(*args, **kwargs)
         # one at a time: while a function is traced its state Tensors hold tracers, and a program reads and writes them;
         # acquired by hand, as `with` takes twice as long
