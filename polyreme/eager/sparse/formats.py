@@ -228,7 +228,7 @@ class SparseTensor(SparseMethods):
 
     def with_values(self, values: Any) -> Any:
         """A Tensor that stores other values, [n, *dense dims], in the same places."""
-        return replace(self, kept=values, dims=(*self.dims[: self.sparse_dim()], *values.shape[1:]))  # type: ignore[type-var]
+        return replace(self, elements=values, dims=(*self.dims[: self.sparse_dim()], *values.shape[1:]))  # type: ignore[type-var]
 
     def to_dense(self, name: str | None = None) -> Any:
         """The dense Tensor; elements stored twice are added up."""
@@ -327,7 +327,7 @@ class SparseCooTensor(SparseTensor):
     def converted(self, index_dtype: Any, value_dtype: Any) -> SparseCooTensor:
         """Indices and values in other dtypes, where one is given."""
         (indices,), values = shaping.converted(self.where, self.elements, index_dtype, value_dtype)
-        return replace(self, at=indices, kept=values)
+        return replace(self, coordinates=indices, elements=values)
 
     def to_sparse_coo(self, sparse_dim: int | None = None) -> SparseCooTensor:
         """Itself. Raises ShapeError if another number of sparse dims is asked for."""
@@ -345,7 +345,7 @@ class SparseCooTensor(SparseTensor):
                 "sparse"
             )
         x = self if self.coalesced or state.capturing() else shaping.coalesce(self)
-        crows, cols, order = sparse_compress(x.at, x.dims)
+        crows, cols, order = sparse_compress(x.coordinates, x.dims)
         return SparseCsrTensor(crows, cols, x.elements if x.coalesced else gather(x.elements, order, 0), x.dims)
 
     def __repr__(self) -> str:
@@ -385,7 +385,7 @@ class SparseCsrTensor(SparseTensor):
     def converted(self, index_dtype: Any, value_dtype: Any) -> SparseCsrTensor:
         """Indices and values in other dtypes, where one is given."""
         (crows, cols), values = shaping.converted(self.where, self.elements, index_dtype, value_dtype)
-        return replace(self, row_ends=crows, columns=cols, kept=values)
+        return replace(self, row_ends=crows, columns=cols, elements=values)
 
     def to_sparse_coo(self, sparse_dim: int | None = None) -> SparseCooTensor:
         """In coordinates. Raises ShapeError unless every dim is to be sparse."""
