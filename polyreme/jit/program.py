@@ -522,13 +522,13 @@ class CapturedProgram:
         guards = capture.surroundings.guards(used, result[0].kept_places)
         alone = {id(t) for t, written in zip(result[0].tensors, result[0].written, strict=True) if not written}
         alone -= {id(a) for a in arguments} | {id(t) for t in result[0].leaf_of}
-        kept = [
+        places = tuple(
             replace(p, is_state=id(p.before) in alone and guards.places_of(p.before) == 1)
             for p in result[0].kept_places
-        ]
-        if any(place.is_state for place in kept):
-            guards = capture.surroundings.guards(used, kept)
-        return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards, kept_places=tuple(kept))
+        )
+        if any(place.is_state for place in places):
+            guards = capture.surroundings.guards(used, places)
+        return replace(result[0], talks=host_calls.calls.count > calls, surroundings=guards, kept_places=places)
 
     def _enter(self, capture: Capture) -> None:
         owner: Any = getattr(self.fn, "__self__", None)
