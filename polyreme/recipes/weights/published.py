@@ -72,7 +72,7 @@ def list_lines() -> Iterator[str]:
     """Families that can be read and written, and weights that can be fetched."""
     yield "families (polyreme models show FAMILY says more)"
     for architecture, (family, published) in published_families().items():
-        yield f"  {family.name:<14}{architecture:<32}model_type {published.model_type}"
+        yield f"  {family.name:<14}{architecture:<33}model_type {published.model_type}"
     yield ""
     yield "weights (polyreme models fetch NAME)"
     for package in PACKAGES.values():

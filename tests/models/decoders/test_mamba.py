@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError
 from polyreme.generation import SamplingParams, Speculation, TextEngine, TextGenerator
+from polyreme.generation.company import check_company
 from polyreme.models import AutoModelForCausalLM, Llama, LlamaConfig, Mamba2Config, MambaConfig
 from polyreme.models.decoders.mamba import Mamba
 from polyreme.models.parts.cache import KVCache
@@ -93,3 +94,11 @@ def test_it_learns_and_recomputes():
     assert losses[""][0] == pytest.approx(losses["full"][0], rel=1e-6)
     np.testing.assert_allclose(losses[""][1], losses["full"][1], rtol=1e-4, atol=1e-9)
     assert np.abs(losses[""][1]).max() > 0
+
+
+@pytest.mark.slow
+def test_bits_are_a_requests_own_in_every_company():
+    checks = list(check_company(Mamba(MambaConfig.nano(seq_len=64))))
+    assert len(checks) == 4  # without those with drafts
+    assert [check.difference for check in checks] == [None] * 4
+    assert sum(check.num_preemptions for check in checks) > 0
