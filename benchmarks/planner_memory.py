@@ -330,6 +330,25 @@ def drawn_last() -> list[Case]:
     ]
 
 
+def drawn_alone() -> list[Case]:
+    """Twelve for one device, drawn before any was compiled, once there were rules for its order of operations. For a
+    process with one device: CPU_NUM=1."""
+    return [
+        gpt(6, (112, 4, 4, 96, 700), "O2"),
+        gpt(8, (80, 6, 5, 128, 512), recompute="full", num_microbatches=2),
+        gpt(4, (128, 3, 4, 256, 640), "O1", recompute="full_attn"),
+        llama(8, (104, 5, 4, 2, 112, 900), "O2", num_microbatches=4),
+        llama(6, (128, 4, 8, 4, 160, 1200)),
+        llama(8, (96, 6, 4, 4, 96, 800), "O1", recompute="full", recompute_share=0.5),
+        llama(8, (88, 4, 4, 1, 144, 600), tied=True, recompute="core_attn", num_microbatches=2),
+        experts(4, (96, 3, 4, 2, 128, 640), 4),
+        experts(8, (72, 3, 4, 4, 96, 512), 6, "O2", recompute="full"),
+        bert(8, (96, 3, 4, 112, 800)),
+        t5(6, (80, 2, 4, 96, 900), "O2"),
+        vit(16, (48, 112, 4, 4), "O2"),
+    ]
+
+
 def held_out() -> list[Case]:
     """Thirty configurations that no rule or constant was set on."""
     return [
@@ -434,6 +453,7 @@ def main() -> None:
     """Compile a list, or both, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     lists = {
+        "drawn-alone": drawn_alone,
         "drawn-last": drawn_last,
         "drawn-again": drawn_again,
         "drawn": drawn,

@@ -33,6 +33,9 @@ PACKING = 1.03
 ROWS = 512
 """Rows of a block of the gradient of experts' weights (kernels.grouped.WIDE)."""
 
+COPIED = 1 << 23
+"""Multiplications of a product from which on its weight's gradient reads a transposed copy (kernels.linear)."""
+
 PIECES = 16
 """Buffers that a block's recomputed values are about."""
 
@@ -231,26 +234,70 @@ class OnProcessor:
     def moments(self) -> list[tuple[float, float, float]]:
         """(gradients, activations, workspace) at each time that may be the worst, of the one program of a step without
         a pipeline."""
+        return self._depth_first() if self.stage.plan.mesh.size == 1 else self._as_early_as_can_be()
+
+    def _depth_first(self) -> list[tuple[float, float, float]]:
+        """Of a program for one device (core.engine.xla_flags.DEPTH_FIRST): a microbatch ends before the next begins,
+        and what is made of what stays at little cost is made where it is read."""
+        stage = self.stage
+        count, loss = stage.plan.num_microbatches, stage.loss()
+        buffers = [Held(self.inputs(), count), *self.weights(stage.blocks)]
+        zeros: dict[str, Held] = {}
+        again = 0.0
+        for block, number in stage.blocks:
+            held, missing = self.residuals(block)
+            # each loop starts just before it runs, from a copy of zeros that all blocks share
+            zeros |= {name: Held(h.nbytes) for name, h in held.items() if _START in name}
+            cheap = self._made_where_read(block) if stage.mode(block) != "full" else {}
+            held = {name: h for name, h in held.items() if name not in zeros} | self._of_spans(block, held)
+            held = {name: cheap.get(name, h) for name, h in held.items()}
+            buffers += [Held(h.nbytes, h.number * number) for h in held.values()]
+            again = max(again, missing)
+        activations = total([*buffers, *zeros.values()])
+        # a microbatch's cost is computed where the step's results are, from logits that are there until then
+        logits = 0.0 if loss.is_looped else loss.logits / 2
+        before = stage.gradients if count > 1 else 0.0
+        return [
+            _pack(before, activations, loss.logits + logits * (count - 1) + loss.weight + loss.hidden),
+            _pack(before, activations, logits * count + loss.weight + self.transient() + again),
+            _pack(stage.gradients, 0.0, logits * count + self.copies()),
+        ]
+
+    def _made_where_read(self, block: BlockCost) -> dict[str, Held]:
+        """What of a block's values is not kept as it is in the other order, by name.
+
+        What a norm, an activation function or attention's join of its heads gives to products whose transposed inputs
+        are copies (kernels.linear) is made again by those copies in float32; in 16 bits it is kept as it was rounded.
+        Normalised values are made again for the gradient of a norm's weight.
+        """
+        stage = self.stage
+        cheap = {f"{op.name}: normalised": Held(0.0) for op in block.operations if op.kind == "norm"}
+        makers = {op.output.name for op in block.operations if op.kind in ("attention", "elementwise", "norm")}
+        for op in block.operations:
+            for value in op.inputs if op.kind == "product" and not op.is_of_experts else ():
+                if value.name not in makers:
+                    continue
+                if stage.itemsize < WIDE:
+                    cheap[value.name] = Held(stage.local(value, stage.itemsize))
+                elif op.trains == "weights" and stage.local(value, 1) * op.output.shape[-1] >= COPIED:
+                    cheap.setdefault(value.name, Held(0.0))
+                else:
+                    cheap[value.name] = Held(stage.local(value, WIDE))
+        return cheap
+
+    def _as_early_as_can_be(self) -> list[tuple[float, float, float]]:
+        """Of a program for several devices, whose operations begin as soon as they can."""
         stage = self.stage
         live, copies = stage.plan.num_microbatches, self.copies()
         buffers = [*self.weights(stage.blocks), Held(self.inputs(), live)]
         inner = [*buffers]  # when the first microbatch's last block begins its backward, the head's is done
         again = 0.0
-        zeros: dict[str, Held] = {}
         for block, count in stage.blocks:
             by_name, missing = self.residuals(block)
-            if stage.training.trains == "adapters" and stage.mode(block) != "full":
-                # no gradient of a large weight is there to be put off, so each loop starts just before it runs, from a
-                # copy of zeros that all blocks share
-                zeros |= {name: Held(h.nbytes) for name, h in by_name.items() if _START in name}
-                more = self._of_spans(block, by_name)
-                by_name = {name: h for name, h in by_name.items() if _START not in name} | more
             buffers += [Held(h.nbytes, h.number * count * live) for h in by_name.values()]
             there = live - (block.part == "head")
             inner += [Held(h.nbytes, h.number * count * there) for h in by_name.values()]
             again = max(again, missing)
-        buffers += zeros.values()
-        inner += zeros.values()
         loss, table = stage.loss(), Held(stage.table())
         # every microbatch's loss adds up a gradient of the head's weight of its own; loops over chunks take turns
         logits = Held(loss.logits, 1 if loss.is_looped else live)
