@@ -84,14 +84,14 @@ def _product_bwd(residuals, dy):
 _product.defvjp(_product_fwd, _product_bwd)
 
 
-_LARGE = 1 << 23
+LARGE = 1 << 23
 """Multiplications from which on a product's kernel matters more than what a barrier keeps XLA from merging: the layers
 of a small network differentiated several times have fewer (1024 x 64 x 64), those of a transformer more."""
 
 
 def _is_large(x: jax.Array, width: int) -> bool:
     """False for a batch whose size is open, as in an exported program: the compiler sees no size either."""
-    return all(isinstance(n, int) for n in (*x.shape, width)) and x.size * width >= _LARGE
+    return all(isinstance(n, int) for n in (*x.shape, width)) and x.size * width >= LARGE
 
 
 def rows_product(x: jax.Array, y: jax.Array, acc: jnp.dtype | None = None) -> jax.Array:

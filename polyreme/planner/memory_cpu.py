@@ -256,19 +256,31 @@ class OnProcessor:
         activations = total([*buffers, *zeros.values()])
         # a microbatch's cost is computed where the step's results are, from logits that are there until then
         logits = 0.0 if loss.is_looped else loss.logits / 2
+        waiting = (logits + self._of_norms()) * (count - 1)
         before = stage.gradients if count > 1 else 0.0
         return [
-            _pack(before, activations, loss.logits + logits * (count - 1) + loss.weight + loss.hidden),
-            _pack(before, activations, logits * count + loss.weight + self.transient() + again),
-            _pack(stage.gradients, 0.0, logits * count + self.copies()),
+            _pack(before, activations, waiting + loss.logits + loss.weight + loss.hidden),
+            _pack(before, activations, waiting + logits + loss.weight + self.transient() + again),
+            _pack(stage.gradients, 0.0, waiting + logits + self.copies()),
         ]
+
+    def _of_norms(self) -> float:
+        """Bytes that a microbatch leaves for the gradients of its norms' weights, which wait for the end of the step:
+        of each the normalised values and the gradient of what it gave."""
+        stage = self.stage
+        return sum(
+            2 * number * stage.local(op.output, WIDE)
+            for block, number in stage.blocks
+            for op in block.operations
+            if op.kind == "norm" and op.trains == "weights" and stage.mode(block) != "full"
+        )
 
     def _made_where_read(self, block: BlockCost) -> dict[str, Held]:
         """What of a block's values is not kept as it is in the other order, by name.
 
         What a norm, an activation function or attention's join of its heads gives to products whose transposed inputs
         are copies (kernels.linear) is made again by those copies in float32; in 16 bits it is kept as it was rounded.
-        Normalised values are made again for the gradient of a norm's weight.
+        Of other products it stays in float32. Normalised values are made again for the gradient of a norm's weight.
         """
         stage = self.stage
         cheap = {f"{op.name}: normalised": Held(0.0) for op in block.operations if op.kind == "norm"}
@@ -277,12 +289,9 @@ class OnProcessor:
             for value in op.inputs if op.kind == "product" and not op.is_of_experts else ():
                 if value.name not in makers:
                     continue
-                if stage.itemsize < WIDE:
-                    cheap[value.name] = Held(stage.local(value, stage.itemsize))
-                elif op.trains == "weights" and stage.local(value, 1) * op.output.shape[-1] >= COPIED:
-                    cheap.setdefault(value.name, Held(0.0))
-                else:
-                    cheap[value.name] = Held(stage.local(value, WIDE))
+                copied = op.trains == "weights" and stage.local(value, 1) * op.output.shape[-1] >= COPIED
+                width = WIDE if not copied else stage.itemsize if stage.itemsize < WIDE else 0
+                cheap[value.name] = max(cheap.get(value.name, Held(0.0)), Held(stage.local(value, width)))
         return cheap
 
     def _as_early_as_can_be(self) -> list[tuple[float, float, float]]:

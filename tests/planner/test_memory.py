@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from polyreme.kernels import attention_blocked, grouped
+from polyreme.kernels.linear import LARGE
 from polyreme.kernels.linear_cross_entropy import CHUNK_BYTES, chunk_count
 from polyreme.mesh import RECOMPUTE, SCHEDULES, Plan, make_schedule
 from polyreme.planner import Memory, ModelShape, Training, memory_cpu
@@ -133,9 +134,10 @@ def test_more_samples_or_less_recompute_need_no_less(shape, compiler):
     by_mode = [only(shape, 64, compiler=compiler, recompute=mode).total for mode in reversed(RECOMPUTE)]
     assert by_mode == sorted(by_mode) if compiler == "accelerator" else by_mode[0] < by_mode[-1]
     assert only(shape, 64, compiler=compiler, dp=4).total < by_batch[-1]
-    # the processor's program keeps all microbatches at once, others one
-    cut = only(shape, 64, compiler=compiler, num_microbatches=4).activations
-    assert (cut < only(shape, 64).activations) == (compiler == "accelerator")
+    # the processor's program for several devices keeps all microbatches at once, others one
+    for dp in (1, 2):
+        whole, cut = (only(shape, 64, compiler=compiler, dp=dp, num_microbatches=n).activations for n in (1, 4))
+        assert cut > 0.99 * whole if (compiler, dp) == ("cpu", 2) else cut < whole / 3
 
 
 def test_a_chunk_works_in_what_its_blocks_at_hand_need():
@@ -186,7 +188,7 @@ def test_a_frozen_product_keeps_nothing_for_its_weight():
 
 def test_adapters_keep_what_their_frozen_map_gave_and_nothing_of_frozen_norms():
     """On a processor: in float32 the frozen map's part and the sum, where an activation function reads it; of frozen
-    norms no normalised values; loops start from zeros that all blocks share."""
+    norms no normalised values."""
     graph = replace(LLAMA, layers=2).graph()
     adapted = beside_adapters(graph, ["q", "gate", "up"])
     (whole, tuned) = (next(b for b in each.blocks if b.part == "layer") for each in (graph, adapted))
@@ -204,9 +206,10 @@ def test_adapters_keep_what_their_frozen_map_gave_and_nothing_of_frozen_norms():
 
     query = 4 * 8 * 128 * 64  # bytes; keys and values have half of it each
     layer = activations(5) - activations(4)
-    # zeros of the three loops of a block's attention, and both norms; gate and up twice; two products' inputs stay
-    fewer = memory_cpu.PACKING * (2 * query + 2 * query - 2 * query * 4)
-    assert layer - (activations(5, **ALL) - activations(4, **ALL)) == pytest.approx(fewer)
+    # gate and up twice; what goes into them and into the last product stays for the adapters' own small products, where
+    # large ones make it again
+    more = memory_cpu.PACKING * (2 * 4 + 1 + 4) * query
+    assert activations(5, **ALL) - activations(4, **ALL) - layer == pytest.approx(more)
 
 
 def test_traced_models_have_their_attention_s_rows_by_any_name():
@@ -306,6 +309,7 @@ def test_the_processor_model_follows_the_kernels():
         assert chunks_of_tokens(rows, vocab) == chunk_count(rows, vocab)
     assert attention_blocked.BLOCK_QUERIES == memory_cpu.QUERIES
     assert grouped.WIDE == memory_cpu.ROWS
+    assert LARGE == memory_cpu.COPIED
 
 
 def test_values_lie_in_free_buffers_largest_first():
