@@ -245,13 +245,13 @@ class OnProcessor:
         zeros: dict[str, Held] = {}
         again = 0.0
         for block, number in stage.blocks:
-            held, missing = self.residuals(block)
+            by_name, missing = self.residuals(block)
             # each loop starts just before it runs, from a copy of zeros that all blocks share
-            zeros |= {name: Held(h.nbytes) for name, h in held.items() if _START in name}
+            zeros |= {name: Held(h.nbytes) for name, h in by_name.items() if _START in name}
             cheap = self._made_where_read(block) if stage.mode(block) != "full" else {}
-            held = {name: h for name, h in held.items() if name not in zeros} | self._of_spans(block, held)
-            held = {name: cheap.get(name, h) for name, h in held.items()}
-            buffers += [Held(h.nbytes, h.number * number) for h in held.values()]
+            by_name = {name: h for name, h in by_name.items() if name not in zeros} | self._of_spans(block, by_name)
+            staying = [cheap.get(name, h) for name, h in by_name.items()]
+            buffers += [Held(h.nbytes, h.number * number) for h in staying]
             again = max(again, missing)
         activations = total([*buffers, *zeros.values()])
         # a microbatch's cost is computed where the step's results are, from logits that are there until then
