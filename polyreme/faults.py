@@ -42,11 +42,11 @@ def point(name: str, index: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at one point; at is an index or a passing, None means every one."""
+    """What happens at one point; turn is an index or a passing, None means every one."""
 
     action: str
     argument: str | None
-    at: int | None
+    turn: int | None
 
     def fire(self, where: str) -> None:
         """Do what the fault says; returns only from a delay."""
@@ -77,7 +77,7 @@ class _Plan:
             self.passings[name] += 1
             here = self.passings[name] if index is None else index
         for fault in self.faults[name]:
-            if fault.at is None or fault.at == here:
+            if fault.turn is None or fault.turn == here:
                 fault.fire(f"{name}@{here}")
 
 

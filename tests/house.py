@@ -17,6 +17,7 @@ SAYS_NOTHING = frozenset(("at", "each", "found", "given", "held", "kept", "made"
 LONG = 5
 """Lines over which such a word may be a local's name."""
 _IS_BOUND = re.compile(rf"\b(?:{'|'.join(SAYS_NOTHING)})\b\s*(?:[,:)\]]|=(?!=)|in\b)")
+_IS_ATTRIBUTE = re.compile(rf"\bself\._?({'|'.join(SAYS_NOTHING)})(?:: [^=\n]+)? = ")
 _SCOPES = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -52,6 +53,7 @@ class Source:
     imports: list[Import] = field(default_factory=list)
     classes: list[tuple[str, int]] = field(default_factory=list)
     untold: list[tuple[str, int]] = field(default_factory=list)
+    untold_attributes: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def is_package(self) -> bool:
@@ -157,6 +159,8 @@ def _read(name: str, path: Path, names: Mapping[str, Path]) -> Source:
     _visit(tree.body, source, names, Import(name, 0))
     for scope in _scopes_to_read(tree, text):
         _free_names(scope, source.untold)
+    for match in _IS_ATTRIBUTE.finditer(text):
+        source.untold_attributes.append((match[1], text.count("\n", 0, match.start()) + 1))
     if _LATE_IMPORT.search(text):
         root = name.split(".")[0]
         for node in ast.walk(tree):
@@ -211,6 +215,12 @@ def _visit(body: list[ast.stmt], source: Source, names: Mapping[str, Path], link
             continue
         if isinstance(node, ast.ClassDef):
             source.classes.append((node.name, node.lineno))
+            fields = (part.target for part in node.body if isinstance(part, ast.AnnAssign))
+            source.untold_attributes += [
+                (name.id, name.lineno)
+                for name in fields
+                if isinstance(name, ast.Name) and name.id.lstrip("_") in SAYS_NOTHING
+            ]
         late = link.late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, name, None)

@@ -324,9 +324,16 @@ def untold_breaches(tree: Tree):
             yield f"{source.path}:{line}: {name!r} lives over {LONG} lines; say what it is"
 
 
+def untold_attributes(tree: Tree):
+    for source in tree.sources.values():
+        for name, line in source.untold_attributes:
+            yield f"{source.path}:{line}: an attribute named {name!r}; say what it is"
+
+
 def test_locals_and_tests_say_what_they_are(tree):
     around = [Tree(ROOT.parent / name) for name in ("tests", "benchmarks", "tools")]
     list_all(breach for each in (tree, *around) for breach in untold_breaches(each))
+    list_all(untold_attributes(tree))
 
 
 def test_no_file_names_the_folder_it_was_written_in(tree):

@@ -48,7 +48,7 @@ class Watched(Run):
         super().do(task)
         for stage in set(self.at):
             ours = {k for k, at in enumerate(self.at) if at == stage}
-            kept = [done.kept for (k, _), done in self._done.items() if k in ours]
+            kept = [done.saved for (k, _), done in self._done.items() if k in ours]
             arrived = [a for (k, _), flow in self._arrived.items() if k in ours for a in flow.arrays]
             waiting = [g for (k, _), gs in self._cotangents.items() if k in ours for g in gs if g is not None]
             self._note("held", stage, [a for one in kept for a in [*one.inputs, *one.residuals]])

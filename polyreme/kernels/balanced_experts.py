@@ -173,14 +173,14 @@ def _device_of(quotas: Quotas, mine: Groups, choices: jax.Array, starts: jax.Arr
 class _Relay(NamedTuple):
     """The way of a device's choices to the devices that compute them, and back.
 
-    out, outs [t * k], [w * first]: the place of each choice in what leaves, and the choice at each place. on, ons
-    [w * first], [w * second]: the same of what this device relays.
+    out, outs [t * k], [w * first]: the place of each choice in what leaves, and the choice at each place. onward,
+    onward_choices [w * first], [w * second]: the same of what this device relays.
     """
 
     out: jax.Array
     outs: jax.Array
-    on: jax.Array
-    ons: jax.Array
+    onward: jax.Array
+    onward_choices: jax.Array
     shape: tuple[int, int]
     levels: Levels
 
@@ -205,17 +205,17 @@ class _Relay(NamedTuple):
         """Rows of tokens [t, d] -> those that this device computes [w * second, d], with zeros between."""
         t, k = self.shape
         sent = exchange(route(rows, self.outs[:, None] // k, self.out.reshape(t, k)), self.levels)
-        return exchange(route(sent, self.ons[:, None], self.on[:, None]), self.levels)
+        return exchange(route(sent, self.onward_choices[:, None], self.onward[:, None]), self.levels)
 
     def numbers(self, of_choices: jax.Array) -> jax.Array:
         """Integers of each choice [t * k, n] -> of those that this device computes, the largest there is elsewhere."""
         none = jnp.iinfo(of_choices.dtype).max
         sent = exchange(of_choices.at[self.outs].get(mode="fill", fill_value=none), self.levels)
-        return exchange(sent.at[self.ons].get(mode="fill", fill_value=none), self.levels)
+        return exchange(sent.at[self.onward_choices].get(mode="fill", fill_value=none), self.levels)
 
     def combined(self, y: jax.Array, gates: jax.Array) -> jax.Array:
         """Combine computed rows [w * second, d] to the sums for the tokens [t, d]."""
-        sent = route(exchange(y, self.levels), self.on[:, None], self.ons[:, None])
+        sent = route(exchange(y, self.levels), self.onward[:, None], self.onward_choices[:, None])
         return combine(exchange(sent, self.levels), self.out.reshape(self.shape), self.outs, gates)
 
 

@@ -45,10 +45,10 @@ class Framework:
     """A framework by the words that name it.
 
     words: in a row's system or notes, lower case. fusion, prunes, gradients: as in Training; gradients are those of
-    training in bfloat16. flash: generation of its fused attention on a kind that has kernels of its own, from `own` (a
-    year with its part) on 3, before 2; so are its products tuned, if that is its habit. beside: mesh axes whose
-    collectives run beside arithmetic without being said to: of data-parallel ones from 2023 on, of "mp" from `own` on.
-    sync, casts, adapted: as in Training. source: where that is from.
+    training in bfloat16. flash: generation of its fused attention on a kind that has kernels of its own, from
+    `own_from` (a year with its part) on 3, before 2; so are its products tuned, if that is its habit. beside: mesh axes
+    whose collectives run beside arithmetic without being said to: of data-parallel ones from 2023 on, of "mp" from
+    `own_from` on. sync, casts, adapted: as in Training. source: where that is from.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Framework:
     prunes: bool
     gradients: int
     memory: MemoryHabits
-    own: float = 9999.0
+    own_from: float = 9999.0
     sync: float = _SYNC
     casts: Literal["apart", "fused"] = "apart"
     adapted: Literal["attention", "all"] = "attention"
@@ -86,7 +86,7 @@ FRAMEWORKS = (
         prunes=False,
         gradients=4,
         memory=_FUSED,
-        own=2024.4,
+        own_from=2024.4,
         casts="fused",
         source="NeMo AutoModel: PyTorch FSDP2, Transformer Engine's kernels, cuDNN attention, reductions in float32",
     ),
@@ -97,7 +97,7 @@ FRAMEWORKS = (
         prunes=False,
         gradients=2,  # grad_reduce_in_fp32 is off in its performance recipes
         memory=_FUSED,
-        own=2024.4,
+        own_from=2024.4,
         casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
         tuned=True,
         beside=("dp", "sharding", "mp"),  # overlap_grad_reduce, overlap_param_gather, tp_comm_overlap
@@ -120,7 +120,7 @@ FRAMEWORKS = (
         prunes=False,
         gradients=4,
         memory=_FUSED,
-        own=2024.4,
+        own_from=2024.4,
         casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
         beside=(),  # --overlap-grad-reduce and --overlap-param-gather are options of Megatron-LM
         source="arXiv:2205.05198, section 4: 34 bytes of a layer's token and width, logits in float32",

@@ -282,7 +282,7 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
         dtype = cells.assumed["dtype"] = "bfloat16" if not dtype and "bfloat16" in flops else next(iter(flops))
     used, is_tpu = _framework(cells), _is_tpu(cells)
     is_fused = (cells.year >= used.fused or cells.has(*_ATTENTION_KERNELS)) and not cells.denies("flash")
-    is_own = cells.year >= used.own
+    is_own = cells.year >= used.own_from
     overlap = _beside(cells, used, is_tpu) if cells.year >= _FUSED else ()
     if cells.year >= _ASYNCHRONOUS:
         overlap = (*overlap, "mp_grad")

@@ -25,7 +25,7 @@ class Done(NamedTuple):
     """A forward that waits for its backward."""
 
     program: SplitProgram
-    kept: Kept
+    saved: Kept
 
 
 class Chunk:
@@ -106,7 +106,7 @@ class Chunk:
     def backward(self, done: Done, cotangents: list[Any]) -> tuple[list[Any], Done]:
         """Run the backward program: (gradients of the input arrays, None where there are none; the state for
         weights)."""
-        program, residuals = done.program, self._moved(done.kept, "device")
+        program, residuals = done.program, self._moved(done.saved, "device")
         read = self._read(program)
         if self.cut:
             gradients, _, residuals = program.backward(read, residuals, cotangents, [])

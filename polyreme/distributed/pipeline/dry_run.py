@@ -90,7 +90,7 @@ class DryRun:
         waiting = self._waiting_bytes.get(stage, 0)
         self._peaks[stage] = max(self._peaks.get(stage, 0), waiting + works)
         done = run.waiting.get(place)
-        kept = () if done is None else (*done.kept.inputs, *done.kept.residuals, *done.kept.stash)
+        kept = () if done is None else (*done.saved.inputs, *done.saved.residuals, *done.saved.stash)
         before, self._waiting[place] = self._waiting.get(place, 0), _total(kept)
         self._waiting_bytes[stage] = waiting + self._waiting[place] - before
         self._sums[task.chunk] = max(self._sums.get(task.chunk, 0), _total(chunk.sums))

@@ -300,7 +300,7 @@ class StreamedRun(Run):
         kind, k = self._now
         chunk = self.chunks[k]
         if kind == "F":
-            waiting = [done.kept.inputs for (at, _), done in self.waiting.items() if at == k]
+            waiting = [done.saved.inputs for (at, _), done in self.waiting.items() if at == k]
             arrived = [flow.arrays for (at, _), flow in self._arrived.items() if at == k + 1]
             jax.block_until_ready((waiting, arrived, [losses for losses, _ in self._results.values()]))
         else:

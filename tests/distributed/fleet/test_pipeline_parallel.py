@@ -369,7 +369,7 @@ def test_during_a_step_nothing_is_alive_but_what_tasks_to_come_need(schedule, mo
     def checked(self, task):
         do(self, task)
         needed = [a for flow in self._arrived.values() for a in flow.arrays]
-        needed += jax.tree.leaves([*self._cotangents.values(), *[tuple(done.kept) for done in self._done.values()]])
+        needed += jax.tree.leaves([*self._cotangents.values(), *[tuple(done.saved) for done in self._done.values()]])
         for chunk in self.chunks:
             needed += [*chunk._copies.values(), *chunk.sums]
         known = outside | {id(a) for a in needed}

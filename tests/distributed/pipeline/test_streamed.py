@@ -168,7 +168,7 @@ def test_what_waits_for_a_backward_lies_in_host_memory(mesh, kinds, tmp_path):
     memories = set()
 
     def see(_stage, _task, run):
-        memories.update(a.sharding.memory_kind for done in run.waiting.values() for a in jax.tree.leaves(done.kept))
+        memories.update(a.sharding.memory_kind for done in run.waiting.values() for a in jax.tree.leaves(done.saved))
 
     with away.step.pipeline.observed(see):
         away.steps(0, 2)

@@ -27,7 +27,7 @@ class DimConstraint:
     after another: a value that is summed over devices is made whole first, then split."""
 
     path: str
-    at: str
+    side: str
     dims: tuple[Names, ...]
 
 
@@ -49,7 +49,7 @@ def constrain_layers(model: Layer, wanted: Sequence[DimConstraint]) -> list[Hook
     layers = dict(model.named_sublayers(include_self=True))
     handles = []
     for each in wanted:
-        if each.at == "output":
+        if each.side == "output":
             handles.append(layers[each.path].register_forward_post_hook(_Output(each.dims)))
         else:
             handles.append(layers[each.path].register_forward_pre_hook(_InputHook(each.dims)))
