@@ -252,7 +252,7 @@ class OnProcessor:
             by_name = {name: h for name, h in by_name.items() if name not in zeros} | self._of_spans(block, by_name)
             staying = [cheap.get(name, h) for name, h in by_name.items()]
             buffers += [Held(h.nbytes, h.number * number) for h in staying]
-            again = max(again, missing)
+            again = max(again, missing + total(by_name.values()) - total(staying))
         activations = total([*buffers, *zeros.values()])
         # a microbatch's cost is computed where the step's results are, from logits that are there until then
         logits = 0.0 if loss.is_looped else loss.logits / 2
