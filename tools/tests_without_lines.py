@@ -6,8 +6,8 @@ r"""Names the slow tests that reach no line of the package which others do not r
     python tools/tests_without_lines.py .coverage suite.xml --seconds 1
 
 What is named may go to `make test-all`, all of it together, if another test claims the same: give it
-`@pytest.mark.one_in(n)`, `slow_cases` or `slow`. That a line is reached does not say that its result is looked at: break
-one that it reaches and see that other fails, and leave tables with a case for each op, layer or optimizer whole.
+`@pytest.mark.one_in(n)`, `slow_cases` or `slow`. That a line is reached does not say that its result is looked at:
+break one that it reaches and see that other fails, and leave tables with a case for each op, layer or optimizer whole.
 """
 
 import argparse

@@ -51,6 +51,7 @@ NOT_ROOT_TABLES = set(
         "sequences.within",
         "signal",
         "sparse",
+        "state_space",
         "viterbi",
         "windows.convolution",
         "windows.deformable",

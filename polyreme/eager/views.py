@@ -54,7 +54,7 @@ class Views:
             take_over(whole, _with(whole, steps, target))
         for ref, others in self._parts:
             part = ref()
-            if part is None or part is target or (steps and not _overlap(steps, others)):
+            if part is None or part is target or not _is_live(part) or (steps and not _overlap(steps, others)):
                 continue
             taken = _taken(whole, others)
             if _is_fixed(part):
@@ -75,6 +75,18 @@ def link(whole: TensorState, part: TensorState, arrays: list[Any], spec: tuple[A
     if views is None or views.whole() is None:  # of one that is gone, what is left is a whole of its own
         views = whole._views = Views(whole.lasting_ref(), tuple(whole._array.shape), whole._array.dtype)
     views.add(part, (*views.steps_of(whole), (arrays, spec)))
+
+
+def _is_live(part: TensorState) -> bool:
+    """Whether it is not one of captured code that has ended, which nobody can read any more."""
+    if not isinstance(part._array, state.Tracer):
+        return True
+    watcher: Any = state.watch.active
+    while watcher is not None:
+        if id(part) in watcher.created_ids or id(part) in getattr(watcher, "before", ()):
+            return True
+        watcher = getattr(watcher, "outer", None)
+    return False
 
 
 def _taken(whole: TensorState, steps: tuple[Step, ...]) -> Any:

@@ -67,19 +67,19 @@ def image_load(path: str | os.PathLike[str], backend: str | None = None) -> Any:
     return np.asarray(image.convert("RGB"))[:, :, ::-1]
 
 
-def decoded(raw: bytes, *formats: str, most_pixels: int = MAX_PIXELS) -> Any:
+def decoded(raw: bytes, *formats: str, most_pixels: int | None = None) -> Any:
     """The Pillow image in the bytes of a file of one of these formats, such as "JPEG", of at most so many pixels.
     Raises DataError as image_load does."""
     return _open(BytesIO(raw), f"{len(raw)} bytes", list(formats), most_pixels)
 
 
-def _open(source: Any, shown: str, formats: list[str] | None, most_pixels: int = MAX_PIXELS) -> Any:
-    library = pillow()
+def _open(source: Any, shown: str, formats: list[str] | None, most_pixels: int | None = None) -> Any:
+    library, most = pillow(), MAX_PIXELS if most_pixels is None else most_pixels
     try:
         with library.open(source, formats=formats) as image:
-            if image.width * image.height > most_pixels:
+            if image.width * image.height > most:
                 raise DataError(
-                    f"{shown}: {image.width} x {image.height} pixels; at most {most_pixels} are read, scale it down"
+                    f"{shown}: {image.width} x {image.height} pixels; at most {most} are read, scale it down"
                 )
             image.load()
     # Pillow refuses by itself what has twice its own limit, and warns before

@@ -136,3 +136,13 @@ def test_parts_hold_no_tensor_in_memory():
     assert row._views.whole() is None
     row[0:1].zero_()
     assert row.tolist() == [0, 2]
+
+
+def test_a_part_of_captured_code_that_has_ended_is_left_alone():
+    length, parts = paddle.to_tensor(np.int32([3, 4])), []
+    read = paddle.jit.to_static(lambda: parts.append(length[:1]) or length.sum())
+    assert int(read()) == 7
+    add = paddle.jit.to_static(lambda: length.add_(1).sum())
+    assert int(add()) == 9
+    length.add_(1)
+    assert length.tolist() == [5, 6]
