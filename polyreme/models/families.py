@@ -572,12 +572,31 @@ def bert_cost(dims: Any) -> Cost:
     return Cost(layers * block + width * width + tables + vectors, flops)
 
 
+def bert_shape(dims: Any) -> ModelShape:
+    """The planner's view of a BERT that is asked for three words of twenty."""
+    return ModelShape(
+        hidden=dims.hidden_size,
+        layers=dims.num_layers,
+        heads=dims.num_heads,
+        seq=dims.seq_len,
+        vocab=dims.vocab_size,
+        ffn=dims.ffn_size,
+        dropout=dims.dropout > 0,
+        norm_places="sum",
+        embedding_norm=True,
+        head_bias=True,
+        sees_all=True,
+        token_types=2,
+        asked=max(1, round(0.15 * dims.seq_len)),
+    )
+
+
 BERT = Family(
     name="bert",
     model=Reference("polyreme.models.encoders.bert", "BertForPretraining"),
     config=Reference("polyreme.models.encoders.bert", "BertConfig"),
     published=Reference("polyreme.models.encoders.bert", "PUBLISHED_MASKED_LM"),
-    shape=None,
+    shape=bert_shape,
     cost=bert_cost,
     samples="masked_words",
     dimensions=("vocab_size", "hidden_size", "num_heads", "ffn_size", "seq_len", "dropout"),

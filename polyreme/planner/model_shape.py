@@ -16,7 +16,7 @@ _Part = Callable[..., Value]
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions of a decoder.
+    """Dimensions of a decoder, or of an encoder that restores words.
 
     ffn: width of the feed-forward; gated: with three matrices (SwiGLU) instead of two. kv_heads: of grouped-query
     attention, heads if 0; head_dim: hidden / heads if 0. experts: of each layer's feed-forward, of which
@@ -24,16 +24,19 @@ class ModelShape:
     every token besides; tokens_per_expert: of a sequence, where experts choose as many, else 0; dense_layers: first
     layers that have the dense feed-forward even so. biases, learned_positions, tied: as in GPT-2; rms_norm: as in
     LLaMA; norm_weights: whether norms of the residual stream have any. norm_places: whether attention and feed-forward
-    take normed input ("before"), give normed output ("after") or both ("around"). qk_norm: queries and keys are normed,
-    head by head, or all heads together if whole_qk_norm. qkv_bias: theirs and the values' projections have biases,
-    whatever `biases` says; expert_biases: the router and the experts' maps have some; sinks: each head has a number
-    that takes part in the softmax. attention_bias: whether attention has those that `biases` says; head_bias: the
-    output projection has one. shared_norm: attention and feed-forward read one norm. embedding_norm: embeddings are
-    normed. spare_positions: rows of the table of positions beside those of places. shared_gate: the shared experts have
-    a gate for each token. dropout: whether masks are drawn. kv_rank: above 0 keys and values come from a latent of that
-    width and of rope_head_dim numbers that all heads share, and queries from one of width q_rank, if that is above 0;
-    v_head_dim: of a value, head_dim if 0. ahead: modules that predict one token further each, of a layer and the output
-    projection. document: tokens of a packed row that attend to each other, on the mean; 0: all of the row.
+    take normed input ("before"), give normed output ("after") or both ("around"), or the sum with either is normed
+    ("sum"). qk_norm: queries and keys are normed, head by head, or all heads together if whole_qk_norm. qkv_bias:
+    theirs and the values' projections have biases, whatever `biases` says; expert_biases: the router and the experts'
+    maps have some; sinks: each head has a number that takes part in the softmax. attention_bias: whether attention has
+    those that `biases` says; head_bias: the output projection has one. shared_norm: attention and feed-forward read one
+    norm. embedding_norm: embeddings are normed. spare_positions: rows of the table of positions beside those of places.
+    shared_gate: the shared experts have a gate for each token. dropout: whether masks are drawn. kv_rank: above 0 keys
+    and values come from a latent of that width and of rope_head_dim numbers that all heads share, and queries from one
+    of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that predict one token
+    further each, of a layer and the output projection. document: tokens of a packed row that attend to each other, on
+    the mean; 0: all of the row. sees_all: whether a token attends to those after it too. token_types: rows of a table
+    of kinds of tokens. asked: places of a sequence whose words are predicted, by a head that maps, bends and norms them
+    first; 0: all are.
 
     Raises ConfigError for a dimension below 1 and for heads that do not divide.
     """
@@ -58,7 +61,7 @@ class ModelShape:
     tied: bool = True
     rms_norm: bool = False
     norm_weights: bool = True
-    norm_places: Literal["before", "after", "around"] = "before"
+    norm_places: Literal["before", "after", "around", "sum"] = "before"
     qk_norm: bool = False
     whole_qk_norm: bool = False
     qkv_bias: bool = False
@@ -77,6 +80,9 @@ class ModelShape:
     v_head_dim: int = 0
     ahead: int = 0
     document: int = 0
+    sees_all: bool = False
+    token_types: int = 0
+    asked: int = 0
     name: str = "transformer"
 
     def __post_init__(self) -> None:
@@ -98,6 +104,8 @@ class ModelShape:
             "v_head_dim",
             "ahead",
             "document",
+            "token_types",
+            "asked",
         ):
             if getattr(self, field) < 0:
                 raise ConfigError(f"model {self.name!r}: {field}={getattr(self, field)}; give at least 0")
@@ -215,7 +223,7 @@ class _BlockBuilder:
         return output
 
     def linear(
-        self, name: str, x: Value, output: Value, ins: tuple[str, int], outs: tuple[str, int], part: Part = ""
+        self, name: str, x: Value, output: Value, ins: tuple[str, int], outs: tuple[str | None, int], part: Part = ""
     ) -> Value:
         """x times a weight [ins, outs], plus a bias where the model has them."""
         (from_dim, from_size), (to_dim, to_size) = ins, outs
@@ -297,6 +305,9 @@ def _embedding(shape: ModelShape) -> BlockCost:
         rows = shape.seq + shape.spare_positions
         positions = build.weight("positions", (None, "embed"), (rows, shape.hidden))
         x = build.add("elementwise", "positions", [x], build.residual("placed"), weights=(positions,))
+    if shape.token_types:
+        types = build.weight("token_types", (None, "embed"), (shape.token_types, shape.hidden))
+        x = build.add("elementwise", "token_types", [x], build.residual("typed"), weights=(types,))
     if shape.embedding_norm:
         x = build.norm("embedding_norm", x)
     if shape.dropout:
@@ -307,8 +318,14 @@ def _embedding(shape: ModelShape) -> BlockCost:
 
 def _head(shape: ModelShape, ahead: Sequence[BlockCost]) -> BlockCost:
     """Norm, logits and loss; ahead: what else the last chunk computes after the norm."""
-    build = _BlockBuilder(shape)
-    x = build.norm("norm", build.residual("hidden"))
+    build = _BlockBuilder(replace(shape, seq=shape.asked) if shape.asked else shape)
+    x = build.residual("hidden")
+    if shape.asked:
+        wide = ("embed", shape.hidden)
+        x = build.linear("transform", x, build.residual("transformed"), wide, (None, shape.hidden))
+        x = build.add("elementwise", "activation", [x], build.residual("bent"), saved=(x.name,))
+    if shape.asked or shape.norm_places != "sum":
+        x = build.norm("norm", x)
     for block in ahead:
         build.operations += block.operations
         build.parameters += block.parameters
@@ -396,8 +413,10 @@ def _add_layer(build: _BlockBuilder, x: Value, attend: _Part, feed: _Part) -> Va
         return build.join("ffn_add", x, feed(build, normed))
 
     def add(name: str, x: Value, part: Callable[[_BlockBuilder, Value], Value]) -> Value:
-        out = part(build, x if places == "after" else build.norm(f"{name}_norm", x))
-        return build.join(f"{name}_add", x, out if places == "before" else build.norm(f"{name}_out_norm", out))
+        out = part(build, x if places in ("after", "sum") else build.norm(f"{name}_norm", x))
+        out = out if places in ("before", "sum") else build.norm(f"{name}_out_norm", out)
+        total = build.join(f"{name}_add", x, out)
+        return build.norm(f"{name}_norm", total) if places == "sum" else total
 
     return add("ffn", add("attention", x, lambda build, x: _attention(build, x, attend)), feed)
 
@@ -486,7 +505,7 @@ def _fuse(build: _BlockBuilder, *qkv: Value) -> Value:
         flops=2.0 * shape.seq**2 * shape.score_width,
         saved=(*(each.name for each in qkv), out.name, sums.name),
         part="core_attn",
-        executed=0.5 * min(1.0, (shape.document or shape.seq) / shape.seq),
+        executed=(1.0 if shape.sees_all else 0.5) * min(1.0, (shape.document or shape.seq) / shape.seq),
         drops=shape.dropout,
     )
 

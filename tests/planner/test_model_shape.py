@@ -23,6 +23,20 @@ LLAMA = ModelShape(
     tied=False,
     rms_norm=True,
 )
+BERT = ModelShape(
+    hidden=256,
+    layers=3,
+    heads=8,
+    seq=128,
+    vocab=512,
+    ffn=1024,
+    norm_places="sum",
+    embedding_norm=True,
+    head_bias=True,
+    sees_all=True,
+    token_types=2,
+    asked=19,
+)
 MIXTRAL = ModelShape(
     hidden=4096,
     layers=32,
@@ -46,6 +60,7 @@ MIXTRAL = ModelShape(
     [
         (GPT, {"family": "gpt"}),
         (LLAMA, {"family": "llama", "num_kv_heads": 2, "ffn_size": 704, "tie_embeddings": False}),
+        (BERT, {"family": "bert"}),
     ],
 )
 def test_parameters_are_those_that_the_recipes_count(shape, settings):
@@ -53,6 +68,16 @@ def test_parameters_are_those_that_the_recipes_count(shape, settings):
         {"hidden_size": 256, "num_layers": 3, "num_heads": 8, "vocab_size": 512, "seq_len": 128, **settings}
     )
     assert shape.num_parameters == num_parameters(config)
+
+
+def test_an_encoder_predicts_the_words_that_it_is_asked_for():
+    """Scores of all keys, and logits of 19 places of 128."""
+    head = BERT.graph().blocks[-1]
+    (logits,) = (op for op in head.operations if op.name == "logits")
+    assert logits.output.shape == (1, 19, 512)
+    assert logits.flops == 2 * 19 * 256 * 512
+    (attention,) = (op for op in BERT.graph().blocks[1].operations if op.kind == "attention")
+    assert attention.executed == 1.0
 
 
 def test_published_parameter_counts():
