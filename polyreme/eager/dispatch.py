@@ -353,9 +353,10 @@ def constant(value: Any) -> Any:
     raise ArgumentTypeError(f"cannot make a Tensor of {type(value).__name__}; {advice}")
 
 
-def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -> T:
+def rebind(target: T, result: TensorState, what: str, *, retype: bool = False, where: Any = None) -> T:
     """Write result into target in place, tape entry included; target keeps its dtype unless retype. Under no_grad only
-    the value changes: a Parameter written there still wants its gradient.
+    the value changes: a Parameter written there still wants its gradient. where: the (arrays, spec) of an index outside
+    of which nothing has changed.
 
     Raises GradError for a leaf that wants a gradient, DTypeError if the result has another dtype.
     """
@@ -373,7 +374,7 @@ def rebind(target: T, result: TensorState, what: str, *, retype: bool = False) -
         )
     refuse_copy(target, what)
     take_over(target, result)
-    written(target)
+    written(target, where)
     return target
 
 
@@ -387,10 +388,10 @@ def take_over(target: TensorState, result: TensorState) -> None:
         target.stop_gradient = result.stop_gradient
 
 
-def written(target: TensorState) -> None:
+def written(target: TensorState, where: Any = None) -> None:
     """Bring what shares the target's elements, as x and x[0] do, in line once the target was written in place."""
     if (views := getattr(target, "_views", None)) is not None:
-        views.written(target)
+        views.written(target, where)
 
 
 def rebind_each(target: Any, result: Any, what: str, *, retype: bool = False) -> Any:

@@ -519,7 +519,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
             rebind(self, _with_item(self, index, value), "x[index] = value")
             return
         arrays, spec = split_index(index, list(self._array.shape))
-        rebind(self, subscripts.setitem(self, value, arrays, spec), "x[index] = value")
+        rebind(self, subscripts.setitem(self, value, arrays, spec), "x[index] = value", where=(arrays, spec))
 
     # operators
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyreme.core import state
 from polyreme.core.state import TensorState
@@ -20,51 +20,63 @@ Step = tuple[list[Any], tuple[Any, ...]]
 """(arrays, spec) of an index without arrays, as ops.indices takes them."""
 
 
+class _TakenPart(NamedTuple):
+    """A part of a Tensor, the indices by which it was taken, and the entry of the first dim that it lies in, None where
+    that is none or several."""
+
+    ref: weakref.ref[TensorState]
+    steps: tuple[Step, ...]
+    entry: int | None
+
+
 class Views:
     """A Tensor, and the parts that were taken of it by one index after the other."""
 
     def __init__(self, whole: Callable[[], TensorState | None], shape: tuple[int, ...], dtype: Any) -> None:
         self.whole, self.shape, self.dtype = whole, shape, dtype
-        self._parts: list[tuple[weakref.ref[TensorState], tuple[Step, ...]]] = []
+        self._parts: list[_TakenPart] = []
         self._room = 8  # parts to list before those that are gone are looked for
 
     def add(self, part: TensorState, steps: tuple[Step, ...]) -> None:
         """Let part, which was just taken by these steps, belong here."""
         if len(self._parts) == self._room:
-            self._parts = [entry for entry in self._parts if entry[0]() is not None]
+            self._parts = [listed for listed in self._parts if listed.ref() is not None]
             self._room = 8 + 2 * len(self._parts)
-        self._parts.append((weakref.ref(part), steps))
+        self._parts.append(_TakenPart(weakref.ref(part), steps, _entry_of(steps)))
         part._views = self
 
     def steps_of(self, member: TensorState) -> tuple[Step, ...]:
         """The indices by which a member was taken; none for the whole."""
-        return next((steps for ref, steps in self._parts if ref() is member), ())
+        if member is self.whole():
+            return ()
+        return next((listed.steps for listed in self._parts if listed.ref() is member), ())
 
-    def written(self, target: TensorState) -> None:
-        """Bring the others in line with the member that was written to."""
+    def written(self, target: TensorState, where: Step | None = None) -> None:
+        """Bring the others in line with the member that was written to, at this index alone if one is given."""
         whole, steps = self.whole(), self.steps_of(target)
         if whole is None or (tuple(whole._array.shape), whole._array.dtype) != (self.shape, self.dtype):
-            self._part()
+            self._separate()
             return
         if steps:
             if _is_fixed(whole) or not _fits(target, _taken(whole, steps)):
                 target._views = None
-                self._parts = [(ref, its) for ref, its in self._parts if ref() is not target]
+                self._parts = [listed for listed in self._parts if listed.ref() is not target]
                 return
             take_over(whole, _with(whole, steps, target))
-        for ref, others in self._parts:
-            part = ref()
-            if part is None or part is target or not _is_live(part) or (steps and not _overlap(steps, others)):
+        entry = _entry_of(steps if where is None else (*steps, where))
+        for listed in [p for p in self._parts if entry is None or p.entry is None or p.entry == entry]:
+            part = listed.ref()
+            if part is None or part is target or not _is_live(part):
                 continue
-            taken = _taken(whole, others)
+            taken = _taken(whole, listed.steps)
             if _is_fixed(part):
                 state.write(part, taken._array)
             else:
                 take_over(part, taken)
 
-    def _part(self) -> None:
+    def _separate(self) -> None:
         """Let every member go its own way: the whole is gone, or has other elements."""
-        for member in (self.whole(), *(ref() for ref, _ in self._parts)):
+        for member in (self.whole(), *(listed.ref() for listed in self._parts)):
             if member is not None:
                 member._views = None
 
@@ -112,7 +124,6 @@ def _fits(part: TensorState, taken: TensorState) -> bool:
     return (tuple(part._array.shape), part._array.dtype) == (tuple(taken._array.shape), taken._array.dtype)
 
 
-def _overlap(steps: tuple[Step, ...], others: tuple[Step, ...]) -> bool:
-    """False where both begin with an integer, as x[0] and x[1], and these differ."""
-    (one, spec), (other, its_spec) = steps[0], others[0]
-    return not (spec[:1] == its_spec[:1] == (("int",),) and one[0] != other[0])
+def _entry_of(steps: tuple[Step, ...]) -> int | None:
+    """The entry of the first dim that indices lie in, as x[0] and x[0, 1:]; None where that is none or several."""
+    return int(steps[0][0][0]) if steps and steps[0][1][:1] == (("int",),) else None

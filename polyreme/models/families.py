@@ -574,21 +574,9 @@ def bert_cost(dims: Any) -> Cost:
 
 def bert_shape(dims: Any) -> ModelShape:
     """The planner's view of a BERT that is asked for three words of twenty."""
-    return ModelShape(
-        hidden=dims.hidden_size,
-        layers=dims.num_layers,
-        heads=dims.num_heads,
-        seq=dims.seq_len,
-        vocab=dims.vocab_size,
-        ffn=dims.ffn_size,
-        dropout=dims.dropout > 0,
-        norm_places="sum",
-        embedding_norm=True,
-        head_bias=True,
-        sees_all=True,
-        token_types=2,
-        asked=max(1, round(0.15 * dims.seq_len)),
-    )
+    asked = max(1, round(0.15 * dims.seq_len))
+    blocks = {"norm_places": "sum", "embedding_norm": True, "head_bias": True, "sees_all": True, "token_types": 2}
+    return decoder_shape(dims, tied=True, asked=asked, **blocks)
 
 
 BERT = Family(

@@ -146,3 +146,14 @@ def test_a_part_of_captured_code_that_has_ended_is_left_alone():
     assert int(add()) == 9
     length.add_(1)
     assert length.tolist() == [5, 6]
+
+
+def test_a_write_to_one_entry_leaves_parts_of_others_as_they_are():
+    """They are not taken again, so that a loop that fills rows and keeps them costs no square of its steps."""
+    x = paddle.zeros([3, 2])
+    first, last, rest = x[0], x[2], x[1:]
+    array = last._array
+    x[0] = 1.0
+    assert last._array is array
+    x[-1] = 2.0
+    assert (first.tolist(), last.tolist(), rest.tolist()) == ([1, 1], [2, 2], [[0, 0], [2, 2]])
