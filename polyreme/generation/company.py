@@ -48,8 +48,8 @@ def check_company(
     """Write made-up requests alone, nothing known, then in companies -> a check of each company.
 
     Tokens, log-probabilities and the likeliest tokens are compared bit by bit. The engine has fewer blocks than its
-    rows could use, so that requests are preempted. At last the next tokens are drafted, of
-    models whose blocks keep no states: as they were alone, but for every third one.
+    rows could use, so that requests are preempted. At last the next tokens are drafted, of models whose blocks keep no
+    states: as they were alone, but for every third one.
     """
     longest = min(model.config.seq_len, _LONGEST + _NEW)
     block_size = max(1, min(16, longest // 8))

@@ -45,9 +45,8 @@ class Mamba2Config:
     """Dimensions of a Mamba-2.
 
     num_heads, head_dim: heads and their width, which together are the width inside a block; head_dim is 2 * hidden_size
-    / num_heads if 0. state_size: numbers of each of a head's channels, 128
-    if 0. num_groups: of heads that share what is taken in
-    and shown. least_step, most_step: bounds of steps, none above if 0. Others as of MambaConfig.
+    / num_heads if 0. state_size: numbers of each of a head's channels, 128 if 0. num_groups: of heads that share what
+    is taken in and shown. least_step, most_step: bounds of steps, none above if 0. Others as of MambaConfig.
     """
 
     vocab_size: int = 32768

@@ -195,7 +195,8 @@ READ_KEYS = (
     *("time_step_floor", "time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32", "use_mambapy"),
     *("d_model", "d_inner", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple", "chunk_size"),
 )
-"""What training, or a program's choice of kernels, is told there, and what expand says."""
+"""What training, or a program's choice of kernels, is told there, and what expand says; and residual_in_fp32, which
+changes nothing in float32: in 16 bits the residual stream is in the weights' dtype here."""
 
 
 def read_inner_size(config: Mapping[str, Any]) -> int:
