@@ -167,6 +167,11 @@ def _check(seed: Any) -> int:
 default_generator: Generator = Generator()
 
 
+def fixed_key(seed: int | None) -> dict[str, np.ndarray]:
+    """Arguments with which an op draws the numbers of this seed at every call; none for 0 and None."""
+    return {"key": np.array([0, _check(seed) % 2**32], np.uint32)} if seed else {}
+
+
 def seed(seed: int) -> Generator:
     """Seed random ops, samplers and splits; returns the default generator."""
     host_random.start(_check(seed))

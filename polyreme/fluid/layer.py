@@ -47,7 +47,7 @@ def unsupported(what: str, parameter: str, value: Any, instead: str) -> None:
 
 
 def seedless(what: str, seed: Any) -> None:
-    """ConfigError for a seed of one op's own."""
+    """ConfigError for a seed of a layer that draws at every step."""
     if seed not in (None, 0):
         unsupported(what, "seed", seed, "set Program.random_seed, which fixes every random op of the Program")
 

@@ -271,9 +271,9 @@ class AdamaxOptimizer(Optimizer):
 
 
 class AdadeltaOptimizer(Optimizer):
-    """Adadelta. Source: arXiv:1212.5701."""
+    """Adadelta. learning_rate has no effect, as in 1.7. Source: arXiv:1212.5701."""
 
-    of = ours.Adadelta
+    of = update_rules.Adadelta
 
     def __init__(
         self, learning_rate: Any, epsilon: float = 1e-6, rho: float = 0.95, parameter_list: Any = None,

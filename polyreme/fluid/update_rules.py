@@ -1,4 +1,4 @@
-"""Update rules that 1.7 has and polyreme.optimizer has not: LARS, decayed Adagrad, FTRL."""
+"""Update rules of 1.7 that polyreme.optimizer has not, or otherwise: Adadelta, LARS, decayed Adagrad, FTRL."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.errors import ConfigError
+from polyreme.optimizer import adaptive
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.optimizer import Check, Optimizer, ParameterOptions
 from polyreme.optimizer.update import Slots
+
+
+class Adadelta(adaptive.Adadelta):
+    """Steps of size RMS(past steps) / RMS(past gradients): the method, and 1.x's update, has no learning rate.
+
+    Source: arXiv:1212.5701, algorithm 1.
+    """
+
+    def rule(
+        self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
+    ) -> tuple[jax.Array, Slots, Slots]:
+        return super().rule(p, g, jnp.ones_like(lr), slots, scalars, options)
 
 
 class LarsMomentum(Optimizer):

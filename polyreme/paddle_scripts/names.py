@@ -21,6 +21,7 @@ amp
   .: autocast
 compat
   torch_scripts: use_torch_proxy_guard=compat_guard
+  internals.text: long_type to_text to_bytes round floor_division get_exception_message
 incubate
   core.rng: get_rng_state set_rng_state
 incubate.nn

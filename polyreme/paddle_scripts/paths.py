@@ -40,6 +40,7 @@ PATHS: dict[str, str] = {
     "pir_utils": "paddle_scripts.internals.framework",
     "base.unique_name": "core.unique_name",
     "utils.unique_name": "core.unique_name",
+    "utils.plot": "paddle_scripts.internals.plotting",  # of 1.x
     "fluid.dataloader": "io",  # of 2.0 to 2.4
     **_below("fluid.dataloader", "batch_sampler collate dataset dataloader_iter sampler worker", "io"),
     **dict.fromkeys(["utils.data", "utils.data.dataset", "utils.data.sampler", "utils.data.dataloader"], "io"),

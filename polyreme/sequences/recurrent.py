@@ -181,7 +181,7 @@ def lstm_unit(
             f"lstm_unit: x_t {list(x.shape)}, hidden {list(h.shape)}, cell {list(c.shape)}; needs [n, a], [n, d], [n, "
             "d]"
         )
-    parts = LayerParameters("lstm_unit", name)
+    parts = LayerParameters("fc", name)  # as 1.7 names them
     weight = parts.parameter(param_attr, [x.shape[-1] + d, 4 * d], x.dtype)
     bias = parts.bias(bias_attr, [4 * d], x.dtype)
     total = OPS["matmul"](OPS["concat"]([x, h], 1), weight)

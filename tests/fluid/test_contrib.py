@@ -1,5 +1,7 @@
 """fluid.contrib, debugger and net_drawer, against NumPy and what PaddlePaddle's ops give."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -76,20 +78,18 @@ def test_recurrent_layers_and_the_rest_of_a_script(script):
     np.testing.assert_allclose(np.concatenate(got[6:]), want, rtol=16 * EPS)
     scope, names = script.global_scope(), [p.name for p in script.default_main_program().all_parameters()]
     weights = [np.asarray(scope.find_var(n).get_tensor()) for n in names]
-    below, state = value, []
-    for layer in range(2):
-        sides = []
-        for side in range(2):
-            w, b, v, c = weights[4 * (2 * layer + side) :][:4]
-            h, outs = np.zeros((2, 5), "float32"), {}
-            for t in range(3)[:: -1 if side else 1]:
-                h = outs[t] = gru(below[:, t], h, (w, b), (v, c))
-            sides.append(np.stack([outs[t] for t in range(3)], 1))
-            state.append(h)
-        below = np.concatenate(sides, 2)
+    above, state = [value, value], {}  # each direction goes through layers of its own
+    for side, layer in itertools.product(range(2), range(2)):
+        w, v, b, c = weights[4 * (2 * side + layer) :][:4]
+        h, outs = np.zeros((2, 5), "float32"), {}
+        for t in range(3)[:: -1 if side else 1]:
+            h = outs[t] = gru(above[side][:, t], h, (w, b), (v, c))
+        above[side], state[layer, side] = np.stack([outs[t] for t in range(3)], 1), h
     # sums of 15 products, twelve times
-    np.testing.assert_allclose(got[0], below, atol=256 * EPS)
-    np.testing.assert_allclose(got[1], np.stack(state), atol=256 * EPS)
+    np.testing.assert_allclose(got[0], np.concatenate(above, 2), atol=256 * EPS)
+    np.testing.assert_allclose(got[1], np.stack([state[k] for k in sorted(state)]), atol=256 * EPS)
+    assert names[4] == "basic_gru_layers_1/BasicGRUUnit_0.w_0"
+    assert names[11] == "basic_gru_reverse_layers_0/BasicGRUUnit_0.b_1"
     w, b = weights[16:18]
     h = c = np.zeros((2, 5), "float32")
     for t in range(3):

@@ -336,8 +336,6 @@ def test_gradient_clips(clip, want):
         (lambda: dygraph.PRelu("channel"), ConfigError, "'channel' with channel="),
         (lambda: dygraph.GRUUnit(7), ShapeError, "no multiple of 3"),
         (lambda: dygraph.GroupNorm(4, 2, data_layout="NHWC"), ConfigError, "transpose the input"),
-        (lambda: dygraph.Dropout(seed=3), ConfigError, "polyreme.seed"),
-        (lambda: dygraph.NCE(3, 2, seed=1), ConfigError, "polyreme.seed"),
         (lambda: dygraph.Dropout(dropout_implementation="up"), ConfigError, "upscale_in_train"),
         (lambda: dygraph.PiecewiseDecay([1], [0.1], 0), ConfigError, "one value more"),
         (lambda: dygraph.NoamDecay(4, 2, begin=0), ConfigError, "first step is 1"),

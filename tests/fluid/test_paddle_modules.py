@@ -3,6 +3,7 @@
 import copy
 import importlib
 
+import numpy as np
 import pytest
 
 from polyreme import fluid, static
@@ -34,6 +35,23 @@ def test_a_module_has_the_same_things(module):
     with as_paddle():
         found = importlib.import_module(f"paddle.fluid.{module}")
         assert getattr(found, name) is value
+
+
+def test_texts_and_curves_of_1_x(tmp_path, monkeypatch):
+    with as_paddle():
+        compat, plot = (importlib.import_module(f"paddle.{name}") for name in ("compat", "utils.plot"))
+        assert compat.to_text([b"a", "b", 3]) == ["a", "b", 3]
+        texts = {b"a": "b"}
+        assert compat.to_text(texts, inplace=True) is texts == {"a": "b"}
+        assert compat.to_bytes("\u00e9") == b"\xc3\xa9"
+        assert [compat.round(v, 1) for v in (0.25, -0.25, 1.0)] == [0.3, -0.3, 1.0]
+        curves = plot.Ploter("train", "test")
+        curves.append("train", 1, np.float32([2.5]))
+        monkeypatch.setattr("matplotlib.pyplot.savefig", lambda path: path.write_text("drawn"))
+        curves.plot(tmp_path / "curve.png")
+        assert (tmp_path / "curve.png").read_text() == "drawn"
+        with pytest.raises(KeyError):
+            curves.append("valid", 1, 2.0)
 
 
 @pytest.mark.parametrize("module", STAND_INS)

@@ -108,6 +108,13 @@ def ftrl(p, g, s):
     return np.where(np.abs(s["z"]) > 0.25, away, 0)
 
 
+def adadelta(p, g, s):
+    s["g"] = 0.9 * s.get("g", 0) + 0.1 * g * g
+    move = np.sqrt((s.get("m", 0) + 1e-3) / (s["g"] + 1e-3)) * g
+    s["m"] = 0.9 * s.get("m", 0) + 0.1 * move * move
+    return p - move
+
+
 @pytest.mark.slow_cases("<lambda>-ftrl", "<lambda>-decayed_adagrad")
 @pytest.mark.parametrize(
     ("made", "rule"),
@@ -118,6 +125,7 @@ def ftrl(p, g, s):
             momentum_alone,
         ),
         (lambda o: o.DecayedAdagrad(0.5, decay=0.8), decayed_adagrad),
+        (lambda o: o.Adadelta(1e-9, 1e-3, 0.9), adadelta),
         (lambda o: o.Ftrl(0.5, l1=0.25, l2=0.1), ftrl),
     ],
 )
@@ -304,7 +312,6 @@ REFUSED = {
     "condition": (lambda f, x: f.layers.While(x), ShapeError, "bool Variable of shape"),
     "default first": (lambda f, x: f.layers.Switch().default().__enter__(), ProgramError, "no case before it"),
     "shared": (lambda f, x: [f.layers.fc(x, n, param_attr="w") for n in (2, 3)], ProgramError, "cannot share it"),
-    "seed": (lambda f, x: f.layers.dropout(x, 0.5, seed=3), ConfigError, "set Program.random_seed"),
     "dropout": (lambda f, x: f.layers.dropout(x, 0.5, dropout_implementation="up"), ConfigError, "there are"),
     "attrs": (lambda f, x: f.layers.fc([x, x], 2, param_attr=["a"]), ConfigError, "1 param_attrs for 2 inputs"),
     "no weight": (lambda f, x: f.layers.fc(x, 2, param_attr=False), ConfigError, "has a weight"),

@@ -214,7 +214,6 @@ def test_control_flow_is_recorded(static_mode):
         (lambda x: static.nn.instance_norm(x, param_attr=False), ConfigError, "leave out both scale and bias"),
         (lambda x: static.nn.layer_norm(x, begin_norm_axis=3), ShapeError, "give 1 to 2"),
         (lambda x: static.nn.prelu(x, "some"), ConfigError, "mode='some'"),
-        (lambda x: static.nn.nce(x[0], x[0], 4, seed=1), ConfigError, "set Program.random_seed"),
         (lambda x: static.nn.nce(x[0], x[0], 4, sampler="custom_dist"), ConfigError, "custom_dist goes with"),
         (
             lambda x: static.nn.nce(x[0], x[0], 2, sampler="custom_dist", custom_dist=[1, 1]),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from polyreme import nn as ours
+from polyreme.core.rng import fixed_key
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.fluid.absent import refusing
@@ -17,6 +18,7 @@ from polyreme.fluid.layers.image import pool2d
 from polyreme.nn.initializer import Constant
 from polyreme.ops import OPS
 from polyreme.ops.math import maximum, minimum
+from polyreme.ops.neural import dropout_train
 from polyreme.program.activations import activate
 from polyreme.static.nn.sampled import class_chances, noise_contrastive_loss
 
@@ -218,7 +220,7 @@ class SpectralNorm(Layer, ours.SpectralNorm):
 class Dropout(Layer, ours.Dropout):
     """Elements set to 0 with probability p in training; dropout_implementation says where the others are scaled.
 
-    Raises ConfigError for a seed: call polyreme.seed, which fixes every draw.
+    With a seed every call draws the same ones.
     """
 
     def __init__(
@@ -230,12 +232,12 @@ class Dropout(Layer, ours.Dropout):
             raise ConfigError(
                 f"dygraph.Dropout: dropout_implementation={dropout_implementation!r}; there are {', '.join(modes)}"
             )
-        if seed is not None:
-            raise ConfigError(f"dygraph.Dropout: seed={seed} cannot be honoured; call polyreme.seed for all draws")
         super().__init__(p, mode=modes[dropout_implementation])
-        self._is_test = is_test
+        self._is_test, self._seed = is_test, seed
 
     def forward(self, input: Any) -> Any:
+        if self._seed and self.training and not self._is_test:
+            return dropout_train(input, self.p, mode=self.mode, **fixed_key(self._seed))
         if not self._is_test or not self.training:
             return super().forward(input)
         return input if self.mode == "upscale_in_train" else input * (1 - self.p)
@@ -306,7 +308,7 @@ class GRUUnit(ByScope, Layer):
 class NCE(ByScope, Layer):
     """layers.nce as a Layer: the loss of each row [n, dim] with labels [n, t] against num_neg_samples drawn classes.
 
-    sample_weight [n, 1]: factors of the rows. Raises ConfigError for a seed: call polyreme.seed for all draws.
+    sample_weight [n, 1]: factors of the rows. With a seed every call draws the same classes.
     """
 
     def __init__(
@@ -315,8 +317,7 @@ class NCE(ByScope, Layer):
         custom_dist: Sequence[float] | None = None, seed: int = 0, is_sparse: bool = False, dtype: Any = "float32",
     ) -> None:  # fmt: skip
         super().__init__(dtype=dtype)
-        if seed:
-            raise ConfigError(f"dygraph.NCE: seed={seed} cannot be honoured; call polyreme.seed for all draws")
+        self._seed = seed
         self._draws = 10 if num_neg_samples is None else num_neg_samples
         self._sample_weight = sample_weight
         chances = class_chances(sampler, num_total_classes, custom_dist)
@@ -326,7 +327,9 @@ class NCE(ByScope, Layer):
         self.register_buffer("_upto", to_tensor(np.cumsum(chances), dtype=dtype), persistable=False)
 
     def forward(self, input: Any, label: Any, sample_weight: Any = None) -> Any:
-        loss = noise_contrastive_loss(input, label, self.weight, self.bias, self._expected, self._upto, self._draws)
+        loss = noise_contrastive_loss(
+            input, label, self.weight, self.bias, self._expected, self._upto, self._draws, self._seed
+        )
         factors = self._sample_weight if sample_weight is None else sample_weight
         return loss if factors is None else loss * factors
 

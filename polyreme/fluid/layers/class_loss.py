@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core.rng import fixed_key
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.fluid.layer import layer, seedless
+from polyreme.fluid.layer import layer
 from polyreme.fluid.layers.elementwise import put
 from polyreme.nn import functional as F
 from polyreme.ops import OPS
@@ -82,9 +83,8 @@ def sampled_softmax_with_cross_entropy(
     logit is lessened by the log of its class's chance to be among them. With use_customized_samples the
     columns are customized_samples [n, num_true + num_samples], true classes first, and their chances
     customized_probabilities. remove_accidental_hits: a drawn class that is a true one has no chance. Source: Jean et
-    al., 2014, arXiv:1412.2007, section 3. Raises ConfigError for a seed: Program.random_seed is the seed.
+    al., 2014, arXiv:1412.2007, section 3. With a seed the same classes are drawn in each run.
     """
-    seedless("sampled_softmax_with_cross_entropy", seed)
     if label.shape[-1] != num_true:
         raise ShapeError(f"sampled_softmax_with_cross_entropy: label {list(label.shape)} for num_true={num_true}")
     if use_customized_samples:
@@ -95,7 +95,7 @@ def sampled_softmax_with_cross_entropy(
             )
         classes, expected = ar.cast(customized_samples, "int64"), customized_probabilities
     else:
-        classes, expected = _log_uniform(logits, label, num_samples)
+        classes, expected = _log_uniform(logits, label, num_samples, seed)
     scores = ar.subtract(index_sample(logits, classes), mt.log(expected))
     if remove_accidental_hits:
         drawn = classes[:, num_true:]
@@ -106,7 +106,7 @@ def sampled_softmax_with_cross_entropy(
     return mt.scale(rd.mean(log_p[:, :num_true], 1, keepdim=True), -1.0)
 
 
-def _log_uniform(logits: Any, label: Any, draws: int) -> tuple[Any, Any]:
+def _log_uniform(logits: Any, label: Any, draws: int, seed: int) -> tuple[Any, Any]:
     """(classes [n, true + draws], the chance of each to be among the drawn ones)."""
     size = logits.shape[1]
     if not 0 < draws <= size:
@@ -114,7 +114,8 @@ def _log_uniform(logits: Any, label: Any, draws: int) -> tuple[Any, Any]:
     each = np.arange(size)
     chance = np.log((each + 2) / (each + 1)) / np.log(size + 1)
     # the largest of log p + Gumbel noise are draws by p without replacement
-    noise = mt.scale(mt.log(mt.scale(mt.log(mt.clip(rand([size], "float32"), 1e-30, 1.0 - 2**-24)), -1.0)), -1.0)
+    chances = mt.clip(rand([size], "float32", **fixed_key(seed)), 1e-30, 1.0 - 2**-24)
+    noise = mt.scale(mt.log(mt.scale(mt.log(chances), -1.0)), -1.0)
     drawn = topk(ar.add(noise, OPS["cast"](np.log(chance), "float32")), draws)[1]
     own = ar.cast(label, "int64")
     classes = concat([own, ar.add(ar.multiply(own[:, :1], 0), reshape(drawn, [1, -1]))], 1)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core.rng import fixed_key
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError
-from polyreme.fluid.layer import seedless
 from polyreme.fluid.layers.tensor import assign
 from polyreme.fluid.mode import begin
 from polyreme.ops import arithmetic as ar
@@ -44,9 +44,8 @@ class _TwoParameters:
     def _draws(self, shape: Sequence[int], seed: int, draw: Any) -> Any:
         """draw(sizes) of sizes [*shape, *the parameters' sizes]."""
         begin()
-        seedless(type(self).__name__, seed)
         sizes = [] if self._numbers else list(ar.add(self._first, self._second).shape)
-        return draw([*shape, *sizes])
+        return draw([*shape, *sizes], **fixed_key(seed))
 
 
 class Uniform(_TwoParameters):
@@ -57,7 +56,7 @@ class Uniform(_TwoParameters):
         self.low, self.high = self._first, self._second
 
     def sample(self, shape: Sequence[int], seed: int = 0) -> Any:
-        """Draws [*shape, *sizes of low and high]. Raises ConfigError for a seed: Program.random_seed is the seed."""
+        """Draws [*shape, *sizes of low and high]; with a seed the same ones in each run."""
         return ar.add(
             ar.multiply(self._draws(shape, seed, rn.rand), ar.subtract(self.high, self.low)), self.low
         )  # fmt: skip
@@ -82,7 +81,7 @@ class Normal(_TwoParameters):
         self.loc, self.scale = self._first, self._second
 
     def sample(self, shape: Sequence[int], seed: int = 0) -> Any:
-        """Draws [*shape, *sizes of loc and scale]. Raises ConfigError for a seed: Program.random_seed is the seed."""
+        """Draws [*shape, *sizes of loc and scale]; with a seed the same ones in each run."""
         return ar.add(ar.multiply(self._draws(shape, seed, rn.randn), self.scale), self.loc)
 
     def entropy(self) -> Any:

@@ -10,8 +10,9 @@ import numpy as np
 import xxhash
 
 from polyreme.core import dtype as dtypes
+from polyreme.core.rng import fixed_key
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.fluid.layer import layer, seedless
+from polyreme.fluid.layer import layer
 from polyreme.nn import functional as F
 from polyreme.ops import OPS
 from polyreme.ops import arithmetic as ar
@@ -121,15 +122,16 @@ def fsp_matrix(x: Any, y: Any) -> Any:
 def random_crop(x: Any, shape: Sequence[int], seed: Any = None) -> Any:
     """A part of this shape, of the last dims, from a place of its own for each index of the dims before those.
 
-    Raises ConfigError for a seed of its own: Program.random_seed is the seed. ShapeError where the part does not fit.
+    With a seed the same places in each run. Raises ShapeError where the part does not fit.
     """
-    seedless("random_crop", seed)
     sizes, first = builtins.list(shape), x.ndim - len(shape)
     if first < 0 or any(have < want for have, want in zip(x.shape[first:], sizes, strict=True)):
         raise ShapeError(f"fluid.layers.random_crop: shape {sizes} of x {list(x.shape)}; known, larger sizes")
     part = reshape(x, [-1, *x.shape[first:]])
     for dim, (have, want) in enumerate(zip(x.shape[first:], sizes, strict=True), 1):
-        start = mt.floor(mt.scale(rand([part.shape[0]], "float32"), float(have - want + 1)))
+        start = mt.floor(
+            mt.scale(rand([part.shape[0]], "float32", **fixed_key(seed and seed + dim)), float(have - want + 1))
+        )
         index = ar.add(reshape(ar.cast(start, "int64"), [-1, 1]), arange(0, want, 1, "int64"))
         around = [1] * (part.ndim - 1)
         around[dim - 1] = want

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from polyreme.core.op import recorded
+from polyreme.core.rng import fixed_key
 from polyreme.errors import ConfigError
-from polyreme.fluid.layer import layer, seedless
+from polyreme.fluid.layer import layer
 from polyreme.nn import functional as F
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
 from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape
+from polyreme.ops.neural import dropout_train
 
 
 def _pool(
@@ -98,14 +100,16 @@ def dropout(
     """x with elements set to 0 at this probability while training.
 
     "downgrade_in_infer" multiplies by 1 - dropout_prob in evaluation, "upscale_in_train" divides by it while training.
-    Raises ConfigError for a seed of its own: Program.random_seed is the seed.
+    With a seed the same elements in each run.
     """
-    seedless("dropout", seed)
     if dropout_implementation not in _DROPOUTS:
         raise ConfigError(
             f"fluid.layers.dropout: dropout_implementation={dropout_implementation!r}; there are {sorted(_DROPOUTS)}"
         )
-    return F.dropout(x, dropout_prob, training=not is_test, mode=_DROPOUTS[dropout_implementation])
+    mode = _DROPOUTS[dropout_implementation]
+    if seed and not is_test:
+        return dropout_train(x, dropout_prob, mode=mode, **fixed_key(seed))
+    return F.dropout(x, dropout_prob, training=not is_test, mode=mode)
 
 
 @layer

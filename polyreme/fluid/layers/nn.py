@@ -17,6 +17,7 @@ from polyreme.ops.math import add_n
 from polyreme.program.activations import activate
 from polyreme.program.parameters import LayerParameters
 from polyreme.static.nn.checks import channels
+from polyreme.static.nn.normalization import prelu as prelu_of_program
 
 
 @layer
@@ -249,13 +250,7 @@ def group_norm(
 @layer
 def prelu(x: Any, mode: str, param_attr: Any = None, name: str | None = None) -> Any:
     """max(0, x) + slope * min(0, x), one slope in all, one a "channel" [n, c, ...], or one an "element"."""
-    shapes = {"all": [1], "channel": x.shape[1:2], "element": x.shape[1:]}
-    if mode not in shapes:
-        raise ConfigError(f"fluid.layers.prelu: mode={mode!r}; give 'all', 'channel' or 'element'")
-    slope = LayerParameters("prelu", name).parameter(param_attr, shapes[mode], x.dtype, Constant(0.25))
-    if mode != "element":
-        return F.prelu(x, slope)
-    return ar.subtract(F.relu(x), ar.multiply(slope, F.relu(ar.neg(x))))
+    return prelu_of_program(x, mode, param_attr, name=name)
 
 
 @layer

@@ -32,7 +32,6 @@ cos: Callable[..., Any] = _unary("cos", mt.cos, "cos x")
 erf: Callable[..., Any] = _unary("erf", error_function, "2 / sqrt(pi) * integral of e^-t^2 from 0 to x")
 exp: Callable[..., Any] = _unary("exp", mt.exp, "e^x")
 floor: Callable[..., Any] = _unary("floor", mt.floor, "The next integer below or at x")
-gelu: Callable[..., Any] = _unary("gelu", F.gelu, "x * P(X <= x) of the standard normal X")
 log: Callable[..., Any] = _unary("log", mt.log, "Natural logarithm of x")
 logsigmoid: Callable[..., Any] = _unary("logsigmoid", F.log_sigmoid, "log(1 / (1 + e^-x))")
 reciprocal: Callable[..., Any] = _unary("reciprocal", mt.reciprocal, "1 / x")
@@ -60,6 +59,12 @@ def softmax(input: Any, use_cudnn: bool = False, name: str | None = None, axis: 
 def log_softmax(input: Any, axis: int | None = None, dtype: Any = None, name: str | None = None) -> Any:
     """log(softmax(input)) over axis (-1 unless given), cast to dtype before if given. Of 1.8."""
     return F.log_softmax(input, -1 if axis is None else axis, dtype)
+
+
+@layer
+def gelu(x: Any, approximate: bool = False) -> Any:
+    """x * P(X <= x) of the standard normal X, or its approximation by tanh. Source: arXiv:1606.08415."""
+    return F.gelu(x, approximate)
 
 
 @layer

@@ -17,6 +17,7 @@ from polyreme.nn.layers import decoding
 from polyreme.nn.layers.decoding import BeamSearchDecoder
 from polyreme.nn.layers.recurrent import over_time, swap_steps
 from polyreme.nn.layers.recurrent_cell import RNNCellBase
+from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import OPS
 from polyreme.ops.activation import softmax
 from polyreme.ops.arithmetic import cast, equal, matmul
@@ -66,17 +67,22 @@ class RNNCell:
         )
 
 
+def named_after(attr: Any, suffix: str) -> Any:
+    """attr, its name followed by suffix if it has one."""
+    return attr.changed(name=attr.name + suffix) if isinstance(attr, ParamAttr) and attr.name else attr
+
+
 class _GatedCell(RNNCell):
     """A cell of hidden_size whose weights are those of products with [inputs, hidden]."""
 
     def __init__(
         self, kind: str, hidden_size: int, param_attr: Any, bias_attr: Any, gate_activation: Any, activation: Any,
-        dtype: Any, name: str,
+        dtype: Any,
     ) -> None:  # fmt: skip
         self.hidden_size = hidden_size
         self._gate, self._activation = gate_activation or sigmoid, activation or tanh
         self._attrs, self._dtype = (param_attr, bias_attr), dtype
-        self._parameters: LayerParameters | dict[str, Any] = LayerParameters(kind, name)
+        self._parameters: LayerParameters | dict[str, Any] = LayerParameters(kind)
 
     @property
     def state_dtype(self) -> Any:
@@ -87,13 +93,18 @@ class _GatedCell(RNNCell):
         """Weight and bias of each product by name; gates: how many hidden_size its result is wide."""
         if isinstance(self._parameters, LayerParameters):
             rows, maker = input_size + self.hidden_size, self._parameters
-            self._parameters = {
-                name: (
-                    maker.parameter(self._attrs[0], [rows, count * self.hidden_size], self._dtype, None, False),
-                    maker.parameter(self._attrs[1], [count * self.hidden_size], self._dtype, None, True),
-                )
-                for name, count in gates.items()
-            }
+            # all weights, then all biases, as 1.7 has them in a Program
+            weights, biases = (
+                [
+                    maker.parameter(
+                        named_after(attr, f"_{gate}" if len(gates) > 1 else ""),
+                        [*([] if is_bias else [rows]), count * self.hidden_size], self._dtype, None, is_bias,
+                    )
+                    for gate, count in gates.items()
+                ]
+                for attr, is_bias in zip(self._attrs, (False, True), strict=True)
+            )  # fmt: skip
+            self._parameters = dict(zip(gates, zip(weights, biases, strict=True), strict=True))
         return self._parameters
 
     @staticmethod
@@ -109,13 +120,14 @@ class GRUCell(_GatedCell):
         self, hidden_size: int, param_attr: Any = None, bias_attr: Any = None, gate_activation: Any = None,
         activation: Any = None, dtype: Any = "float32", name: str = "GRUCell",
     ) -> None:  # fmt: skip
-        super().__init__("gru_cell", hidden_size, param_attr, bias_attr, gate_activation, activation, dtype, name)
+        kind = f"{name}/BasicGRUUnit"
+        super().__init__(kind, hidden_size, param_attr, bias_attr, gate_activation, activation, dtype)
 
     @layer
     def call(self, inputs: Any, states: Any) -> tuple[Any, Any]:
         """inputs [batch, m], states [batch, hidden_size] -> (new state, new state)."""
-        weights = self._weights(inputs.shape[-1], {"gates": 2, "candidate": 1})
-        reset, update = split(self._gate(self._affine([inputs, states], *weights["gates"])), 2, -1)
+        weights = self._weights(inputs.shape[-1], {"gate": 2, "candidate": 1})
+        reset, update = split(self._gate(self._affine([inputs, states], *weights["gate"])), 2, -1)
         candidate = self._activation(self._affine([inputs, reset * states], *weights["candidate"]))
         new = update * states + (1 - update) * candidate
         return new, new
@@ -134,15 +146,16 @@ class LSTMCell(_GatedCell):
         self, hidden_size: int, param_attr: Any = None, bias_attr: Any = None, gate_activation: Any = None,
         activation: Any = None, forget_bias: float = 1.0, dtype: Any = "float32", name: str = "LSTMCell",
     ) -> None:  # fmt: skip
-        super().__init__("lstm_cell", hidden_size, param_attr, bias_attr, gate_activation, activation, dtype, name)
+        kind = f"{name}/BasicLSTMUnit"
+        super().__init__(kind, hidden_size, param_attr, bias_attr, gate_activation, activation, dtype)
         self._forget_bias = forget_bias
 
     @layer
     def call(self, inputs: Any, states: Any) -> tuple[Any, Any]:
         """inputs [batch, m], states [hidden, cell] of [batch, hidden_size] each -> (hidden, [hidden, cell])."""
         hidden, cell = states
-        weights = self._weights(inputs.shape[-1], {"gates": 4})
-        i, j, f, o = split(self._affine([inputs, hidden], *weights["gates"]), 4, -1)
+        weights = self._weights(inputs.shape[-1], {"gate": 4})
+        i, j, f, o = split(self._affine([inputs, hidden], *weights["gate"]), 4, -1)
         cell = cell * self._gate(f + self._forget_bias) + self._gate(i) * self._activation(j)
         hidden = self._gate(o) * self._activation(cell)
         return hidden, [hidden, cell]

@@ -124,8 +124,8 @@ def shape(input: Any) -> Any:
 
 @layer
 def rank(input: Any) -> Any:
-    """How many dims it has, int32 [1]."""
-    return one(ar.cast(attributes.rank(input), "int32"))
+    """How many dims it has, int32 []."""
+    return ar.cast(attributes.rank(input), "int32")
 
 
 @layer

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from polyreme.core import state, unique_name
+from polyreme.core.rng import fixed_key
 from polyreme.core.state import TensorState
 from polyreme.errors import ConfigError
-from polyreme.fluid.layer import layer, one, seedless
+from polyreme.fluid.layer import layer, one
 from polyreme.fluid.layers.elementwise import put
 from polyreme.fluid.mode import begin
 from polyreme.nn.initializer import Constant
@@ -195,16 +196,14 @@ def isfinite(x: Any) -> Any:
 
 @layer
 def uniform_random(shape: Any, dtype: Any = "float32", min: float = -1.0, max: float = 1.0, seed: int = 0) -> Any:
-    """Uniform in [min, max). Raises ConfigError for a seed of its own: Program.random_seed is the seed."""
-    seedless("uniform_random", seed)
-    return rn.uniform(shape, dtype, min, max)
+    """Uniform in [min, max); with a seed the same numbers in each run."""
+    return rn.uniform(shape, dtype, min, max, seed)
 
 
 @layer
 def gaussian_random(shape: Any, mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: Any = "float32") -> Any:
-    """Gaussian. Raises ConfigError for a seed of its own: Program.random_seed is the seed."""
-    seedless("gaussian_random", seed)
-    return rn.gaussian(shape, mean, std, dtype=dtype)
+    """Gaussian; with a seed the same numbers in each run."""
+    return rn.gaussian(shape, mean, std, seed, dtype)
 
 
 @layer
@@ -213,8 +212,7 @@ def uniform_random_batch_size_like(
     min: float = -1.0, max: float = 1.0, seed: int = 0,
 ) -> Any:  # fmt: skip
     """uniform_random with dim output_dim_idx as large as input's dim input_dim_idx."""
-    seedless("uniform_random_batch_size_like", seed)
-    return rn.uniform(_like(input, shape, input_dim_idx, output_dim_idx), dtype, min, max)
+    return rn.uniform(_like(input, shape, input_dim_idx, output_dim_idx), dtype, min, max, seed)
 
 
 @layer
@@ -223,17 +221,15 @@ def gaussian_random_batch_size_like(
     std: float = 1.0, seed: int = 0, dtype: Any = "float32",
 ) -> Any:  # fmt: skip
     """gaussian_random with dim output_dim_idx as large as input's dim input_dim_idx."""
-    seedless("gaussian_random_batch_size_like", seed)
-    return rn.gaussian(_like(input, shape, input_dim_idx, output_dim_idx), mean, std, dtype=dtype)
+    return rn.gaussian(_like(input, shape, input_dim_idx, output_dim_idx), mean, std, seed, dtype)
 
 
 @layer
 def sampling_id(x: Any, min: float = 0.0, max: float = 1.0, seed: int = 0, dtype: Any = "float32") -> Any:
     """For each row of probabilities [n, classes] a class drawn by them, [n]."""
-    seedless("sampling_id", seed)
     if (min, max) != (0.0, 1.0):
         raise ConfigError(f"fluid.layers.sampling_id: min={min}, max={max}; rows are drawn from with numbers in [0, 1)")
-    return ar.cast(rn.multinomial(x, 1, True).reshape([-1]), dtype)
+    return ar.cast(rn.multinomial(x, 1, True, **fixed_key(seed)).reshape([-1]), dtype)
 
 
 # what outlives a run
@@ -269,7 +265,7 @@ def create_global_var(
     else one that is value at the start of every run, and of which an assignment may change the shape.
     """
     begin()
-    name = name or unique_name.generate("global_var")
+    name = name or unique_name.generate("_generated_var")
     if not persistable:
         return variables.create_global_var(shape, value, dtype, name=name)
     return global_variable(name, shape, dtype, value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.core.rng import fixed_key
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.initializer import Assign
 from polyreme.ops.arithmetic import cast
@@ -16,7 +17,6 @@ from polyreme.ops.math import log1p, sigmoid
 from polyreme.ops.random import rand
 from polyreme.ops.search import searchsorted
 from polyreme.program.parameters import LayerParameters
-from polyreme.static.nn.checks import refuse
 
 SAMPLERS = ("uniform", "log_uniform", "custom_dist")
 
@@ -41,9 +41,8 @@ def nce(
     -log(p / (p + b)) over the true classes and of -log(b / (p + b)) over the drawn ones, over 1 + num_neg_samples.
     sampler: every class has the same chance, log((c + 2) / (c + 1)) / log(classes + 1), or what custom_dist says.
     sample_weight [n, 1]: factors of the rows. is_sparse says how a gradient is stored; it is the same, and dense here.
-    Raises ConfigError for a seed (draws come from the Program's stream) and for chances that are none.
+    With a seed the same classes are drawn in each run. Raises ConfigError for chances that are none.
     """
-    refuse("nce", seed=(seed, "draws come from the Program's stream; set Program.random_seed"))
     draws = 10 if num_neg_samples is None else num_neg_samples
     chances = class_chances(sampler, num_total_classes, custom_dist)
     parameters = LayerParameters("nce", name)
@@ -51,11 +50,13 @@ def nce(
     bias = parameters.bias(bias_attr, [num_total_classes, 1], input.dtype)
     expected = parameters.statistic(None, [num_total_classes], input.dtype, Assign(chances * draws))
     upto = parameters.statistic(None, [num_total_classes], input.dtype, Assign(np.cumsum(chances)))
-    loss = noise_contrastive_loss(input, label, weight, bias, expected, upto, draws)
+    loss = noise_contrastive_loss(input, label, weight, bias, expected, upto, draws, seed)
     return loss if sample_weight is None else loss * sample_weight
 
 
-def noise_contrastive_loss(input: Any, label: Any, weight: Any, bias: Any, expected: Any, upto: Any, draws: int) -> Any:
+def noise_contrastive_loss(
+    input: Any, label: Any, weight: Any, bias: Any, expected: Any, upto: Any, draws: int, seed: int = 0
+) -> Any:
     """nce's loss of each row with these parameters: [n, 1].
 
     expected: how often each class is drawn in draws draws, [classes]. upto: the sum of the chances up to each class.
@@ -66,7 +67,7 @@ def noise_contrastive_loss(input: Any, label: Any, weight: Any, bias: Any, expec
             f"nce: input {list(input.shape)} and label {list(label.shape)} need 2 dims each, num_neg_samples={draws} "
             "at least 1"
         )
-    drawn = searchsorted(upto, rand([input.shape[0], draws], input.dtype), right=True)
+    drawn = searchsorted(upto, rand([input.shape[0], draws], input.dtype, **fixed_key(seed)), right=True)
     true, noise = _score(input, label, weight, bias), _score(input, drawn, weight, bias)
     losses = log1p(_gather(expected, label) / true).sum(1) + log1p(noise / _gather(expected, drawn)).sum(1)
     return reshape(losses, [-1, 1]) / (draws + 1)

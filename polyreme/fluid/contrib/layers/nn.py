@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from polyreme.core.rng import fixed_key
 from polyreme.errors import ConfigError
-from polyreme.fluid.layer import layer, seedless
+from polyreme.fluid.layer import layer
 from polyreme.fluid.layers import elementwise
 from polyreme.fluid.layers.detection import nms_with_places
 from polyreme.fluid.layers.nn import embedding
@@ -73,10 +74,9 @@ def _columns(input: Sequence[Any], start: int, length: int) -> list[Any]:
 
 @layer
 def shuffle_batch(x: Any, seed: Any = None) -> Any:
-    """The rows of x (of all dims but the last) in another order at each run. Raises ConfigError for a seed."""
-    seedless("shuffle_batch", seed)
+    """The rows of x (of all dims but the last) in another order at each run, with a seed always in the same one."""
     rows = reshape(x, [-1, x.shape[-1]])
-    order = argsort(OPS["uniform"]([rows._array.shape[0]]), 0)
+    order = argsort(OPS["uniform"]([rows._array.shape[0]], **fixed_key(seed)), 0)
     return reshape(gather(rows, order), [-1 if size < 0 else size for size in x.shape])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from polyreme.errors import ConfigError
 from polyreme.fluid.layer import layer
 from polyreme.fluid.layers.image import dropout
-from polyreme.fluid.layers.recurrent import GRUCell, LSTMCell, rnn
+from polyreme.fluid.layers.recurrent import GRUCell, LSTMCell, named_after, rnn
 from polyreme.ops.manipulation import concat, stack, transpose
 
 
@@ -40,32 +40,39 @@ class BasicLSTMUnit:
 
 
 def _layers(
-    what: str, input: Any, starts: list[Any], make: Any, num_layers: int, sequence_length: Any, dropout_prob: float,
-    bidirectional: bool, batch_first: bool,
+    what: str, input: Any, starts: list[Any], cell: Any, attrs: tuple[Any, Any], name: str, num_layers: int,
+    sequence_length: Any, dropout_prob: float, bidirectional: bool, batch_first: bool,
 ) -> tuple[Any, list[Any]]:  # fmt: skip
-    """(outputs, of each kind of state those of all layers and directions [layers * directions, batch, hidden_size])."""
+    """(outputs, of each kind of state those of all layers and directions [layers * directions, batch, hidden_size]).
+
+    Each direction goes through layers of its own. cell(param_attr, bias_attr, name) is one of them.
+    """
     sides = 2 if bidirectional else 1
     for start in starts:
         if start is not None and start.shape[0] not in (-1, num_layers * sides):
             raise ConfigError(
                 f"{what}: a first state of {list(start.shape)} for {num_layers * sides} layers and directions"
             )
-    x = input if batch_first else transpose(input, [1, 0, 2])
-    ends: list[list[Any]] = [[] for _ in starts]
-    for layer_index in range(num_layers):
-        outputs = []
-        for side in range(sides):
-            place = layer_index * sides + side
+    rows = input if batch_first else transpose(input, [1, 0, 2])
+    ends: list[dict[int, Any]] = [{} for _ in starts]
+    outputs = []
+    for side, (direction, prefix) in enumerate([("fw", ""), ("bw", "reverse_")][:sides]):
+        x = rows
+        for i in range(num_layers):
+            place = i * sides + side
             first = [None if s is None else s[place] for s in starts]
-            given = None if None in first else first[0] if len(first) == 1 else first
-            out, last = rnn(make(place), x, given, sequence_length, is_reverse=bool(side))
-            outputs.append(out)
-            for kept, end in zip(ends, last if len(starts) > 1 else [last], strict=True):
-                kept.append(end)
-        x = concat(outputs, 2) if bidirectional else outputs[0]
-        if dropout_prob:
-            x = dropout(x, dropout_prob, dropout_implementation="upscale_in_train")
-    return (x if batch_first else transpose(x, [1, 0, 2])), [stack(kept, 0) for kept in ends]
+            initial = None if None in first else first[0] if len(first) == 1 else first
+            named = [named_after(attr, f"_{direction}_{kind}_{i}") for attr, kind in zip(attrs, "wb", strict=True)]
+            step = cell(*named, f"{name}_{prefix}layers_{i}")
+            x, last = rnn(step, x, initial, sequence_length, is_reverse=bool(side))
+            for end, final in zip(ends, last if len(starts) > 1 else [last], strict=True):
+                end[place] = final
+            if dropout_prob:
+                x = dropout(x, dropout_prob, dropout_implementation="upscale_in_train")
+        outputs.append(x)
+    x = concat(outputs, 2) if bidirectional else outputs[0]
+    states = [stack([end[place] for place in sorted(end)], 0) for end in ends]
+    return (x if batch_first else transpose(x, [1, 0, 2])), states
 
 
 @layer
@@ -82,8 +89,8 @@ def basic_gru(
     """
     rows, (last,) = _layers(
         "basic_gru", input, [init_hidden],
-        lambda k: GRUCell(hidden_size, param_attr, bias_attr, gate_activation, activation, dtype, f"{name}_{k}"),
-        num_layers, sequence_length, dropout_prob, bidirectional, batch_first,
+        lambda weight, bias, name: GRUCell(hidden_size, weight, bias, gate_activation, activation, dtype, name),
+        (param_attr, bias_attr), name, num_layers, sequence_length, dropout_prob, bidirectional, batch_first,
     )  # fmt: skip
     return rows, last
 
@@ -97,14 +104,12 @@ def basic_lstm(
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """(outputs [batch, steps, width], last hidden, last cell), as basic_gru, of LSTM layers."""
 
-    def cell(place: int) -> LSTMCell:
-        return LSTMCell(
-            hidden_size, param_attr, bias_attr, gate_activation, activation, forget_bias, dtype, f"{name}_{place}"
-        )
-
     rows, (hidden, cells) = _layers(
-        "basic_lstm", input, [init_hidden, init_cell], cell, num_layers, sequence_length, dropout_prob, bidirectional,
-        batch_first,
+        "basic_lstm", input, [init_hidden, init_cell],
+        lambda weight, bias, name: LSTMCell(
+            hidden_size, weight, bias, gate_activation, activation, forget_bias, dtype, name
+        ),
+        (param_attr, bias_attr), name, num_layers, sequence_length, dropout_prob, bidirectional, batch_first,
     )  # fmt: skip
     return rows, hidden, cells
 
