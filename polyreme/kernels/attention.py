@@ -42,6 +42,7 @@ def attention(
 
     CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
     logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
+    On one device of two cores, from 128 queries on and up to 512 keys, each batch entry and head comes by itself.
     GPU: cuDNN for float16 and bfloat16 where there is no mask, no dropout and no softcap, s = t if causal, and d = e is
     a multiple of 8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any
     order; for forward mode use attention_plain.
@@ -59,7 +60,8 @@ def attention(
     is_plain = mask is None and dropout_rate == 0 and not softcap
     for kernel in select.attention_order():
         if kernel == "efficient":
-            spec = AttentionSpec(causal=causal, scale=scale, dropout_rate=dropout_rate, softcap=softcap)
+            by_head = select.on_few_cores() and attention_blocked.suits_head(q.shape, k.shape)
+            spec = AttentionSpec(causal, scale, dropout_rate, softcap, by_head)
             return attention_blocked.attention(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))
         if kernel == "math":
             return attention_plain(q, k, v, causal=causal, scale=scale, softcap=softcap, **options)

@@ -2,10 +2,12 @@
 
 Shape legend: b batch, n key heads, g query heads that share a key head, s queries (r in one block), t keys (e of them
 needed by a block), d head dim, x width of a value. Inside, arrays are [b, n, g, s, d] (queries), [b, n, t, d] (keys)
-and [b, n, t, x] (values); the arithmetic is in float32 or wider whatever the input dtype.
+and [b, n, t, x] (values); the arithmetic is in float32 or wider whatever the input dtype. A block has every batch entry
+and head, or by_head one of each.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,16 +20,20 @@ from jax.extend.random import threefry2x32_p
 from polyreme.kernels.columns import Columns, seen
 
 BLOCK_QUERIES = 64  # measured best of 32, 64, 128 and 256 at seq 256, head dim 32, two cores
+HEAD_SCORES = 128 * 256
+"""Most scores of a block by head: with what is made of them they stay in a core's second-level cache."""
 MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: program size stays bounded
 
 
 class AttentionSpec(NamedTuple):
-    """Static parameters of a trace; softcap: as of soft_capped."""
+    """Static parameters of a trace; softcap: as of soft_capped. by_head: batch entries and key heads come one after the
+    other."""
 
     causal: bool
     scale: float
     dropout_rate: float
     softcap: float = 0.0
+    by_head: bool = False
 
 
 class Draw(NamedTuple):
@@ -74,7 +80,30 @@ class QueryBlocks(NamedTuple):
         return (self.stop - self.start) // self.rows
 
 
-def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
+def rows_by_head(scores: int) -> int:
+    """Queries in a block by head, of which each has `scores` scores in all query heads of a key head: as many as
+    HEAD_SCORES lets, 128 at most; 0 if those are fewer than BLOCK_QUERIES, which walk no faster than all heads at once.
+
+    >>> [rows_by_head(n) for n in (100, 256, 512, 513)]
+    [128, 128, 64, 0]
+    """
+    return min(128, HEAD_SCORES // scores) // BLOCK_QUERIES * BLOCK_QUERIES if scores else 0
+
+
+def suits_head(q_shape: Sequence[int], k_shape: Sequence[int]) -> bool:
+    """Whether attention of q [b, s, n * g, d] and k [b, t, n, d], of known sizes, is to be walked by head.
+
+    Measured on two cores with benchmarks/attention_by_head.py: at 64 queries both ways are even; with more keys the
+    scores leave the cache either way, and all heads at once use the second core more.
+    """
+    sizes = (*q_shape, *k_shape)
+    if not all(isinstance(n, int) and n > 0 for n in sizes):
+        return False
+    (_, s, h, _), (_, t, n, _) = q_shape, k_shape
+    return s >= 2 * BLOCK_QUERIES and rows_by_head(h // n * t) > 0
+
+
+def spans(spec: AttentionSpec, s: int, t: int, group_size: int = 1) -> list[QueryBlocks]:
     """The queries cut in at most MAX_SPANS + 1 spans, each with the keys that its last query needs; in one and a rest
     where all need all keys.
 
@@ -84,11 +113,12 @@ def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
     >>> spans(AttentionSpec(True, 1.0, 0.0), 100, 100)
     [QueryBlocks(start=0, stop=64, rows=64, keys=64), QueryBlocks(start=64, stop=100, rows=36, keys=100)]
     """
-    whole, tail = divmod(s, BLOCK_QUERIES)
-    count = min(MAX_SPANS, max(1, math.isqrt(whole))) if spec.causal else 1
-    step = BLOCK_QUERIES * -(-whole // count) or BLOCK_QUERIES
-    edges = [*range(0, whole * BLOCK_QUERIES, step), whole * BLOCK_QUERIES]
-    cuts = [(a, b, BLOCK_QUERIES) for a, b in pairwise(edges) if b > a]
+    size = (rows_by_head(group_size * t) if spec.by_head else 0) or BLOCK_QUERIES
+    whole, tail = divmod(s, size)
+    count = min(MAX_SPANS, max(1, math.isqrt(s // BLOCK_QUERIES))) if spec.causal else 1
+    step = size * -(-whole // count) or size
+    edges = [*range(0, whole * size, step), whole * size]
+    cuts = [(a, b, size) for a, b in pairwise(edges) if b > a]
     if tail:
         cuts.append((s - tail, s, tail))
     return [QueryBlocks(a, b, rows, max(0, min(t, b + t - s)) if spec.causal else t) for a, b, rows in cuts]
@@ -228,10 +258,38 @@ def _join(stacked) -> jax.Array:
 
 def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
     """(out [b, s, n * g, x], logsumexp [b, n, g, s, 1]: +inf for a query that sees no key)."""
-    s, t, n = q.shape[1], k.shape[1], k.shape[2]
-    qs, ks, vs, mask = group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
+    n = k.shape[2]
+    arrays = group(q, n) * spec.scale, _keys(k), _keys(v)
+    out, lse = _whole_or_by_head(spec, partial(_forward, spec), arrays, grouped_mask(mask, n), draw)
+    return _ungrouped(out, q), lse
+
+
+def _whole_or_by_head(spec: AttentionSpec, f, arrays, mask, draw):
+    """f(*arrays, mask, draw), arrays of [b, n, ...] -> a tree of the same; by head, of one batch entry and key head at
+    a time, each with b and n of 1: what is made of a head's scores is then read where it was written, in the cache.
+    """
+    b, n, g = arrays[0].shape[:3]
+    if not spec.by_head:
+        return f(*arrays, mask, draw)
+
+    def one(place, arrays):
+        entry, head = place // n, place % n
+        part = mask
+        for dim, index in enumerate((entry, head)):
+            if part is not None and part.shape[dim] > 1:
+                part = lax.dynamic_slice_in_dim(part, index, 1, dim)
+        return f(*arrays, part, part_of(draw, n * g, batch=entry, head=head * g))
+
+    places = jnp.arange(b * n, dtype=jnp.int32)
+    apart = jax.tree.map(lambda x: x.reshape(b * n, 1, 1, *x.shape[2:]), arrays)
+    return jax.tree.map(lambda x: x.reshape(b, n, *x.shape[3:]), lax.map(lambda xs: one(*xs), (places, apart)))
+
+
+def _forward(spec: AttentionSpec, qs, ks, vs, mask, draw):
+    """forward of queries that are scaled, keys and values by head -> (out [b, n, g, s, x], logsumexp)."""
+    (g, s), t = qs.shape[2:4], ks.shape[2]
     outs, lses = [], []
-    for span in spans(spec, s, t):
+    for span in spans(spec, s, t, g):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
@@ -241,7 +299,7 @@ def forward(spec: AttentionSpec, q, k, v, mask, draw: Draw | None):
         _, (out, lse) = _walk(span, body, ())
         outs.append(_join(out))
         lses.append(_join(lse))
-    return _ungrouped(jnp.concatenate(outs, 3), q), jnp.concatenate(lses, 3)
+    return jnp.concatenate(outs, 3), jnp.concatenate(lses, 3)
 
 
 def forward_block(block: ScoreBlock, qi, ke, ve):
@@ -282,13 +340,22 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
     to be added up.
     """
     q, k, v, mask, draw, out, lse = residuals
-    s, t, n = q.shape[1], k.shape[1], k.shape[2]
-    qs, ks, vs, bias = group(q, n) * spec.scale, _keys(k), _keys(v), grouped_mask(mask, n)
-    do = group(dout, n)
-    delta = (do * group(out, n)).sum(-1, keepdims=True)  # sum over keys of p dp (arXiv:2205.14135, eq. 4)
+    n, bias = k.shape[2], grouped_mask(mask, k.shape[2])
+    arrays = group(q, n) * spec.scale, _keys(k), _keys(v), group(dout, n), group(out, n), lse, dlse
+    dq, dk, dv, dbias = _whole_or_by_head(spec, partial(_backward, spec), arrays, bias, draw)
+    dq, dk, dv = _ungrouped(dq * spec.scale, q), _keys_grad(dk, k), _keys_grad(dv, v)
+    return dq, dk, dv, _mask_grad(dbias, mask, bias), None
+
+
+def _backward(spec: AttentionSpec, qs, ks, vs, do, out, lse, dlse, bias, draw):
+    """backward of arrays by head, the queries scaled -> the gradients of those queries [b, n, g, s, d], keys
+    [b, n, d, t] and values [b, n, x, t], of keys that were seen, and that of an added mask, in its dims, or None."""
+    (g, s), t = qs.shape[2:4], ks.shape[2]
+    # sum over keys of p dp (arXiv:2205.14135, eq. 4); YNNPACK, which sums, would multiply too, a row at a time
+    delta = lax.optimization_barrier(do * out).sum(-1, keepdims=True)
     delta = delta if dlse is None else delta - dlse
     dqs, dbiases, dk, dv = [], [], None, None
-    for span in spans(spec, s, t):
+    for span in spans(spec, s, t, g):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
@@ -302,8 +369,7 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
         dk, dv = _grown(dk, dki), _grown(dv, dvi)
         dqs.append(_join(dq))
         dbiases.append(dbias)
-    dq = _ungrouped(jnp.concatenate(dqs, 3) * spec.scale, q)
-    return dq, _keys_grad(dk, k), _keys_grad(dv, v), _mask_grad(dbiases, mask, bias, t), None
+    return jnp.concatenate(dqs, 3), dk, dv, _bias_grad(dbiases, bias, t)
 
 
 def backward_block(block: ScoreBlock, qi, do, lse, delta, ke, ve):
@@ -338,15 +404,21 @@ def _bias_block(block: ScoreBlock, dscores):
     return dscores.sum(dims, keepdims=True)
 
 
-def _mask_grad(parts: list, mask, bias, t: int):
-    if not has_gradient(mask):
+def _bias_grad(parts: list, bias, t: int):
+    if not has_gradient(bias):
         return None
     wide = [_pad_last(part, t) if bias.shape[4] > 1 else part for part in parts]
     if bias.shape[3] == 1:
-        total = reduce(jnp.add, [part.sum(0) for part in wide])
-    else:
-        total = jnp.concatenate([_join(part) for part in wide], 3)
-    return total.reshape(mask.shape).astype(mask.dtype)
+        return reduce(jnp.add, [part.sum(0) for part in wide])
+    return jnp.concatenate([_join(part) for part in wide], 3)
+
+
+def _mask_grad(dbias, mask, bias):
+    # by head each gives its own, also where all share one mask
+    if dbias is None:
+        return None
+    shared = tuple(dim for dim in (0, 1) if bias.shape[dim] == 1)
+    return dbias.sum(shared, keepdims=True).reshape(mask.shape).astype(mask.dtype)
 
 
 def _pad_last(x, size: int) -> jax.Array:

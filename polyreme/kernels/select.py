@@ -1,5 +1,6 @@
 """The backend that a kernel is traced for: the one place where kernels ask."""
 
+import os
 from typing import Any, Literal
 
 import jax
@@ -54,6 +55,16 @@ def backend() -> Backend:
     if _portable.value:
         return "other"
     return _BACKENDS.get(platform(), "other")
+
+
+FEW_CORES = 2
+
+
+def on_few_cores() -> bool:
+    """Whether programs traced now run on this process's one device, a CPU of FEW_CORES at most."""
+    if backend() != "cpu" or _device.value is not None:
+        return False
+    return jax.device_count() == 1 and (os.cpu_count() or 1) <= FEW_CORES
 
 
 def attention_only(kernels: tuple[AttentionKernel, ...]) -> Any:

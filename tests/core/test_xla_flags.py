@@ -8,6 +8,7 @@ import jaxlib.version
 import pytest
 
 from polyreme.core.engine import backend, xla_flags
+from polyreme.kernels import select
 
 TABLES = (xla_flags.OPTIONS, xla_flags.ONE_DEVICE, xla_flags.MANY_CORES, xla_flags.DRAWING, xla_flags.UNFUSED)
 HERE = jaxlib.version.__version_info__[:2]
@@ -26,7 +27,7 @@ def test_this_jaxlib_takes_every_option(backend_name):
 def test_an_unknown_option_is_left_out(monkeypatch, caplog):
     gone = xla_flags.Option("xla_cpu_no_such_option", True, "for this test")  # beside one that there is
     monkeypatch.setitem(xla_flags.OPTIONS, "cpu", (*xla_flags.OPTIONS["cpu"], gone))
-    monkeypatch.setattr(os, "cpu_count", lambda: xla_flags.FEW_CORES)
+    monkeypatch.setattr(os, "cpu_count", lambda: select.FEW_CORES)
     backend.step_options_for.cache_clear()
     try:
         options = backend.step_options()

@@ -107,7 +107,7 @@ def step_options_for(platform: str, absent: Device | None, plugin: str = "") -> 
     options = xla_flags.chosen(platform, os.environ)
     if absent is None and jax.device_count() == 1:
         options |= xla_flags.chosen(platform, os.environ, xla_flags.ONE_DEVICE)
-    if (os.cpu_count() or 1) > xla_flags.FEW_CORES:
+    if (os.cpu_count() or 1) > select.FEW_CORES:
         options |= xla_flags.chosen(platform, os.environ, xla_flags.MANY_CORES)
     return xla_flags.known(options, absent) or None
 

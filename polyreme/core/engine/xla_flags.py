@@ -155,8 +155,6 @@ QUICK: Mapping[str, str] = {
 }
 """Flags for every program on CPU, eager ops' too."""
 
-FEW_CORES = 2
-
 MANY_CORES: Mapping[str, tuple[Option, ...]] = {
     "cpu": (
         Option(
@@ -167,7 +165,7 @@ MANY_CORES: Mapping[str, tuple[Option, ...]] = {
         ),
     )
 }
-"""Of whole steps on more than FEW_CORES, beside OPTIONS."""
+"""Of whole steps on more than kernels.select.FEW_CORES, beside OPTIONS."""
 
 DRAWING: Mapping[str, tuple[Option, ...]] = {
     "cpu": (
