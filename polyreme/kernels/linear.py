@@ -16,7 +16,8 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     On CPU the leading dims are flattened first: the weight gradient is then one 2-D product (rows_product), which XLA
     gives to its fast matmul; contracting over two leading dims takes about twice as long. Small 2-D ones stay plain. A
     leading dim that is sharded stays sharded (it is the major one of the flattened dim); a sharded second dim is
-    gathered there, on CPU only: join such dims first (ops.segment.join_tokens). That gradient is made as [in, out]; JAX
+    gathered there, on CPU only: join such dims first (ops.segment.join_tokens). A single row is multiplied in parts,
+    which threads take. That gradient is made as [in, out]; JAX
     makes [out, in] and transposes, which XLA cannot undo where a sum over devices stands between, and every pass of the
     optimizer then reads across rows.
     Reverse mode of any order; for forward mode use linear_plain.
@@ -28,7 +29,9 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     """
     _check(x, weight, bias)
     *leading, inner = x.shape
-    if select.backend() == "gpu" and _are_few(leading):
+    if _is_split_row(x, weight):
+        y = _split_row_product(x.reshape(inner), weight)
+    elif select.backend() == "gpu" and _are_few(leading):
         y = tile_product(x.reshape(math.prod(leading), inner), weight)
     elif select.backend() != "cpu" or x.ndim < 2 or (x.ndim == 2 and not _is_large(x, weight.shape[1])):
         return linear_plain(x, weight, bias)
@@ -42,6 +45,33 @@ def linear_plain(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None)
     """The plain twin of linear: the product on the dims as they come."""
     y = jnp.matmul(x, weight)
     return y if bias is None else y + bias
+
+
+ROW_PARTS = 4
+"""Into how many parts a CPU divides the sums of a product of one row."""
+LEAST_SPLIT = 1 << 16
+"""Numbers of the smallest weight for which that is done."""
+
+
+def _is_split_row(x: jax.Array, weight: jax.Array) -> bool:
+    """Whether x is one row and the product is one that XLA gives to a single thread as it stands, though it waits for
+    memory that two would read sooner."""
+    return (
+        select.backend() == "cpu"
+        and all(isinstance(n, int) for n in x.shape)
+        and math.prod(x.shape[:-1]) == 1
+        and x.dtype == weight.dtype == jnp.float32
+        and weight.shape[0] % ROW_PARTS == 0
+        and LEAST_SPLIT <= weight.size < LARGE
+    )
+
+
+def _split_row_product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[in] @ [in, out], as a product of a batch of parts of `in`, whose members XLA computes side by side, and their
+    sum."""
+    ins, outs = weight.shape
+    parts = ROW_PARTS, ins // ROW_PARTS
+    return jnp.einsum("pk,pkn->pn", x.reshape(parts), weight.reshape(*parts, outs)).sum(0)
 
 
 TILE_ROWS = 8

@@ -66,6 +66,18 @@ def test_a_gpu_multiplies_a_tile_of_rows_at_least(monkeypatch, leading):
     assert [eqn.outvars[0].aval.shape for eqn in products] == [(8, 4)]
 
 
+@pytest.mark.parametrize(("leading", "inner", "outs", "parts"), [((1, 1), 256, 256, 4), ((), 256, 256, 4),
+    ((2,), 256, 256, 0), ((1,), 258, 256, 0), ((1,), 256, 32, 0), ((1,), 2048, 4096, 0)])  # fmt: skip
+def test_sums_of_one_row_are_divided_where_threads_gain_by_it(leading, inner, outs, parts):
+    args = normal(0, *leading, inner), normal(1, inner, outs)
+    products = [eqn for eqn in jax.make_jaxpr(linear)(*args).jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    batches = [eqn.params["dimension_numbers"][1][0] for eqn in products]
+    sizes = [eqn.invars[1].aval.shape[0] for eqn, batch in zip(products, batches, strict=True) if batch]
+    assert sizes == ([parts] if parts else [])
+    if parts:
+        assert_near(value_and_grads(linear, *args), value_and_grads(linear_plain, *args), jnp.float32, terms=2 * inner)
+
+
 def test_batch_stays_sharded():
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("dp", "mp"))
     x = jax.device_put(normal(0, 8, 5, 6), NamedSharding(mesh, P("dp", None, None)))
