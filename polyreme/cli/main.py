@@ -35,6 +35,7 @@ from polyreme.cli.profile import profile
 from polyreme.cli.prove import prove
 from polyreme.cli.schedule import schedule
 from polyreme.cli.serve import serve
+from polyreme.cli.transcribe import transcribe
 from polyreme.cli.tuned import chat, merge
 from polyreme.errors import EXIT_INTERNAL, ConfigError, DeviceMemoryError, did_you_mean, is_out_of_memory
 
@@ -227,7 +228,7 @@ _PANELS: dict[str, tuple[Any, ...]] = {
     "Train": (pretrain, finetune, runner, launcher, dash, profile),
     "Before hardware is rented": (plan, prove, comm, schedule, calibrate),
     "Models and data": (data_app, models_app, merge, convert, quantize, prune, evaluate),
-    "Use a model": (generate, chat, serve, export, infer, bench_app),
+    "Use a model": (generate, chat, transcribe, serve, export, infer, bench_app),
 }
 
 

@@ -303,7 +303,8 @@ class TextTokenizer:
         return TextTokenizer(self.tokenizer, ends, self.bos, template, {**eos, **self._special}, *more)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and generation_config.json, which from_pretrained reads."""
+        """Write tokenizer.json, tokenizer_config.json and generation_config.json, which from_pretrained reads; of the
+        last, what a model has said there stays."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(str(folder / "tokenizer.json"))
@@ -314,7 +315,8 @@ class TextTokenizer:
         write_json(folder / "tokenizer_config.json", settings)
         ids = {f"{name}_id": _id(self.tokenizer, self._special.get(name)) for name in ("bos_token", "pad_token")}
         known = {name: number for name, number in ids.items() if number is not None}
-        write_json(folder / "generation_config.json", known | {"eos_token_id": list(self.end)})
+        file = folder / "generation_config.json"
+        write_json(file, _json(file) | known | {"eos_token_id": list(self.end)})
 
     def gguf_fields(self, vocab_size: int) -> dict[str, Any]:
         """What the metadata of a GGUF file says of this tokenizer, for a model with rows for vocab_size tokens.

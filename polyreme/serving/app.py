@@ -34,6 +34,7 @@ from polyreme.serving.requests import (
 )
 from polyreme.serving.responses import ResponseAnswer, ResponsesBody
 from polyreme.serving.service import TextPiece, TextService
+from polyreme.serving.sounds import TranscriptionBody, TranslationBody, read_sound_body, written
 from polyreme.serving.streaming import ClientGoneError, EventStream, as_json, unless_gone
 from polyreme.serving.token_texts import TokenTexts
 from polyreme.serving.tool_calls import calls_schema, form_of
@@ -67,6 +68,8 @@ class Endpoints:
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/responses", self.respond, methods=["POST"]),
+            Route("/v1/audio/transcriptions", self.transcribe, methods=["POST"]),
+            Route("/v1/audio/translations", self.translate, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
             *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score")),
             *(Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank")),
@@ -180,6 +183,22 @@ class Endpoints:
             message = f"{self.service.names[0]} reads text alone; leave images out"
             raise HttpRefusal(400, f"messages: {message}", param="messages", code="unsupported")
         return messages, []
+
+    async def transcribe(self, request: Request) -> Response:
+        """POST /v1/audio/transcriptions: what is said in a sound."""
+        return await self._heard(request, TranscriptionBody, None)
+
+    async def translate(self, request: Request) -> Response:
+        """POST /v1/audio/translations: the same in English."""
+        return await self._heard(request, TranslationBody, "translate")
+
+    async def _heard(self, request: Request, kind: type[TranslationBody], task: str | None) -> Response:
+        body = read_sound_body(kind, request.headers.get("content-type", ""), await request.body())
+        self.service.name_of(body.model)
+        language = getattr(body, "language", None) or None
+        said = self.service.transcribe(body.sound, language, task, body.settings)
+        answer = written(await unless_gone(request.receive, said), body)
+        return Response(answer, media_type="text/plain") if isinstance(answer, str) else _json(answer)
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings."""

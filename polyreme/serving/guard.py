@@ -21,6 +21,8 @@ from polyreme.serving.web import Response
 
 OPEN = ("/health",)
 """Paths that need no key: what watches a server has none."""
+_SOUNDS = "/v1/audio/"
+"""Paths of requests that bring a sound begin so."""
 _DROPPED_BODIES = 16
 """Bodies of the longest size that is taken, after so many of which a client that was refused is not heard out."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -95,7 +97,7 @@ class Guard:
                 return
             if scope["path"] not in OPEN:
                 self._check_key(headers, scope["path"])
-            body = await self._body(headers, receive)
+            body = await self._body(scope["path"], headers, receive)
         except HttpRefusal as refusal:
             await self._refuse(refusal, receive, send)
             return
@@ -157,13 +159,14 @@ class Guard:
                     await _drop_body(receive, _DROPPED_BODIES * self._limits.body_bytes)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _body(self, headers: Mapping[bytes, str], receive: Receive) -> bytes:
+    async def _body(self, path: str, headers: Mapping[bytes, str], receive: Receive) -> bytes:
         coding = headers.get(b"content-encoding", "identity")
         if coding.strip().lower() != "identity":
             raise HttpRefusal(
                 415, f"Content-Encoding {coding[:50]!r}: bodies are read as they are; send it without", code="encoding"
             )
-        most, seconds = self._limits.body_bytes, self._limits.body_seconds
+        most = self._limits.sound_bytes if path.startswith(_SOUNDS) else self._limits.body_bytes
+        seconds = self._limits.body_seconds
         too_long = HttpRefusal(413, f"the body has over {most} bytes, the server's limit", code="body_too_long")
         if int(headers.get(b"content-length", 0)) > most:
             raise too_long

@@ -7,15 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
-from polyreme.generation.embedding import TextEmbedder, TextEncoder, TextScorer
+from polyreme.generation.embedding import TextEmbedder, TextScorer
 from polyreme.generation.grammar import TextGrammars
 from polyreme.generation.images import ImageProcessor, ImagePrompts
 from polyreme.generation.sampling import settings_of
 from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.generation.transcriber import Transcriber
 from polyreme.mesh import Plan
 from polyreme.models.auto import AutoModelForImageTextToText
+from polyreme.models.encoder_decoders.whisper import SAMPLE_RATE
 from polyreme.models.encoders.bert import BertConfig
 from polyreme.models.encoders.modernbert import ModernBertConfig
 from polyreme.models.parts.cache import check_cache_dtype
@@ -23,7 +27,7 @@ from polyreme.models.parts.decoder import Decoder
 from polyreme.models.pretrained import open_published, read_family_config
 from polyreme.recipes.weights.base import is_run, load_tokenizer
 from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_adapters, load_writer
-from polyreme.serving.service import ServedModel
+from polyreme.serving.service import AnyModel, ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 """Of parameters; auto is that of the files."""
@@ -88,12 +92,10 @@ class EngineOptions:
         return int(number)
 
 
-def load_served(
-    path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None
-) -> ServedModel | TextEncoder:
+def load_served(path: Path, options: EngineOptions, say: Callable[[str], None] = lambda text: None) -> AnyModel:
     """Load the model at a path, a folder of published weights, a GGUF file or the output folder of a run, to be served:
-    one that writes text, of images too, or a BERT or one of its kin, which scores pairs of texts where it is a
-    classifier with one label and else makes vectors.
+    one that writes text, of images too, a Whisper, which hears, or a BERT or one of its kin, which scores pairs of
+    texts where it is a classifier with one label and else makes vectors.
 
     Programs that write are compiled for one size of prompt; those for other sizes and ways of choosing are the model's
     chores. Raises as reading weights does,
@@ -102,15 +104,16 @@ def load_served(
     encoders = (BertConfig, ModernBertConfig)
     opened = None if is_run(path) else open_published(path, needs_weights=False)
     if opened is not None and issubclass(opened.family.config.load(), encoders):
-        if options.adapter is not None or options.adapters:
-            raise ConfigError(f"{path}: is an encoder, and adapters are of decoders; leave out --adapter")
-        if options.speculative is not None:
-            raise ConfigError(f"{path}: is an encoder and writes no text; leave out --speculative")
-        if options.plan is not None:
-            raise ConfigError(f"{path}: is an encoder, on one device; leave out --plan")
+        _refuse_of_decoders(path, options, "an encoder")
         is_scorer = opened.family.task == "classification" and read_family_config(opened).num_labels == 1
         kind = TextScorer if is_scorer else TextEmbedder
         return kind.from_pretrained(path, dtype=options.dtype)
+    if opened is not None and opened.family.task == "speech_seq2seq":
+        _refuse_of_decoders(path, options, "a model that hears")
+        transcriber = Transcriber(path, dtype=options.dtype)
+        say("compiling")
+        transcriber.transcribe(np.zeros(SAMPLE_RATE), max_new_tokens=2)
+        return transcriber
     plan = None if options.plan is None else Plan.from_degrees(mp=options.degree)
     images = None
     if opened is not None and opened.family.task == "image_text_to_text":
@@ -143,6 +146,20 @@ def load_served(
     return ServedModel(
         engine, tokenizer, engine.max_model_len, grammars, dtype, plan_name, tokenizers, others, defaults, images
     )
+
+
+def _refuse_of_decoders(path: Path, options: EngineOptions, what: str) -> None:
+    """Raises ConfigError for options that are of decoders alone."""
+    asked = {
+        "--adapter": options.adapter is not None or bool(options.adapters),
+        "--speculative": options.speculative is not None,
+        "--plan": options.plan is not None,
+        "--kv-cache-dtype": options.kv_cache_dtype is not None,
+        "--chat-template": options.chat_template is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise ConfigError(f"{path}: is {what}, and {name} is of decoders; leave it out")
 
 
 def _load_image_text(path: Path, options: EngineOptions) -> tuple[ImagePrompts, Decoder, TextTokenizer]:

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from polyreme.errors import ConfigError
-from polyreme.generation.embedding import TextEncoder
 from polyreme.serving.app import Endpoints
 from polyreme.serving.connection import BoundedConnection
 from polyreme.serving.guard import Access, Guard
-from polyreme.serving.service import ServedModel, ServiceLimits, TextService
+from polyreme.serving.service import AnyModel, ServiceLimits, TextService
 from polyreme.serving.web import uvicorn
 
 _MOST_CONNECTIONS = 1000
@@ -42,7 +41,7 @@ class ServerOptions:
     adapters: tuple[str, ...] = ()
 
 
-def serve(options: ServerOptions, load: Callable[[], ServedModel | TextEncoder], say: Callable[[str], None]) -> None:
+def serve(options: ServerOptions, load: Callable[[], AnyModel], say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C, in the main thread; what is under way is finished first.
 
     load: makes the model, while /health says 503. Raises ConfigError for an address that cannot be had, and whatever
@@ -114,9 +113,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _load(service: TextService, load: Callable[[], ServedModel | TextEncoder]) -> None:
+async def _load(service: TextService, load: Callable[[], AnyModel]) -> None:
     loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[ServedModel | TextEncoder] = loop.create_future()
+    loaded: asyncio.Future[AnyModel] = loop.create_future()
 
     def tell(name: str, value: Any) -> None:
         if not loaded.done():

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -24,11 +24,15 @@ from polyreme.generation.prompt_vectors import PromptVectors
 from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import TextTokenizer
+from polyreme.generation.transcriber import Transcriber, Transcription, joined, read_sound
+from polyreme.models.encoder_decoders.whisper import SAMPLE_RATE
 from polyreme.serving.engine_thread import EngineRequest, EngineThread
 from polyreme.serving.metrics import ServerMetrics, TextClock
 from polyreme.serving.refusals import HttpRefusal
 
 _TEXTS_AT_ONCE = 32
+MOST_SECONDS = 1_800
+"""Of a sound."""
 State = Literal["loading", "ready", "draining"]
 
 
@@ -53,16 +57,27 @@ class ServedModel:
     images: ImagePrompts | None = None
 
 
+AnyModel = ServedModel | TextEncoder | Transcriber
+_WORK: dict[type[Any], tuple[str, str]] = {
+    ServedModel: ("writes text", "/v1/completions"),
+    TextScorer: ("scores texts", "/v1/rerank"),
+    TextEmbedder: ("makes vectors", "/v1/embeddings"),
+    Transcriber: ("writes down sounds", "/v1/audio/transcriptions"),
+}
+"""What a kind of model does, and where it is asked to."""
+
+
 @dataclass(frozen=True)
 class ServiceLimits:
     """max_waiting: texts that may wait beside the max_num_seqs that are written; request_seconds: until a request is
-    given up; body_bytes, header_bytes: of a request; header_seconds, body_seconds: until one has come; send_seconds:
-    until a client takes what is sent."""
+    given up; body_bytes, header_bytes: of a request; sound_bytes: of one with a sound; header_seconds, body_seconds:
+    until one has come; send_seconds: until a client takes what is sent."""
 
     max_num_seqs: int = 8
     max_waiting: int = 128
     request_seconds: float = 600.0
     body_bytes: int = 4 << 20
+    sound_bytes: int = 25 << 20
     header_bytes: int = 32 << 10
     header_seconds: float = 8.0
     body_seconds: float = 30.0
@@ -127,12 +142,12 @@ class TextService:
         self.state: State = "loading"
         self.num_texts = 0
         self.metrics = ServerMetrics(self.names[0])
-        self._model: ServedModel | TextEncoder | None = None
+        self._model: AnyModel | None = None
         self._thread: EngineThread | None = None
-        # vectors, of texts or of images, are computed one call after another, beside the event loop
+        # vectors, of texts or of images, and sounds are computed one call after another, beside the event loop
         self._embedding = ThreadPoolExecutor(1, "polyreme-embedding")
 
-    def start(self, model: ServedModel | TextEncoder) -> None:
+    def start(self, model: AnyModel) -> None:
         """Take requests for this model from now on; called in the event loop."""
         self._model = model
         if isinstance(model, ServedModel):
@@ -154,24 +169,25 @@ class TextService:
 
     @property
     def model(self) -> ServedModel:
-        """The model that writes. Raises HttpRefusal: 503 while there is none, 400 where it is an encoder."""
-        model = self._any_model()
-        if not isinstance(model, ServedModel):
-            is_scorer = isinstance(model, TextScorer)
-            what, path = ("scores texts", "/v1/rerank") if is_scorer else ("makes vectors", "/v1/embeddings")
-            message = f"{self.names[0]} {what} and writes no text; ask {path}"
-            raise HttpRefusal(400, message, code="task")
-        return model
+        """The model that writes. Raises HttpRefusal: 503 while there is none, 400 where it does other work."""
+        return self._of_task(ServedModel, "writes no text")
 
     @property
     def embedder(self) -> TextEmbedder:
         """The model that makes vectors. Raises HttpRefusal: 503 while there is none, 400 where it does other work."""
+        return self._of_task(TextEmbedder, "makes no vectors")
+
+    @property
+    def transcriber(self) -> Transcriber:
+        """The model that hears. Raises HttpRefusal: 503 while there is none, 400 where it does other work."""
+        return self._of_task(Transcriber, "hears no sounds")
+
+    def _of_task(self, kind: type[Any], lack: str) -> Any:
         model = self._any_model()
-        if not isinstance(model, TextEmbedder):
-            what = "scores texts" if isinstance(model, TextScorer) else "writes text"
-            message = f"{self.names[0]} {what} and makes no vectors; serve a BERT for those"
-            raise HttpRefusal(400, message, code="task")
-        return model
+        if isinstance(model, kind):
+            return model
+        work = next(work for other, work in _WORK.items() if isinstance(model, other))
+        raise HttpRefusal(400, f"{self.names[0]} {work[0]} and {lack}; ask {work[1]}", code="task")
 
     @property
     def scorer(self) -> TextScorer | None:
@@ -196,6 +212,8 @@ class TextService:
     def max_model_len(self) -> int:
         """Tokens that the model takes. Raises HttpRefusal 503 while there is none."""
         model = self._any_model()
+        if isinstance(model, Transcriber):
+            return model.model.config.seq_len
         return model.max_tokens if isinstance(model, TextEncoder) else model.max_model_len
 
     @property
@@ -208,7 +226,7 @@ class TextService:
         """The plan of the parameters, where it is known."""
         return self._model.plan if isinstance(self._model, ServedModel) else None
 
-    def _any_model(self) -> ServedModel | TextEncoder:
+    def _any_model(self) -> AnyModel:
         if self._model is None or self.state != "ready":
             message = f"the model is {self.state}; try again"
             raise HttpRefusal(503, message, code=self.state, headers={"Retry-After": "1"})
@@ -274,6 +292,34 @@ class TextService:
     async def score(self, scorer: TextScorer, pairs: Sequence[Any], param: str) -> np.ndarray:
         """Scores of pairs that scorer.encode_pair gave, float32 [pairs]. Raises as `embed`."""
         return await self._in_parts(scorer.score, pairs, param)
+
+    async def transcribe(
+        self, sound: BinaryIO, language: str | None, task: str | None, settings: Mapping[str, Any]
+    ) -> Transcription:
+        """What is said in a WAVE file, as of Transcriber.transcribe; between its windows others' come in.
+
+        Raises HttpRefusal: 429 where too many ask at once, 400 for a sound or settings that the model does not take,
+        504 after request_seconds.
+        """
+        transcriber, loop = self.transcriber, asyncio.get_running_loop()
+        self._admit(1)
+        try:
+            async with asyncio.timeout(self.limits.request_seconds):
+                samples = await loop.run_in_executor(self._embedding, read_sound, sound)
+                if not MOST_SECONDS >= len(samples) / SAMPLE_RATE > 0:
+                    raise ConfigError(f"file: {len(samples) / SAMPLE_RATE:g} seconds; give up to {MOST_SECONDS}")
+                coming, heard = transcriber.windows(samples, language, task, **settings), []
+                while (window := await loop.run_in_executor(self._embedding, next, coming, None)) is not None:
+                    heard.append(window)
+                return joined(heard, samples)
+        except TimeoutError:
+            seconds = self.limits.request_seconds
+            raise HttpRefusal(504, f"not done within {seconds:g} seconds; send less", code="timeout") from None
+        except (ConfigError, DataError) as error:
+            param = next((name for name in ("language", "task") if f"{name}=" in str(error)), "file")
+            raise HttpRefusal(400, str(error), param=param, code="invalid_value") from None
+        finally:
+            self.num_texts -= 1
 
     async def _in_parts(self, compute: Callable[[Any], np.ndarray], texts: Sequence[Any], param: str) -> np.ndarray:
         """What compute gives of texts, a part of them after the other, between which others come in."""

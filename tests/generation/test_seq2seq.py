@@ -1,6 +1,7 @@
 """Writing with an encoder and a decoder: what they compute at once, what transformers writes, alone and in a batch."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from polyreme.audio.backends import save as save_sound
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.generation import LLM, SamplingParams, Seq2SeqGenerator, TextTokenizer, Transcriber
+from polyreme.generation.transcriber import SpeechText
 from polyreme.models import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 from polyreme.models.encoder_decoders.whisper import log_mel
 from tests.models.parity import FIXTURES
@@ -160,8 +162,12 @@ def test_what_is_said_when(tmp_path):
     assert [(s.start, s.end) for s in said.segments] == [(s.start, s.end) for s in heard]
     assert said.text == " ".join(f"w{token}" for segment in heard for token in segment.token_ids if token < 25)
     save_sound(tmp_path / "fast.wav", to_tensor(sound[None].astype(np.float32)), 8000)
-    with pytest.raises(ConfigError, match=r"fast\.wav: 8000 samples a second; convert it to 16000"):
-        transcriber.transcribe(tmp_path / "fast.wav")
+    twice = transcriber.transcribe(tmp_path / "fast.wav", "en", max_new_tokens=12)
+    assert (said.duration, twice.duration, twice.language) == (0.4, 0.8, "en")
+    parts = [SpeechText(0, 1.5, " One.", (), -0.1), SpeechText(3661.0604, 36000, "Two.", (), -0.1)]
+    assert replace(said, segments=tuple(parts)).srt == (
+        "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:01:01,060 --> 10:00:00,000\nTwo.\n\n"
+    )
     with pytest.raises(ConfigError, match="a model without a path needs a tokenizer"):
         Transcriber(model)
 

@@ -7,7 +7,7 @@ WhisperFeatureExtractor, and the order of times in a text that of its WhisperTim
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -131,6 +131,15 @@ class SpeechSegment(NamedTuple):
     start: float
     end: float
     token_ids: list[int]
+
+
+class HeardWindow(NamedTuple):
+    """The segments of one window of a sound; language: the name, in generation_config.json, of that in which it was
+    read, or as it was asked for, None of a model of one; score: the mean log-probability of what was written."""
+
+    segments: list[SpeechSegment]
+    language: str | None
+    score: float
 
 
 class WhisperEncoder(SequenceStack):
@@ -265,25 +274,36 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
         ends. num_columns: those that are of the sound; behind them may be silence for the last window. language: that
         of the first window for all if None. task, settings: as of generate. Raises as generate with times.
         """
+        windows = self.transcribed(features, num_columns, language, task, **settings)
+        return [segment for window in windows for segment in window.segments]
+
+    def transcribed(
+        self,
+        features: np.ndarray,
+        num_columns: int | None = None,
+        language: str | None = None,
+        task: str | None = None,
+        **settings: Any,
+    ) -> Iterator[HeardWindow]:
+        """What `transcribe` gives, window by window, each computed when it is asked for."""
         features = np.asarray(features, np.float32)
         window, first = 2 * self.config.num_places, self.first_timestamp
         num_columns = features.shape[1] if num_columns is None else num_columns
         features = np.pad(features, ((0, 0), (0, max(0, num_columns + window - features.shape[1]))))
         languages = {ident: name for name, ident in (self.generation_config.get("lang_to_id") or {}).items()}
-        segments: list[SpeechSegment] = []
         place = 0
         while place < num_columns:
             one = features[None, :, place : place + window]
             if language is None and languages:
                 language = languages[self.beginnings(one, None, task)[0][0]]
-            ids, _ = self.generate(one, language, task, return_timestamps=True, **settings)
+            ids, scores = self.generate(one, language, task, return_timestamps=True, **settings)
             tokens = ids.numpy()[0].tolist()
             tokens = tokens[: tokens.index(self.config.end)] if self.config.end in tokens else tokens
             read, passed = split_at_times(tokens, first, min(window, num_columns - place))
             offset = place * HOP / SAMPLE_RATE
-            segments += [one._replace(start=one.start + offset, end=one.end + offset) for one in read]
+            moved = [segment._replace(start=segment.start + offset, end=segment.end + offset) for segment in read]
+            yield HeardWindow(moved, language, float(scores.numpy()[0, 0]))
             place += passed
-        return segments
 
     def beginnings(
         self, features: np.ndarray, language: str | None, task: str | None, has_times: bool = False
