@@ -404,7 +404,7 @@ async def _rendered(
 def _form_of_calls(body: ChatBody) -> WantedForm:
     """What a forced call follows: a list of calls, or of the tool that is named the arguments."""
     tools = [(tool.name, tool.parameters or {"type": "object"}) for tool in body.called]
-    if body.tool_choice == "required":
+    if body.is_call_by_schema:
         schema = calls_schema(tools, several=body.parallel_tool_calls is not False)
     else:
         schema = tools[0][1]

@@ -186,7 +186,7 @@ class _Sampled(Strict):
     top_k: Annotated[int, Field(ge=-1, le=_MOST_TOKENS)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**62)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], PlainValidator(_strings)] = Field(default_factory=list)
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
@@ -210,6 +210,7 @@ class _Sampled(Strict):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     skip_special_tokens: Annotated[Any, PlainValidator(accept_only(True))] = None
     spaces_between_special_tokens: Annotated[Any, PlainValidator(accept_only(True, False))] = None
     include_stop_str_in_output: Annotated[Any, PlainValidator(accept_only(False))] = None
@@ -262,7 +263,8 @@ class _Sampled(Strict):
     ) -> SamplingParams:
         """The engine's settings, those left out as defaults, or else OpenAI, have them; without a seed, one is
         drawn."""
-        seed = secrets.randbits(31) if self.seed is None else self.seed
+        # the engine's are not negative, and a request's n texts have the next ones; -1 is vLLM's word for none
+        seed = secrets.randbits(31) if self.seed in (None, -1) else self.seed % 2**62
         same = ("n", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos")
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         named = {name: getattr(self, name) for name in (*same, *penalties)}
@@ -386,6 +388,31 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class AllowedNames(Strict):
+    """Tools by name, of which the answer may, or must, call some."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+class AllowedTools(Strict):
+    """Some of the tools in place of all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+
+def known_choice(value: Any) -> Any:
+    """A choice of tools as it came. Raises ValueError for what is of no known kind."""
+    is_known = value.get("type") in ("function", "allowed_tools") if isinstance(value, dict) else False
+    if not is_known and value not in (None, "none", "auto", "required"):
+        raise ValueError(
+            'give "none", "auto", "required", or an object whose type is "function", with a name, or "allowed_tools", '
+            "with a mode and tools"
+        )
+    return value
+
+
 class ChatBody(_Sampled):
     """POST /v1/chat/completions."""
 
@@ -403,7 +430,10 @@ class ChatBody(_Sampled):
     best_of: Annotated[Any, PlainValidator(accept_only(1))] = None
     return_token_ids: bool = False
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None,
+        BeforeValidator(known_choice),
+    ] = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[Any, PlainValidator(accept_only(["text"]))] = None
     functions: Annotated[Any, PlainValidator(accept_only([]))] = None
@@ -428,26 +458,41 @@ class ChatBody(_Sampled):
         if len(set(names)) < len(names):
             raise ValueError("tools: two have the same name")
         choice = self.tool_choice
-        if choice not in (None, "none", "auto") and self.forms:
+        if (self.is_call_forced or isinstance(choice, AllowedTools)) and self.forms:
             raise ValueError(f"tool_choice: the text has a form by {self.forms[0].param}; leave one of them out")
         if choice not in (None, "none") and not names:
             raise ValueError("tool_choice: there are no tools; give some")
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise ValueError(f"tool_choice: no tool {choice.function.name[:100]!r}; there is {', '.join(names)}")
+        unknown = [name for name in self._chosen_names or () if name not in names]
+        if unknown:
+            raise ValueError(f"tool_choice: no tool {unknown[0][:100]!r}; there is {', '.join(names)}")
         return self
 
     @property
     def called(self) -> list[FunctionTool]:
         """The tools that may be called."""
-        tools = [tool.function for tool in self.tools]
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool for tool in tools if tool.name == self.tool_choice.function.name]
-        return [] if self.tool_choice == "none" else tools
+        names = self._chosen_names
+        return [tool.function for tool in self.tools if names is None or tool.function.name in names]
+
+    @property
+    def _chosen_names(self) -> list[str] | None:
+        """Names of the tools that tool_choice leaves, None for all."""
+        match self.tool_choice:
+            case NamedTool(function=function):
+                return [function.name]
+            case AllowedTools(allowed_tools=allowed):
+                return [tool.function.name for tool in allowed.tools]
+        return [] if self.tool_choice == "none" else None
 
     @property
     def is_call_forced(self) -> bool:
         """Whether the answer is to be a call."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        return self.is_call_by_schema or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def is_call_by_schema(self) -> bool:
+        """Whether the answer is to be calls of any of the tools."""
+        choice = self.tool_choice
+        return choice == "required" or (isinstance(choice, AllowedTools) and choice.allowed_tools.mode == "required")
 
     @property
     def limit(self) -> int | None:
@@ -533,6 +578,10 @@ class DetokenizeBody(Strict):
     tokens: list[Annotated[int, Field(ge=0, le=_MOST_TOKENS)]]
 
 
+_TAGGED = ("response_format", "tool_choice")
+"""Fields of one of several kinds."""
+
+
 def read_body(kind: type[Body], data: bytes) -> Body:
     """A body of JSON. Raises HttpRefusal 400 that names the field."""
     try:
@@ -543,11 +592,14 @@ def read_body(kind: type[Body], data: bytes) -> Body:
 
 def refusal_of(kind: type[BaseModel], error: ValidationError) -> HttpRefusal:
     """A 400 that names the first field of a body of this kind that is wrong."""
-    return _refusal(kind, error.errors(include_url=False, include_input=False, include_context=False)[0])
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    # of a field that is a word or an object, what is wrong with the object tells more
+    told = next((one for one in errors if not any(str(part).startswith("literal[") for part in one["loc"])), errors[0])
+    return _refusal(kind, told)
 
 
 def _refusal(kind: type[BaseModel], error: Mapping[str, Any]) -> HttpRefusal:
-    place: Sequence[Any] = error["loc"]
+    place: Sequence[Any] = [part for part in error["loc"] if not str(part).startswith("tagged-union[")]
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "json_invalid":
         return HttpRefusal(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
@@ -560,6 +612,8 @@ def _refusal(kind: type[BaseModel], error: Mapping[str, Any]) -> HttpRefusal:
     if error["type"] == "value_error" and rest and name in _names(kind, place):
         # likewise, of a part of the body
         place, message = (*place, name), rest
+    if len(place) > 2 and place[0] in _TAGGED:
+        place = (place[0], *place[2:])  # the kind of which it is
     param = ".".join(map(str, place))[:200]
     if error["type"] == "extra_forbidden":
         names = _names(kind, place[:-1])

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
 from polyreme.serving.requests import (
     MOST_LOGPROBS,
@@ -16,6 +16,7 @@ from polyreme.serving.requests import (
     NamedSchema,
     Strict,
     accept_only,
+    known_choice,
     refusal_of,
 )
 
@@ -87,6 +88,18 @@ class NamedChoice(Strict):
     type: Literal["function"]
     name: str
 
+    def as_chat(self) -> dict[str, Any]:
+        """The same as chat completions have it."""
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class AllowedChoices(Strict):
+    """Functions of which the answer may, or must, call some."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MOST_TOOLS)]
+
 
 class PlainFormat(Strict):
     """Any text, or a JSON object."""
@@ -120,10 +133,15 @@ class ResponsesBody(Strict):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     stream: bool | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"]
+        | Annotated[NamedChoice | AllowedChoices, Field(discriminator="type")]
+        | None,
+        BeforeValidator(known_choice),
+    ] = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**62)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -143,6 +161,7 @@ class ResponsesBody(Strict):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
     @model_validator(mode="after")
     def _asks_something(self) -> Self:
@@ -163,10 +182,14 @@ class ResponsesBody(Strict):
         if self.tools:
             tools = [tool.model_dump(exclude={"type"}) for tool in self.tools]
             fields["tools"] = [{"type": "function", "function": tool} for tool in tools]
-        if isinstance(self.tool_choice, NamedChoice):
-            fields["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
-        else:
-            fields["tool_choice"] = self.tool_choice
+        match self.tool_choice:
+            case NamedChoice():
+                fields["tool_choice"] = self.tool_choice.as_chat()
+            case AllowedChoices(mode=mode, tools=tools):
+                allowed = {"mode": mode, "tools": [tool.as_chat() for tool in tools]}
+                fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
+            case _:
+                fields["tool_choice"] = self.tool_choice
         form = self.text.format if self.text else None
         if isinstance(form, SchemaText):
             schema = form.model_dump(by_alias=True, exclude={"type"})
@@ -217,7 +240,7 @@ class ResponsesBody(Strict):
             "store": False,
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "text": {"format": form.model_dump(by_alias=True) if form else {"type": "text"}},
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice or "auto",
             "tools": [{"strict": None, **tool.model_dump()} for tool in self.tools],
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",

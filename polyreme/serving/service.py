@@ -378,7 +378,9 @@ class TextService:
                 message = str(error)
                 for request in requests:  # whose names no client knows
                     message = message.removeprefix(f"request {request.request_id!r}: ")
-                raise HttpRefusal(400, message, code="invalid_value") from None
+                field = message.partition(":")[0]
+                param = field if field.isidentifier() else None
+                raise HttpRefusal(400, message, param=param, code="invalid_value") from None
             yield self._pieces(tokenizer, thread, requests, outputs, clocks)
         finally:
             deadline.cancel()

@@ -235,7 +235,12 @@ def named(name):
     return {"type": "function", "function": {"name": name}}
 
 
-FORMAT = "response_format.json_object.x"
+def allowed(*names):
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
+FORMAT = "response_format.x"
 BAD = [
     ("/v1/completions", {"prompt": "a", "max_tokns": 2}, 400, "max_tokns", "did you mean 'max_tokens'"),
     ("/v1/completions", {"prompt": "a", "skip_special_tokens": False}, 400, "skip_special_tokens", "or give null or"),
@@ -275,6 +280,23 @@ BAD = [
     ("/v1/chat/completions", CHAT | {"tools": [ADD, ADD]}, 400, "tools", "two have the same name"),
     ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice", "there are no tools"),
     ("/v1/chat/completions", CHAT | {"tools": [ADD], "tool_choice": named("sub")}, 400, "tool_choice", "there is add"),
+    ("/v1/chat/completions", CHAT | {"tools": [ADD], "tool_choice": {"type": "custom"}}, 400, "tool_choice", "a mode"),
+    (
+        "/v1/chat/completions",
+        CHAT | {"tools": [ADD], "tool_choice": allowed("sub")},
+        400,
+        "tool_choice",
+        "there is add",
+    ),
+    ("/v1/chat/completions", CHAT | {"tool_choice": allowed()}, 400, "tool_choice.allowed_tools.tools", "at least 1"),
+    (
+        "/v1/chat/completions",
+        CHAT | {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        400,
+        "response_format.json_schema.name",
+        "is missing",
+    ),
+    ("/v1/completions", {"prompt": "a", "seed": 2**63}, 400, "seed", "less than"),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a", "tool_calls": []}, {"role": "tool"}]},

@@ -120,9 +120,10 @@ def test_a_forced_call_follows_its_schema_and_other_forms_theirs():
     with ServedThread(served_model) as served, client_of(served) as client:
         arguments = {"model": "nano", "messages": [{"role": "user", "content": "a"}], "seed": 1, "max_tokens": 60}
         one = {"type": "function", "function": {"name": "add"}}
-        settings = {"tools": TOOLS[:1], "parallel_tool_calls": False}
-        for choice in ("required", one):
-            (answer,) = client.chat.completions.create(**arguments, **settings, tool_choice=choice).choices
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [one]}}
+        for choice, tools in (("required", TOOLS[:1]), (one, TOOLS[:1]), (allowed, TOOLS)):
+            settings = {"tools": tools, "parallel_tool_calls": False, "tool_choice": choice}
+            (answer,) = client.chat.completions.create(**arguments, **settings).choices
             (call,) = answer.message.tool_calls
             assert (call.function.name, answer.finish_reason) == ("add", "tool_calls")
             assert set(json.loads(call.function.arguments)) == {"a"}
