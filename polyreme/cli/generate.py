@@ -16,6 +16,10 @@ def generate(
         typer.Argument(metavar="RUN|FOLDER|GGUF", help="Output folder of a run, published weights, or a fetched name."),
     ],
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="An image that the prompt is about; several times."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Answer the prompt, by the model's chat template.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 64,
     temperature: Annotated[
@@ -68,7 +72,7 @@ def generate(
     else:
         unread = {
             "temperature": temperature is not None, "top-k": top_k != 0, "top-p": top_p != 1, "min-p": min_p != 0,
-            "stop": bool(stop), "seed": seed != 0, "speculative": speculative is not None,
+            "stop": bool(stop), "seed": seed != 0, "speculative": speculative is not None, "image": bool(image),
         }  # fmt: skip
         for name, is_given in unread.items():
             if is_given:
@@ -88,5 +92,5 @@ def generate(
     )  # fmt: skip
     recipe.run(
         packages.resolve(weights), prompt=prompt, params=params, chat=chat, dtype=dtype, speculative=speculative,
-        num_draft_tokens=num_draft_tokens, adapter=adapter, kv_cache_dtype=kv_cache_dtype, say=say,
+        num_draft_tokens=num_draft_tokens, adapter=adapter, kv_cache_dtype=kv_cache_dtype, images=image or (), say=say,
     )  # fmt: skip

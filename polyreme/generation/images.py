@@ -181,6 +181,16 @@ def read_url(url: str) -> Any:
     return upright(decoded(raw, *_FORMATS, most_pixels=MOST_PIXELS))
 
 
+def read_image(path: Path) -> Any:
+    """The Pillow image in a file. Raises ConfigError for one that cannot be read, DataError for bytes that are no image
+    and for more than MOST_PIXELS."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the file of an image") from None
+    return upright(decoded(raw, *_FORMATS, most_pixels=MOST_PIXELS))
+
+
 def _sides(said: Any) -> tuple[int, int] | int:
     """(height, width), or the length of the shorter side."""
     if not isinstance(said, Mapping):

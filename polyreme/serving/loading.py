@@ -13,20 +13,26 @@ from polyreme.errors import ConfigError, did_you_mean
 from polyreme.generation import SamplingParams, TextEngine
 from polyreme.generation.embedding import TextEmbedder, TextScorer
 from polyreme.generation.grammar import TextGrammars
-from polyreme.generation.images import ImageProcessor, ImagePrompts
+from polyreme.generation.images import ImagePrompts
 from polyreme.generation.sampling import settings_of
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.generation.transcriber import Transcriber
 from polyreme.mesh import Plan
-from polyreme.models.auto import AutoModelForImageTextToText
 from polyreme.models.encoder_decoders.whisper import SAMPLE_RATE
 from polyreme.models.encoders.bert import BertConfig
 from polyreme.models.encoders.modernbert import ModernBertConfig
 from polyreme.models.parts.cache import check_cache_dtype
 from polyreme.models.parts.decoder import Decoder
 from polyreme.models.pretrained import open_published, read_family_config
-from polyreme.recipes.weights.base import is_run, load_tokenizer
-from polyreme.recipes.weights.trained import ONE_DEVICE, drafting, dtype_of, load_adapters, load_writer
+from polyreme.recipes.weights.base import is_run
+from polyreme.recipes.weights.trained import (
+    ONE_DEVICE,
+    drafting,
+    dtype_of,
+    load_adapters,
+    load_image_writer,
+    load_writer,
+)
 from polyreme.serving.service import AnyModel, ServedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -168,8 +174,8 @@ def _load_image_text(path: Path, options: EngineOptions) -> tuple[ImagePrompts, 
         raise ConfigError(f"{path}: reads images, and adapters are of models that read text alone; leave out --adapter")
     if options.plan is not None:
         raise ConfigError(f"{path}: reads images, on one device; leave out --plan")
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=options.dtype)
-    return ImagePrompts(model, ImageProcessor.from_pretrained(path)), model.language, load_tokenizer(path)
+    images, tokenizer = load_image_writer(path, options.dtype)
+    return images, images.model.language, tokenizer
 
 
 def read_template(file: Path) -> str:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
 
 PIL = pytest.importorskip("PIL.Image")
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
+from polyreme.cli.main import app  # noqa: E402
 from polyreme.eager.tensor import to_tensor  # noqa: E402
 from polyreme.errors import CheckpointError, ConfigError, DataError, ShapeError  # noqa: E402
 from polyreme.generation import LLM, SamplingParams, TextEngine, TextGenerator, TextTokenizer  # noqa: E402
@@ -187,3 +189,23 @@ def test_weights_are_loaded_for_their_task(folder):
     with pytest.raises(ConfigError, match="load them with AutoModelForImageTextToText"):
         AutoModelForCausalLM.from_pretrained(folder)
     assert AutoModelForImageTextToText.from_pretrained(folder).vectors_per_image == 4
+
+
+def test_a_command_writes_about_images(llm, folder, tmp_path):
+    """The text that an LLM answers with, and after a prompt that has the image token."""
+    files, urls = [tmp_path / "a.png", tmp_path / "b.png"], [url_of(pixels) for pixels in PIXELS]
+    for file, pixels in zip(files, PIXELS, strict=True):
+        PIL.fromarray(pixels).save(file)
+    options = ["--temperature", "0", "--max-new-tokens", "6"]
+    options += [option for file in files for option in ("--image", str(file))]
+    (chatted,) = llm.chat(about(*urls), GREEDY)
+    run = CliRunner().invoke(app, ["generate", str(folder), "--chat", "--prompt", "w7 w9", *options])
+    assert (run.exit_code, run.output) == (0, chatted.outputs[0].text + "\n")
+    prompt = {"prompt": "w40 w7 w40", "multi_modal_data": {"image": urls}}
+    (written,) = llm.generate(prompt, GREEDY)
+    run = CliRunner().invoke(app, ["generate", str(folder), "--prompt", "w40 w7 w40", *options])
+    assert (run.exit_code, run.output.split()) == (0, [*["w40", "w7", "w40"], *written.outputs[0].text.split()])
+    with pytest.raises(ConfigError, match="2 images, and the prompt has the image token 0 times"):
+        app(["generate", str(folder), "--prompt", "w7", *options], standalone_mode=False)
+    with pytest.raises(ConfigError, match=r"none\.png: cannot be read"):
+        app(["generate", str(folder), "--image", str(tmp_path / "none.png")], standalone_mode=False)

@@ -10,15 +10,17 @@ from typing import Any
 
 from polyreme.distributed.placement import apply_plan
 from polyreme.errors import CheckpointError, ConfigError
+from polyreme.generation.images import ImageProcessor, ImagePrompts
 from polyreme.generation.speculation import Speculation
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.mesh import Plan
-from polyreme.models.auto import AutoModelForCausalLM
+from polyreme.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
 from polyreme.models.files.adapters import apply_adapter, check_base, merge_adapters, open_adapter, place_adapters
 from polyreme.models.files.gguf_file import is_gguf
 from polyreme.models.files.low_bit_folder import low_bit_layers, parts_of, shape_of
 from polyreme.models.files.packages import resolve
 from polyreme.models.parts.decoder import Decoder
+from polyreme.models.pretrained import open_published
 from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.recipes.corpus import TOKENIZER
 from polyreme.recipes.weights.base import base_digest, is_run, load_tokenizer, load_trained
@@ -63,6 +65,21 @@ def load_writer(
             tokenizer = load_tokenizer(adapter)
         merge_adapters(model)
     return model, tokenizer
+
+
+def reads_images(path: Path) -> bool:
+    """Whether a path, as of load_writer, is that of published weights which read images. Raises as open_published."""
+    if is_run(path) or not (is_gguf(path) or (path / "config.json").is_file()):
+        return False
+    return open_published(path, needs_weights=False).family.task == "image_text_to_text"
+
+
+def load_image_writer(path: Path, dtype: str | None = None) -> tuple[ImagePrompts, TextTokenizer]:
+    """A model that reads images in prompts, whose decoder is its `language`, with its image processor, and its
+    tokenizer, of a folder of published weights; dtype: float32 if None. Raises as load_writer, CheckpointError for a
+    folder without preprocessor_config.json."""
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype)
+    return ImagePrompts(model, ImageProcessor.from_pretrained(path)), load_tokenizer(path)
 
 
 def _load_writer(path: Path, dtype: str | None, plan: Plan | None) -> tuple[Any, TextTokenizer]:
