@@ -21,6 +21,7 @@ from polyreme.mesh import Plan
 from polyreme.models.encoder_decoders.whisper import SAMPLE_RATE
 from polyreme.models.encoders.bert import BertConfig
 from polyreme.models.encoders.modernbert import ModernBertConfig
+from polyreme.models.families import FAMILIES
 from polyreme.models.parts.cache import check_cache_dtype
 from polyreme.models.parts.decoder import Decoder
 from polyreme.models.pretrained import open_published, read_family_config
@@ -120,6 +121,12 @@ def load_served(path: Path, options: EngineOptions, say: Callable[[str], None] =
         say("compiling")
         transcriber.transcribe(np.zeros(SAMPLE_RATE), max_new_tokens=2)
         return transcriber
+    if opened is not None and opened.family.task != "image_text_to_text" and opened.family.name not in FAMILIES:
+        name = str((opened.config.get("architectures") or [opened.family.name])[0])
+        raise ConfigError(
+            f"{path}: weights of a {name:.60} are not served; those of decoders are, of models that read images with "
+            "text, of Whispers and of BERT's kin"
+        )
     plan = None if options.plan is None else Plan.from_degrees(mp=options.degree)
     images = None
     if opened is not None and opened.family.task == "image_text_to_text":

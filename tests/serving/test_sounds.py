@@ -14,6 +14,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from polyreme.audio import wave_file  # noqa: E402
 from polyreme.cli.main import app  # noqa: E402
+from polyreme.errors import ConfigError  # noqa: E402
 from polyreme.generation import TextTokenizer  # noqa: E402
 from polyreme.models.auto import AutoModelForSpeechSeq2Seq  # noqa: E402
 from polyreme.serving import loading  # noqa: E402
@@ -156,6 +157,17 @@ def test_torn_forms_are_refused(served, kind, body, status):
     answer = httpx.post(f"{served.url}/v1/audio/translations", content=body, headers={"Content-Type": kind})
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("vit", "ViTModel"), ("clip", "CLIPModel"), ("t5", "T5ForConditional")])
+def test_what_is_not_served_is_refused_by_name(name, kind):
+    with pytest.raises(ConfigError, match=f"{name}: weights of a {kind}.* are not served; those of decoders are"):
+        loading.load_served(FIXTURES / "encoders" / name, loading.EngineOptions())
+
+
+def test_options_of_decoders_are_refused(folder):
+    with pytest.raises(ConfigError, match="is a model that hears, and --speculative is of decoders; leave it out"):
+        loading.load_served(folder, loading.EngineOptions(speculative="ngram"))
 
 
 def test_a_model_does_its_own_work_alone(served, folder):
