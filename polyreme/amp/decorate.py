@@ -35,9 +35,10 @@ def decorate(
     """Prepare models (and their optimizers) for auto_cast; returns what was given, changed in place.
 
     O1: nothing changes. O2: floating parameters and buffers become dtype, except those of batch norms, of
-    excluded_layers (layers or classes of layers) and, for float16, of layer and instance norms. Optimizers keep float32
-    master weights with the values from before the cast, or those that are loaded before the first step, unless
-    master_weight=False. master_grad: gradients are added up in float32.
+    excluded_layers (layers or classes of layers), of layers whose _cast_to_low_precision is False (layers in them are
+    cast) and, for float16, of layer and instance norms. Optimizers keep float32 master weights with the values from
+    before the cast, or those that are loaded before the first step, unless master_weight=False. master_grad: gradients
+    are added up in float32.
 
     Raises ConfigError for save_dtype: state_dict gives the parameters themselves; save `model.astype(...)` instead.
     """
@@ -109,5 +110,9 @@ def add_up_in_float32(parameter: Any) -> None:
 
 def _keeps(layer: Layer, low: np.dtype, excluded: tuple[set[int], tuple[type, ...]]) -> bool:
     if id(layer) in excluded[0] or isinstance(layer, (*_ALWAYS_FLOAT32, *excluded[1])):
+        return True
+    if (
+        getattr(layer, "_cast_to_low_precision", True) is False
+    ):  # gates of mixtures of experts in PaddlePaddle's projects
         return True
     return low == dtypes.float16 and isinstance(layer, _FLOAT32_BESIDE_FLOAT16)

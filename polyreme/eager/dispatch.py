@@ -395,13 +395,18 @@ def written(target: TensorState, where: Any = None) -> None:
 
 
 def rebind_each(target: Any, result: Any, what: str, *, retype: bool = False) -> Any:
-    """rebind of one result, or of each of several to a tuple of as many Tensors; ConfigError for fewer or more."""
+    """rebind of one result, or of each of several to a tuple of as many Tensors; ConfigError for fewer or more.
+
+    What no gradient flows through gives a leaf that wants one another value and nothing else.
+    """
     if isinstance(result, TensorState):
-        return rebind(target, result, what, retype=retype)
+        leaf = target.holder is target and target._node is None and not target.stop_gradient
+        with tape.GradEnabled(tape.grad_mode.enabled and not (leaf and result.stop_gradient)):
+            return rebind(target, result, what, retype=retype)
     count = len(target) if isinstance(target, (tuple, list)) else 1
     if not isinstance(target, (tuple, list)) or count != len(result):
         raise ConfigError(f"{what}: out= of {count} Tensors for {len(result)} results; give a tuple of {len(result)}")
-    return tuple(rebind(t, r, what, retype=retype) for t, r in zip(target, result, strict=True))
+    return tuple(rebind_each(t, r, what, retype=retype) for t, r in zip(target, result, strict=True))
 
 
 def refuse_copy(target: TensorState, what: str) -> None:

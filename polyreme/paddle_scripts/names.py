@@ -24,6 +24,8 @@ compat
   internals.text: long_type to_text to_bytes round floor_division get_exception_message
 incubate
   core.rng: get_rng_state set_rng_state
+incubate.jit
+  internals.capture: is_inference_mode
 incubate.nn
   nn: FusedDropout=Dropout
 incubate.asp
@@ -34,6 +36,7 @@ amp.auto_cast
 version
   internals.release: rc commit cinn
 device
+  .: framework=paddle.base.framework
   core.devices.place: _convert_to_place=as_place
   core.rng: manual_seed_all=seed
   internals.devices: get_default_device get_device_module set_default_device
@@ -492,7 +495,6 @@ CLASSES: dict[str, str] = {
     "regularizer.WeightDecayRegularizer": f"{_INTERNALS}.initializers.WeightDecayNames",
     "hapi.model.Model": f"{_INTERNALS}.models.ModelNames",
     "jit.to_static.StaticFunction": f"{_INTERNALS}.capture.StaticFunctionNames",
-    "nn.layers.attention.MultiHeadAttention": f"{_INTERNALS}.layers.MultiHeadAttentionNames",
     "nn.parameter.Parameter": f"{_INTERNALS}.layers.ParameterNames",
     "program.program.Program": f"{_INTERNALS}.programs.ProgramNames",
     "nn.parameter.ParamAttr": f"{_INTERNALS}.layers.ParamAttrNames",

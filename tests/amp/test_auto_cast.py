@@ -154,6 +154,16 @@ def test_excluded_layers_by_instance_and_by_class():
     assert net.b.weight.dtype == "bfloat16"
 
 
+def test_layers_that_refuse_the_cast_keep_their_dtype():
+    class Gate(Linear):
+        _cast_to_low_precision = False
+
+    gate = Gate(2, 2)
+    gate.inner = Linear(2, 2)
+    amp.decorate(gate, level="O2", dtype="bfloat16")
+    assert (gate.weight.dtype, gate.inner.weight.dtype) == ("float32", "bfloat16")
+
+
 def test_masters_start_from_the_values_before_the_cast():
     net = Linear(3, 3)
     before = net.weight.numpy()

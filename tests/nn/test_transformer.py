@@ -58,6 +58,32 @@ def test_masks_of_every_kind_say_the_same():
     assert not np.allclose(outs[0], layer(to_tensor(X)).numpy())
 
 
+@pytest.mark.parametrize("hook", ["_prepare_qkv", "compute_kv"])
+def test_a_subclass_has_heads_of_its_own(hook):
+    class Turned(nn.MultiHeadAttention):
+        pass
+
+    def heads(self, *args):
+        q, *rest = getattr(super(Turned, self), hook)(*args)
+        return (q * 2, *rest)
+
+    setattr(Turned, hook, heads)
+    layer, plain = Turned(8, 2).eval(), nn.MultiHeadAttention(8, 2).eval()
+    plain.set_state_dict(layer.state_dict())
+    # queries, or keys, twice as large are those of projections twice as large
+    doubled = plain.q_proj if hook == "_prepare_qkv" else plain.k_proj
+    for parameter in doubled.parameters():
+        parameter.set_value(parameter * 2)
+    x = to_tensor(X)
+    np.testing.assert_allclose(layer(x).numpy(), plain(x).numpy(), **CLOSE)
+    out, cache = layer(x[:, :2], cache=layer.gen_cache(x))
+    out, cache = layer(x[:, 2:], cache=cache)
+    want, _ = plain(x[:, 2:], cache=plain(x[:, :2], cache=plain.gen_cache(x))[1])
+    np.testing.assert_allclose(out.numpy(), want.numpy(), **CLOSE)
+    fixed = (x, x, x, None, layer.gen_cache(x, type=layer.StaticCache))
+    np.testing.assert_allclose(layer(*fixed)[0].numpy(), layer(x).numpy(), **CLOSE)
+
+
 def test_weights_are_a_distribution_and_do_not_change_the_output():
     plain, with_weights = nn.MultiHeadAttention(8, 2).eval(), nn.MultiHeadAttention(8, 2, need_weights=True).eval()
     with_weights.set_state_dict(plain.state_dict())

@@ -6,7 +6,7 @@ import pytest
 from polyreme.core import rng
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import to_tensor
-from polyreme.errors import CaptureError, ConfigError
+from polyreme.errors import CaptureError, ConfigError, GradError
 from polyreme.jit import to_static
 
 
@@ -36,6 +36,16 @@ def test_assign_writes_into_output():
     target = to_tensor([0.0, 0.0])
     assert OPS["assign"](to_tensor([1.0, 2.0]), target) is target
     assert target.tolist() == [1.0, 2.0]
+
+
+def test_output_that_is_a_leaf_keeps_its_gradient():
+    leaf, source = to_tensor([1.0, 2.0], stop_gradient=False), to_tensor([5.0, 6.0], stop_gradient=False)
+    OPS["assign"](np.float32([3, 4]), leaf)
+    assert (leaf.tolist(), leaf.is_leaf, leaf.stop_gradient) == ([3, 4], True, False)
+    (leaf * leaf).sum().backward()
+    assert leaf.grad.tolist() == [6, 8]
+    with pytest.raises(GradError, match="assign: in-place change of a leaf"):
+        OPS["assign"](source * 2, leaf)
 
 
 def test_output_takes_shape_and_dtype_of_the_result():

@@ -427,6 +427,9 @@ def test_attributes_that_trainers_read():
     assert (weight._numel(), weight._is_initialized(), weight._slice(0, 1).shape) == (6, True, [1, 3])
     assert weight._md5sum() == layer.weight.detach()._md5sum() != layer.bias._md5sum()
     assert layer._obtain_parameters_buffers().keys() == {"weight", "bias"}
+    assert layer._cast_to_low_precision
+    assert paddle.incubate.jit.is_inference_mode(layer.forward) is False
+    assert paddle.device.framework.in_dygraph_mode()
     attention = paddle.nn.MultiHeadAttention(4, 2)
     q, k, _ = attention._prepare_qkv(*[paddle.ones([1, 3, 4])] * 3)
     assert q.shape == k.shape == [1, 2, 3, 2]

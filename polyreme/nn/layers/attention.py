@@ -89,17 +89,7 @@ class MultiHeadAttention(Layer):
         """The output; with need_weights or a cache the tuple (output, weights [b, h, q, k], cache moved on)."""
         key = query if key is None else key
         value = query if value is None else value
-        q_bshd = self._heads(self.q_proj(query))
-        if isinstance(cache, StaticCache):
-            k_bshd, v_bshd = transpose(cache.k, [0, 2, 1, 3]), transpose(cache.v, [0, 2, 1, 3])
-        else:
-            k_bshd, v_bshd = self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
-        if isinstance(cache, Cache):
-            cache = Cache(*(
-                concat([old, transpose(new, [0, 2, 1, 3])], axis=2)
-                for old, new in ((cache.k, k_bshd), (cache.v, v_bshd))
-            ))  # fmt: skip
-            k_bshd, v_bshd = transpose(cache.k, [0, 2, 1, 3]), transpose(cache.v, [0, 2, 1, 3])
+        q_bshd, k_bshd, v_bshd, cache = self._project(query, key, value, cache)
         mixed, weights = self._attend(q_bshd, k_bshd, v_bshd, _additive(attn_mask, query.dtype))
         out = self.out_proj(reshape(mixed, [mixed.shape[0], mixed.shape[1], self.embed_dim]))
         extra = [weights] if self.need_weights else []
@@ -109,14 +99,47 @@ class MultiHeadAttention(Layer):
     def gen_cache(self, key: Any, value: Any = None, type: type = Cache) -> Any:
         """An empty Cache for key's batch; Cache(key, value) if value is given; or a StaticCache of key and value."""
         if type is StaticCache:
-            heads = self._heads(self.k_proj(key)), self._heads(self.v_proj(key if value is None else value))
-            return StaticCache(*(transpose(x, [0, 2, 1, 3]) for x in heads))
+            return StaticCache(*self.compute_kv(key, key if value is None else value))
         if type is not Cache:
             raise ConfigError(f"gen_cache makes a MultiHeadAttention.Cache or StaticCache, got type={type!r}")
         if value is not None:
             return Cache(key, value)
         shape = [key.shape[0], self.num_heads, 0, self.head_dim]
         return Cache(zeros(shape, key.dtype), zeros(shape, key.dtype))
+
+    def _project(self, query: Any, key: Any, value: Any, cache: Any) -> tuple[Any, Any, Any, Any]:
+        """Queries, keys and values, [batch, seq, heads, head_dim], and the cache moved on."""
+        if any(getattr(type(self), n) is not getattr(MultiHeadAttention, n) for n in ("_prepare_qkv", "compute_kv")):
+            # a subclass has its own heads, rotated say
+            q, k, v, *moved = self._prepare_qkv(query, key, value, cache)
+            q_bshd, k_bshd, v_bshd = (transpose(x, [0, 2, 1, 3]) for x in (q, k, v))
+            return q_bshd, k_bshd, v_bshd, moved[0] if moved else None
+        # without the transposes there and back
+        q_bshd = self._heads(self.q_proj(query))
+        if isinstance(cache, StaticCache):
+            return q_bshd, transpose(cache.k, [0, 2, 1, 3]), transpose(cache.v, [0, 2, 1, 3]), cache
+        k_bshd, v_bshd = self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
+        if isinstance(cache, Cache):
+            cache = Cache(*(
+                concat([old, transpose(new, [0, 2, 1, 3])], axis=2)
+                for old, new in ((cache.k, k_bshd), (cache.v, v_bshd))
+            ))  # fmt: skip
+            k_bshd, v_bshd = transpose(cache.k, [0, 2, 1, 3]), transpose(cache.v, [0, 2, 1, 3])
+        return q_bshd, k_bshd, v_bshd, cache
+
+    def _prepare_qkv(self, query: Any, key: Any, value: Any, cache: Any = None) -> tuple[Any, ...]:
+        """Queries, keys and values, [batch, heads, seq, head_dim], and the cache moved on, if there is one.
+
+        A subclass that defines this, or compute_kv, has forward attend with what it gives.
+        """
+        q = self._heads(self.q_proj(query)).transpose([0, 2, 1, 3])
+        if isinstance(cache, StaticCache):
+            return q, cache.k, cache.v, cache
+        k, v = self.compute_kv(key, value)
+        if cache is None:
+            return q, k, v
+        cache = Cache(concat([cache.k, k], axis=2), concat([cache.v, v], axis=2))
+        return q, cache.k, cache.v, cache
 
     def compute_kv(self, key: Any, value: Any) -> tuple[Any, Any]:
         """Keys and values projected and split into heads: both [batch, heads, seq, head_dim]."""

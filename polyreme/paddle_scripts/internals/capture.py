@@ -6,6 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 
+def is_inference_mode(func: Any) -> bool:
+    """Whether incubate.jit.inference made func: False, as that is not here."""
+    return False
+
+
 class StaticFunctionNames:
     """Attributes that jit.to_static's functions have for scripts."""
 

@@ -62,6 +62,7 @@ class LayerNames:
     """Attributes of Layer."""
 
     _replaces = ("set_state_dict", "set_dict", "load_dict")
+    _cast_to_low_precision = True
 
     def _build_once(self: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: a __call__ of a project's own asks for it before the first forward."""
@@ -119,21 +120,6 @@ class LayerNames:
             for name, tensor in named(include_sublayers=include_sublayers):
                 tensors[structured_name_prefix + name] = tensor
         return tensors
-
-
-class MultiHeadAttentionNames:
-    """Attributes of MultiHeadAttention."""
-
-    def _prepare_qkv(self: Any, query: Any, key: Any, value: Any, cache: Any = None) -> tuple[Any, ...]:
-        """Queries, keys and values, [batch, heads, seq, head_dim], and the cache moved on, if there is one."""
-        q = self._heads(self.q_proj(query)).transpose([0, 2, 1, 3])
-        if isinstance(cache, self.StaticCache):
-            return q, cache.k, cache.v, cache
-        k, v = self.compute_kv(key, value)
-        if cache is None:
-            return q, k, v
-        cache = self.Cache(cache.k.concat([k], axis=2), cache.v.concat([v], axis=2))
-        return q, cache.k, cache.v, cache
 
 
 class ParameterNames:
