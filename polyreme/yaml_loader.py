@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
+from yaml.scanner import ScannerError
 
 from polyreme.errors import ConfigError
 
@@ -15,9 +17,9 @@ MAX_DEPTH = 32
 class YamlLoader(yaml.SafeLoader):
     """Raises YAMLError for text nested deeper than MAX_DEPTH and for values that are not what their tag says."""
 
-    def fetch_flow_collection_start(self, token_class: Any) -> None:
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         self._check_depth(self.flow_level)
-        super().fetch_flow_collection_start(token_class)
+        super().fetch_flow_collection_start(TokenClass)
 
     def add_indent(self, column: int) -> bool:
         self._check_depth(len(self.indents))
@@ -32,8 +34,8 @@ class YamlLoader(yaml.SafeLoader):
         except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
             problem = f"a value that is no {kind}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+            raise ConstructorError(None, None, problem, node.start_mark) from error
 
     def _check_depth(self, depth: int) -> None:
         if depth >= MAX_DEPTH:
-            raise yaml.scanner.ScannerError(None, None, f"nested deeper than {MAX_DEPTH} levels", self.get_mark())
+            raise ScannerError(None, None, f"nested deeper than {MAX_DEPTH} levels", self.get_mark())

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import mode, state
-from polyreme.core.state import TensorState
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, DTypeError, NotReadyError, NumericsError
 from polyreme.flags import set_flags
@@ -111,8 +110,8 @@ def check_numerics(
     >>> counts.tolist(), values.tolist()
     ([0, 0, 1], [2.0, 0.0, 1.0])
     """
-    if not isinstance(tensor, TensorState) or not dtypes.is_floating(tensor.dtype):
-        kind = tensor.dtype.name if isinstance(tensor, TensorState) else type(tensor).__name__
+    if not isinstance(tensor, Tensor) or not dtypes.is_floating(tensor.dtype):
+        kind = tensor.dtype.name if isinstance(tensor, Tensor) else type(tensor).__name__
         raise DTypeError(f"check_numerics: {var_name} is {kind}; only floating Tensors have NaN and infinities")
     array = state.read(tensor).astype(jnp.promote_types(tensor.dtype, jnp.float32))
     counts = Tensor(jnp.stack([jnp.isnan(array).sum(), jnp.isinf(array).sum(), (array == 0).sum()]).astype(jnp.int64))
@@ -153,8 +152,8 @@ def check_layer_numerics(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(value: Any, op_type: str, name: str) -> None:
-    if isinstance(value, TensorState) and dtypes.is_floating(value.dtype):
-        check_numerics(value, op_type, name)  # type: ignore[arg-type]
+    if isinstance(value, Tensor) and dtypes.is_floating(value.dtype):
+        check_numerics(value, op_type, name)
 
 
 class _CountingMode:
@@ -167,7 +166,7 @@ class _CountingMode:
     def run(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         result = self.inner.run(op, args, kwargs)
         first = result[0] if isinstance(result, (tuple, list)) and result else result
-        name = first.dtype.name if isinstance(first, TensorState) else ""
+        name = first.dtype.name if isinstance(first, Tensor) else ""
         self.calls[op.name, name if name in _COLUMNS else "other"] += 1
         return result
 

@@ -172,8 +172,8 @@ class GradScaler:
         for name, array in new.items():
             state.write(self._state[name], array)
 
-    def minimize(self, optimizer: Any, *args: Any, **kwargs: Any) -> tuple[None, list[tuple[Any, Any]]]:
-        """step() and update(), after the scaled loss's backward(); returns (None, [(parameter, gradient), ...]).
+    def minimize(self, optimizer: Any, *args: Any, **kwargs: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """step() and update(), after the scaled loss's backward(); returns ([], [(parameter, gradient), ...]).
 
         Takes the scaled loss as optimizer.minimize does, and calls its backward() if no parameter has a gradient.
         """

@@ -127,7 +127,7 @@ def chosen(setting: str) -> tuple[str, Keep]:
     if what not in RECOMPUTE:
         raise ConfigError(f"unknown recompute {what!r}{did_you_mean(what, RECOMPUTE)}")
     offload = plan is not None and "act" in plan.offload
-    if offload and (setting or plan.recompute) == "none":
+    if plan is not None and offload and (setting or plan.recompute) == "none":
         raise ConfigError(
             "plan: offload 'act' with recompute 'none': what goes to host memory is the inputs of recomputed parts; "
             "set recompute to full, full_attn or core_attn, or drop 'act'"

@@ -27,6 +27,8 @@ def _describe(defaults: RunConfig) -> str:
         own = inspect.get_annotations(type(section))  # those of single families, which it inherits, stand last
         entries = sorted(entries, key=lambda entry: entry[0].partition(".")[2] not in own)
         rows = [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
-        about = inspect.getdoc(type(section)).partition("\n\n>>>")[0] if hasattr(section, "model_fields") else ""
+        about = (
+            (inspect.getdoc(type(section)) or "").partition("\n\n>>>")[0] if hasattr(section, "model_fields") else ""
+        )
         sections.append("\n".join([*([about, ""] if about else []), *rows]))
     return "\n\n".join(sections)

@@ -23,7 +23,8 @@ class ScaledInput(NamedTuple):
 def scaled_inputs(name: str, block: Any) -> Iterator[ScaledInput]:
     """Of a block, as far as its parts are those of a LLaMA or a GPT: norms before attention and feed-forward, values
     before attention's output where each head has its own, and a gated feed-forward's `up` before `down`."""
-    attention, ffn = getattr(block, "attention", None), getattr(block, "ffn", None)
+    attention: Any = getattr(block, "attention", None)
+    ffn: Any = getattr(block, "ffn", None)
 
     def maps(owner: Any, part: str, names: tuple[str, ...]) -> dict[str, Linear]:
         layers = {f"{name}.{part}.{n}": getattr(owner, n, None) for n in names}
@@ -33,6 +34,8 @@ def scaled_inputs(name: str, block: Any) -> Iterator[ScaledInput]:
         ("attention_norm", attention, "attention", ("q", "k", "v", "qkv")),
         ("ffn_norm", ffn, "ffn", ("gate", "up")),
     ):
+        if owner is None:
+            continue
         inside = maps(owner, part, names)
         # a part that takes the norm's output otherwise, as a router, is no map of these
         is_whole = {id(layer) for layer in inside.values()} >= {

@@ -168,11 +168,10 @@ def check_row(case: Case, *, first: bool, bad: bool = True) -> None:
     run, and traced under autocast.
     """
     graded = not case.no_grad
-    if first or case.host or not graded:
-        eager = check_eager(case)
+    eager = check_eager(case) if first or case.host or not graded else None
     if graded or (first and not case.host):
         result, grads = outcome(case, wide=first and graded)
-        if first or case.host:
+        if eager is not None:
             # the captured program may fuse what eager runs op by op, and round between other terms
             assert_close(arrays(eager), arrays(result), case.terms, case.factor_eps)
         else:

@@ -25,9 +25,9 @@ class PartTable(OrderedDict[Any, Any]):
         super().__delitem__(key)
         state.layer_parts.version += 1
 
-    def pop(self, *key_and_default: Any) -> Any:
+    def pop(self, key: Any, *default: Any) -> Any:
         state.layer_parts.version += 1
-        return super().pop(*key_and_default)
+        return super().pop(key, *default)
 
     def popitem(self, last: bool = True) -> tuple[Any, Any]:
         state.layer_parts.version += 1

@@ -205,7 +205,7 @@ class MergingOptimizer:
 
     def minimize(
         self, loss: Tensor, startup_program: Any = None, parameters: Any = None, no_grad_set: Any = None
-    ) -> tuple[None, list[tuple[Any, Any]]]:
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """The optimizer's minimize; with gradient merge for all parameters only."""
         if self._merge is None:
             return self._inner_opt.minimize(loss, startup_program, parameters, no_grad_set)

@@ -56,11 +56,11 @@ class Line:
     @classmethod
     def read(cls, text: str) -> Line:
         """The line a text stands for, such as "y = matmul(x, w, transpose_y=True)"."""
-        (statement,) = ast.parse(text).body
-        value: Any = statement.value  # type: ignore[attr-defined]
+        statement: Any = ast.parse(text).body[0]
+        value = statement.value
         choices = value.values if isinstance(value, ast.BoolOp) else [value]
         same = choices.pop().id if isinstance(choices[-1], ast.Name) else None
-        return cls(statement.targets[0].id, tuple(map(CallForm.read, choices)), same)  # type: ignore[attr-defined]
+        return cls(statement.targets[0].id, tuple(map(CallForm.read, choices)), same)
 
 
 def anything(_: Match) -> Bound:

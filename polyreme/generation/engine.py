@@ -650,12 +650,12 @@ class TextEngine:
         if self.drafter is None or not free:
             return
         texts, counts = {}, {}
-        drafted = [feed for feed in feeds if feed.is_choosing and feed.sequence.gate is not None]
+        drafted = [(feed, gate) for feed in feeds if feed.is_choosing and (gate := feed.sequence.gate) is not None]
         left = len(free)
-        for number, feed in enumerate(drafted):
+        for number, (feed, gate) in enumerate(drafted):
             sequence = feed.sequence
             room = sequence.limit - len(sequence.completion.token_ids) - 1
-            count = min(sequence.gate.count, room, -(-left // (len(drafted) - number)))
+            count = min(gate.count, room, -(-left // (len(drafted) - number)))
             if count > 0:
                 texts[sequence.slot] = sequence.prompt + sequence.completion.token_ids
                 counts[sequence.slot] = count

@@ -215,8 +215,9 @@ class Capture:
         """Buffers in whose place is another Tensor of their shape and dtype."""
         for buffers, name, buffer in self.replaced.values():
             now = buffers.get(name)
-            both = isinstance(buffer, TensorState) and isinstance(now, TensorState)
-            if now is buffer or not both or id(buffer) in self.created_ids:
+            if now is buffer or id(buffer) in self.created_ids:
+                continue
+            if not (isinstance(buffer, TensorState) and isinstance(now, TensorState)):
                 continue
             if (buffer._array.shape, buffer._array.dtype) == (now._array.shape, now._array.dtype):
                 yield buffers, name, buffer, now

@@ -112,8 +112,8 @@ class StaticFunction:
             # what decides the programs besides shapes and dtypes; tuples that grow cost less than lists for a few parts
             form: tuple | None
             form = (_autocast.policy, _grad_mode.enabled, _default.dtype, _placed.layout, checked.is_on, fusing.is_on)
-            tensors: tuple = ()
-            arrays: tuple = ()
+            tensors: tuple[TensorState, ...] = ()
+            arrays: tuple[Any, ...] = ()
             for value in args:
                 if isinstance(value, TensorState):
                     form += (value.stop_gradient, value._node is None)

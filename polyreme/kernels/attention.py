@@ -89,7 +89,7 @@ def attention_plain(
 ) -> jax.Array:
     """The plain twin of attention: every score at once, derivatives by JAX, forward mode included."""
     check(q, k, v, mask, dropout_key, dropout_rate)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     spec = AttentionSpec(causal=causal, scale=scale, dropout_rate=dropout_rate, softcap=softcap)
     return plain_with_logsumexp(spec, q, k, v, mask, attention_blocked.draw_of(dropout_key, origin))[0]
 

@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from polyreme.kernels.columns import Columns, seen
+from polyreme.kernels.custom_vjp import custom_vjp
 
 BLOCK_QUERIES = 64  # measured best of 32, 64, 128 and 256 at seq 256, head dim 32, two cores
 HEAD_SCORES = 128 * 256
@@ -124,7 +125,7 @@ def spans(spec: AttentionSpec, s: int, t: int, group_size: int = 1) -> list[Quer
     return [QueryBlocks(a, b, rows, max(0, min(t, b + t - s)) if spec.causal else t) for a, b, rows in cuts]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def attention(spec: AttentionSpec, q, k, v, mask, draw: Draw | None) -> jax.Array:
     """q [b, s, n * g, d], k [b, t, n, d], v [b, t, n, x] -> [b, s, n * g, x]; mask and draw may be None."""
     return forward(spec, q, k, v, mask, draw)[0]

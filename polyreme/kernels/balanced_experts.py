@@ -16,13 +16,13 @@ Shape legend: w devices, t tokens of a device, k choices of each, e experts, d w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from polyreme.kernels.custom_vjp import custom_vjp
 from polyreme.kernels.rows import Groups, combine, exchange, route
 
 Levels = Sequence[tuple[str, ...]]
@@ -235,7 +235,7 @@ def _fetch(leaf: jax.Array, index: jax.Array, axes: tuple[str, ...]) -> jax.Arra
 # ---- sums over rounds whose number is found out on the device ----
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def sum_of_rounds(fn: Callable[[Any, Any, Any], Any], first: Any, end: Any, args: Any, fixed: Any) -> Any:
     """fn(first, args, fixed) + ... + fn(end - 1, args, fixed): a loop that has derivatives in args, of any order.
 

@@ -8,7 +8,6 @@ Shape legend: b batch, h query heads, n key heads, m mask heads, s queries, t ke
 entry and a mask head, with p key heads of g query heads each; r queries or keys of a block.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -31,6 +30,7 @@ from polyreme.kernels.columns import (
     seen_between,
     without_empty,
 )
+from polyreme.kernels.custom_vjp import custom_vjp
 
 
 def column_attention(
@@ -87,7 +87,7 @@ def shown_logsumexp(lse) -> jax.Array:
     return jnp.where(lse == jnp.inf, -jnp.inf, lse).reshape(b, n * g, s)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def attend(spec: AttentionSpec, q, k, v, columns: Columns, draw: Draw | None):
     """-> out as q, logsumexp [b, n, h / n, s, 1]: +inf for a row without a key. spec.causal is not read."""
     return _BlockWalk(spec, q, k, v, columns, draw).forward()
@@ -106,7 +106,7 @@ def _backward(spec: AttentionSpec, residuals, cotangents):
 attend.defvjp(_forward, _backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def pull(spec: AttentionSpec, q, k, v, columns: Columns, draw: Draw | None, out, lse, dout, dlse):
     """-> dq, dk, dv of attend; with out and lse of more keys than these, what these add."""
     return _BlockWalk(spec, q, k, v, columns, draw).backward(out, lse, dout, dlse)

@@ -29,7 +29,11 @@ class Columns(NamedTuple):
 
     def for_heads(self, heads: int) -> "Columns":
         """The same mask with `heads` mask heads, a multiple of those it has."""
-        return Columns(*(None if x is None else jnp.repeat(x, heads // x.shape[1], 1) for x in self))
+
+        def repeat(x: jax.Array) -> jax.Array:
+            return jnp.repeat(x, heads // x.shape[1], 1)
+
+        return Columns(repeat(self.bounds), None if self.blocks is None else repeat(self.blocks))
 
     def alike(self) -> "Columns":
         """The same mask with as many heads in both parts."""

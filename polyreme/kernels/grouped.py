@@ -20,6 +20,7 @@ from jax import lax
 
 from polyreme.errors import GradError, ShapeError
 from polyreme.kernels import grouped_triton, select
+from polyreme.kernels.custom_vjp import custom_vjp
 
 BLOCK = 128
 """Rows of a full block: fewer leave the product's kernel waiting for memory."""
@@ -154,7 +155,7 @@ def _members(sizes: jax.Array, rows: int) -> jax.Array:
 # derivatives: each of the two functions has the other in its own
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _matmul(transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
     kernels = _kernels(rows, weights)
     out = kernels.matmul(transpose, rows, weights, sizes)
@@ -292,7 +293,7 @@ _BLOCKS = _Kernels(_matmul_by_blocks, _outer_by_blocks, clears=True)
 # ---- any function of rows ----
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(0, 1)
 def _apply(fn, block, rows, sizes, stacked, shared):
     padded = jnp.pad(rows, ((0, block), (0, 0)))
     out = jax.eval_shape(fn, padded[:block], *(s[0] for s in stacked), *shared)
@@ -316,7 +317,7 @@ def _apply_bwd(fn, block, residuals, dy):
     return _apply_gradient(fn, block, residuals, dy)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(0, 1)
 def _apply_gradient(fn, block, residuals, dy):
     rows, sizes, stacked, shared = residuals
     x, dy = (jnp.pad(a, ((0, block), (0, 0))) for a in (rows, dy))

@@ -4,7 +4,6 @@ Shape legend: t tokens, m hidden size, v vocabulary; a chunk holds c tokens.
 """
 
 import math
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from jax import lax
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.kernels import select
 from polyreme.kernels.attention_blocked import soft_cap_grad, soft_capped
+from polyreme.kernels.custom_vjp import custom_vjp
 from polyreme.kernels.linear import rows_product
 
 CHUNK_BYTES = 8 << 20  # of one chunk's logits: measured best of 8, 16 and 32 MiB at 2048 x 256 x 8192 on two cores
@@ -254,8 +254,8 @@ def _logits_grad(spec: CrossEntropySpec, logits, lse, labels, cotangent) -> jax.
     return soft_cap_grad((jnp.exp(logits - lse[:, None]) - target) * weight[:, None], logits, spec.softcap)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(spec: CrossEntropySpec, hidden, weight, labels, bias, by):
+@custom_vjp(0)
+def _loss(spec: CrossEntropySpec, hidden, weight, labels, bias, by) -> jax.Array:
     """The losses [t], or their sum, each times `by` where that is given."""
     losses = _forward(spec, hidden, weight, labels, bias)[0]
     return _sum(losses, by) if spec.is_summed else losses

@@ -1,12 +1,11 @@
 """layer_norm and rms_norm over the last dim, with their own backward pass, and the plain twins."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from polyreme.errors import ShapeError
+from polyreme.kernels.custom_vjp import custom_vjp
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, epsilon: float = 1e-5) -> jax.Array:
@@ -58,7 +57,7 @@ def _leading_sum(x) -> jax.Array:
     return x.sum(tuple(range(x.ndim - 1)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _layer_norm(epsilon: float, x, weight, bias):
     return _layer_norm_fwd(epsilon, x, weight, bias)[0]
 
@@ -84,7 +83,7 @@ def _layer_norm_bwd(epsilon: float, residuals, dy):
 _layer_norm.defvjp(_layer_norm_fwd, _layer_norm_bwd)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _rms_norm(epsilon: float, x, weight):
     return _rms_norm_fwd(epsilon, x, weight)[0]
 

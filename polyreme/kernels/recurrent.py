@@ -5,7 +5,6 @@ State is (h,), or (h, c) for LSTM. Gates are computed in at least float32.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from jax.errors import InconclusiveDimensionOperation
 
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.kernels import select
+from polyreme.kernels.custom_vjp import custom_vjp
 
 Array = jax.Array
 State = tuple[Array, ...]
@@ -271,7 +271,7 @@ def _widen(state: State) -> State:
     return tuple(s.astype(_wide(s.dtype)) for s in state)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _recurrent(how, x, weights, state, valid):
     return _run(how, x, weights, state, valid)[:2]
 

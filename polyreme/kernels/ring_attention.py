@@ -33,6 +33,7 @@ from polyreme.kernels.attention import attention, check
 from polyreme.kernels.attention_blocked import AttentionSpec
 from polyreme.kernels.column_attention import attend, column_attention, pull, shown_logsumexp
 from polyreme.kernels.columns import BLOCK, Columns, part_of
+from polyreme.kernels.custom_vjp import custom_vjp
 from polyreme.kernels.zigzag import check_zigzag, into_zigzag
 from polyreme.mesh.axes import nearest_multiples
 
@@ -342,7 +343,7 @@ def _origin(split: Split, q: jax.Array, heads: Axes, row: Any = 0, col: Any = 0)
 # ---- the ring ----
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@custom_vjp(0, 1, 2)
 def _walked(walk: type[_Ring], spec: AttentionSpec, split: Split, q, k, v, mask, key) -> tuple[jax.Array, jax.Array]:
     """(out as q, logsumexp [b, n, g, s, 1], +inf for a query that sees no key). mask: an array, Columns or None."""
     return _walked_forward(walk, spec, split, q, k, v, mask, key)[0]

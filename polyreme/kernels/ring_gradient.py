@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from polyreme.errors import ShapeError
+from polyreme.kernels.custom_vjp import custom_vjp
 from polyreme.kernels.linear import linear, rows_product
 
 Axes = tuple[str, ...]
@@ -80,7 +81,7 @@ def ring_gradient_linear(x: jax.Array, weight: jax.Array, ring: GradientRing) ->
     return _linear(ring, x, weight)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _linear(ring: GradientRing, x: jax.Array, weight: jax.Array) -> jax.Array:
     return linear(x, lax.with_sharding_constraint(weight, ring.whole))
 

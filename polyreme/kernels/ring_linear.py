@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from polyreme.errors import ShapeError
+from polyreme.kernels.custom_vjp import custom_vjp
 from polyreme.kernels.linear import linear, rows_product
 
 Axes = tuple[str, ...]
@@ -156,7 +158,7 @@ def _weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
     return rows_product(x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]), acc)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _gathered(ring: _PartRing, x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, ...]:
     """On one device: x [b_l, s_l, d] and its columns [d, f_l] of each weight -> [b_l, s, f_l] each."""
     out: list[jax.Array | None] = [None] * len(weights)
@@ -176,7 +178,7 @@ def _gathered_bwd(ring, residuals, cotangents):
         parts = [linear(ring.part(dy, number), w.T) for dy, w in zip(cotangents, weights, strict=True)]
         return sum(parts[1:], parts[0]).astype(x.dtype)
 
-    gradients = [0] * len(weights)
+    gradients: list[Any] = [0] * len(weights)
     for number, part in ring.visits(x, -1):
         parts = [_weight_gradient(part, ring.part(dy, number)) for dy in cotangents]
         gradients = [total + more for total, more in zip(gradients, parts, strict=True)]
@@ -186,7 +188,7 @@ def _gathered_bwd(ring, residuals, cotangents):
 _gathered.defvjp(_gathered_fwd, _gathered_bwd)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _scattered(ring: _PartRing, x: jax.Array, weight: jax.Array) -> jax.Array:
     """On one device: x [b_l, s, f_l] and its rows [f_l, d] of the weight -> [b_l, s_l, d]."""
     return ring.sums(lambda number: linear(ring.part(x, number), weight))
@@ -198,7 +200,8 @@ def _scattered_fwd(ring, x, weight):
 
 def _scattered_bwd(ring, residuals, dy):
     x, weight = residuals
-    dx, gradient = None, 0
+    dx: Any = None
+    gradient: Any = 0
     for number, part in ring.visits(dy):
         dx = ring.with_part(dx, number, linear(part, weight.T).astype(x.dtype))
         gradient = gradient + _weight_gradient(ring.part(x, number), part)

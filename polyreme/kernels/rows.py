@@ -55,7 +55,7 @@ class Groups(NamedTuple):
         items = lax.iota(jnp.int32, n)
         ordered, order = lax.sort((group, items), num_keys=1, is_stable=True)
         numbers = jnp.arange(groups + 1, dtype=jnp.int32)
-        if export.is_symbolic_dim(n):  # searchsorted takes no open size
+        if any(map(export.is_symbolic_dim, group.shape)):  # searchsorted takes no open size
             bounds = (ordered < numbers[:, None]).sum(1, dtype=jnp.int32)
         else:
             bounds = jnp.searchsorted(ordered, numbers).astype(jnp.int32)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax import export as jax_export
+from jax.core import max_dim
 
 from polyreme.core import dtype as dtypes
 from polyreme.core import spelling, state
@@ -206,7 +207,7 @@ def arange(start: float = 0, end: float | None = None, step: float = 1, dtype: D
     whole = all(isinstance(v, int) or jax_export.is_symbolic_dim(v) for v in (start, end, step))
     to = dtypes.as_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_dtype()
     if is_open and whole:
-        count: Any = jax.core.max_dim(-((start - end) // step), 0)
+        count: Any = max_dim(-((start - end) // step), 0)
     else:
         count = max(0, math.ceil((end - start) / step))
     return _count_up("arange", start, step, count, whole, to)

@@ -148,7 +148,7 @@ def normal(
     center, spread = promote_floating(mean, std)
     common = jnp.broadcast_shapes(center.shape, spread.shape)
     if shape is not None and common != ():
-        raise ShapeError(f"normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out")
+        raise ShapeError(f"normal: shape={shape!r} with a mean and std of shape {list(common)}; leave shape out")
     return center + spread * _normal(key, common if shape is None else shape, center.dtype, "normal")
 
 
@@ -162,9 +162,7 @@ def log_normal(
     common = jnp.broadcast_shapes(center.shape, spread.shape)
     _floating(center.dtype, "log_normal")
     if shape is not None and common != ():
-        raise ShapeError(
-            f"log_normal: shape={list(shape)} with a mean and std of shape {list(common)}; leave shape out"
-        )
+        raise ShapeError(f"log_normal: shape={shape!r} with a mean and std of shape {list(common)}; leave shape out")
     return jnp.exp(center + spread * _normal(key, common if shape is None else shape, center.dtype, "log_normal"))
 
 

@@ -19,6 +19,7 @@ from polyreme.core.dtype import floating, promote_floating
 from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
+from polyreme.ops.creation import as_shape
 from polyreme.ops.sharding import by_batch, by_image
 from polyreme.ops.windows.geometry import per_dim
 from polyreme.ops.windows.pooling import adaptive_average, even_bins
@@ -67,7 +68,7 @@ def _dim_taps(
     size: Any, out: Any, mode: str, ratio: Any, align_corners: bool, align_mode: int, antialias: bool
 ) -> Taps:
     """Taps of one dim; ratio is input entries per output entry."""
-    is_open = is_symbolic_dim(size) or is_symbolic_dim(out)
+    is_open = any(map(is_symbolic_dim, (size, out)))
     xp = jnp if is_open else np
     index = xp.arange(out)
     if is_open:
@@ -90,7 +91,7 @@ def _dim_taps(
 
 
 def _ratio(size: Any, out: Any) -> Any:
-    if is_symbolic_dim(size) or is_symbolic_dim(out):
+    if any(map(is_symbolic_dim, (size, out))):
         return jnp.asarray(size, jnp.float64) / jnp.asarray(out, jnp.float64)
     return size / out
 
@@ -228,16 +229,17 @@ def affine_grid(theta: Array, out_shape: ShapeLike, align_corners: bool = True) 
     theta [N, 2, 3], out_shape [N, C, H, W] -> [N, H, W, 2]; theta [N, 3, 4], out_shape [N, C, D, H, W] -> [N, D, H,
     W, 3]. Raises ShapeError when the two do not fit.
     """
-    n = len(out_shape) - 2
-    if n not in (2, 3) or theta.shape != (out_shape[0], n, n + 1):
-        fitting = f"needs {[out_shape[0], n, n + 1]}" if n in (2, 3) else "needs 4 or 5 sizes"
-        raise ShapeError(f"affine_grid: theta {list(theta.shape)} for out_shape {list(out_shape)}; {fitting}")
+    sizes = as_shape(out_shape, "affine_grid")
+    n = len(sizes) - 2
+    if n not in (2, 3) or theta.shape != (sizes[0], n, n + 1):
+        fitting = f"needs {[sizes[0], n, n + 1]}" if n in (2, 3) else "needs 4 or 5 sizes"
+        raise ShapeError(f"affine_grid: theta {list(theta.shape)} for out_shape {list(sizes)}; {fitting}")
     theta = floating(theta)
     lines = []
-    for size in out_shape[2:]:
+    for size in sizes[2:]:
         shrink = 1.0 if align_corners else (size - 1) / size
         lines.append(np.linspace(-shrink, shrink, size) if size > 1 else np.zeros(1))
-    places = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(out_shape[2:])], -1)
+    places = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(sizes[2:])], -1)
     v = wide(theta)
     # a sum of n + 1 products, spelled out: an accelerator's matmul may round its operands
     grid = jnp.sum(jnp.asarray(places, v.dtype)[None, ..., None, :] * v.reshape(-1, *[1] * n, n, n + 1), -1)

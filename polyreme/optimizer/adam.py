@@ -71,7 +71,8 @@ class Adam(Optimizer):
         if options["rows_alone"]:
             in_batch = jnp.any(g != 0, axis=tuple(range(1, g.ndim)), keepdims=True)
             new = jax.tree.map(lambda after, before: jnp.where(in_batch, after, before), new, (p, slots))
-        return *new, {"step": step}
+        new_p, new_slots = new
+        return new_p, new_slots, {"step": step}
 
     def _adam(
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions

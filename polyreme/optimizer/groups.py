@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyreme.core.state import TensorState
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ArgumentTypeError, ConfigError, NotReadyError, did_you_mean
 from polyreme.nn.clip import GradientClip
 
@@ -27,7 +27,7 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     """
     if parameters is None:
         raise NotReadyError(f"{owner} needs parameters=, a list such as model.parameters()")
-    if isinstance(parameters, (TensorState, str, dict)) or not isinstance(parameters, Iterable):
+    if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         is_uncalled = hasattr(parameters, "parameters") or callable(parameters)
         instead = "; write parameters=model.parameters()" if is_uncalled else ""
         raise ArgumentTypeError(
@@ -40,7 +40,7 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     else:
         groups = [_group(owner, entry) for entry in listed]
     for p in (p for g in groups for p in g.params):
-        if not isinstance(p, TensorState):
+        if not isinstance(p, Tensor):
             raise ArgumentTypeError(f"{owner}: parameters= must hold Parameters, got {type(p).__name__}")
         if getattr(p, "whole", p) is not p:
             raise ConfigError(
@@ -59,7 +59,7 @@ def _group(owner: str, entry: Any) -> ParameterGroup:
             f"{sorted(entry) if isinstance(entry, dict) else type(entry).__name__}"
         )
     params = entry["params"]
-    listed = [params] if isinstance(params, TensorState) else list(params)
+    listed = [params] if isinstance(params, Tensor) else list(params)
     return ParameterGroup(listed, {k: v for k, v in entry.items() if k != "params"})
 
 
@@ -96,14 +96,14 @@ def check_unique(owner: str, parameters: list[Any]) -> None:
 
 def _describe(value: Any) -> str:
     """A wrong number as a message has it: parameters in its place are told by their name."""
-    if isinstance(value, (list, tuple, Iterator)) and any(isinstance(v, (TensorState, Mapping)) for v in value):
+    if isinstance(value, (list, tuple, Iterator)) and any(isinstance(v, (Tensor, Mapping)) for v in value):
         return "a list of Tensors; write parameters=..."
     return repr(value)
 
 
 def nonnegative(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is finite and at least 0, ArgumentTypeError if it is no number."""
-    value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
+    value = value.item() if isinstance(value, Tensor) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{owner}: {name} is a number of at least 0, got {_describe(value)}")
     if not 0 <= value < math.inf:
@@ -113,7 +113,7 @@ def nonnegative(owner: str, name: str, value: Any) -> float:
 
 def fraction(owner: str, name: str, value: Any) -> float:
     """value as a float; ConfigError unless it is a number in [0, 1)."""
-    value = value.item() if isinstance(value, TensorState) and value.size == 1 else value
+    value = value.item() if isinstance(value, Tensor) and value.size == 1 else value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{owner}: {name} is a number in [0, 1), got {_describe(value)}")
     if not 0 <= value < 1:

@@ -57,7 +57,7 @@ class Optimizer(NamesKeywords, RuleUpdate):
 
     _made_with: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     _bound: Any = ()
-    parameters_given: Sequence[Any] | None = None
+    parameters_given: list[Any] | None = None
     rate_variable: Any = None
     gradient_accumulation_steps: int = 1
     """Backward passes that make one step, for who runs the steps: set by distributed.shard_optimizer."""
@@ -199,7 +199,7 @@ class Optimizer(NamesKeywords, RuleUpdate):
         What a static Program's optimizer is in each scope.
         """
         self.refuse_own_update("static Programs")
-        given = self.keywords()
+        given: dict[str, Any] = self.keywords()
         if self.rate_variable is not None:
             given["learning_rate"] = 0.0
         bound = type(self)(**(given | {"parameters": self._regrouped(parameters)}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -41,7 +41,9 @@ class OwnUpdate(OptimizerState):
     _group_of: dict[int, Any]
     _clip_of: dict[int, Any]
     _weight_decay: Any
-    decoupled: Any
+    _options: Callable[[Any], ParameterOptions]
+    _step_by_rule: Callable[[list[Any], Tensor | None], None]
+    decoupled: ClassVar[bool]
 
     @property
     def has_own_update(self) -> bool:

@@ -124,7 +124,8 @@ def whole_sentences(ids: Any, scores: Any, end: int) -> tuple[Any, ...]:
             open_[source] = stay
     ordered = [sorted(sentences, key=lambda s: -s[2][0]) for sentences in open_]
     flat = [s for sentences in ordered for s in sentences]
-    words, values = ([v for s in flat for v in reversed(s[part])] for part in (1, 2))
+    words = [word for s in flat for word in reversed(s[1])]
+    values = [value for s in flat for value in reversed(s[2])]
     levels = ([len(s) for s in ordered], [len(s[1]) for s in flat])
     return (
         tensor_of(words, np.int64),

@@ -204,7 +204,7 @@ class TextService:
     def tokenizer_of(self, name: str | None) -> TextTokenizer:
         """The tokenizer of the model, or of the adapter of this name. Raises HttpRefusal 503 while there is none."""
         model = self._any_model()
-        if isinstance(model, ServedModel) and name in model.adapters:
+        if isinstance(model, ServedModel) and name is not None and name in model.adapters:
             return model.adapters[name]
         return model.tokenizer
 

@@ -8,6 +8,7 @@ from polyreme.compression.scaling import apply_factors, scaled_inputs
 from polyreme.eager.mode import no_grad
 from polyreme.eager.tensor import to_tensor
 from polyreme.models import AutoModelForCausalLM
+from polyreme.nn import Linear
 from tests.models import parity
 from tests.models.test_published import FOLDERS
 
@@ -29,3 +30,7 @@ def test_factors_do_not_change_what_a_model_computes(name, count):
     assert len(inputs) == count
     sizes = {key: getattr(model.config, key) for key in ("hidden_size", "ffn_size", "num_heads", "num_layers")}
     np.testing.assert_allclose(got, want, rtol=0, atol=4 * parity.tolerance(parity.forward_terms(sizes, 13), want))
+
+
+def test_a_block_without_such_parts_has_no_inputs_to_scale():
+    assert not list(scaled_inputs("blocks.0", Linear(2, 2)))

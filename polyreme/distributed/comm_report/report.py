@@ -192,10 +192,9 @@ def _totals_text(report: Report) -> str:
     rows = [("total a device and step", "axes", "runs", "in the program", "by formula", "ratio", "lower bound")]
     for t in [*report.totals, report.whole]:
         ratio = f"{t.ratio:.3f}" if math.isfinite(t.ratio) else "not named"
-        formula = ("-", "-", "-")
-        if report.expected is not None:
-            formula = (bytes_text(t.expected), ratio, bytes_text(t.bound))
-        rows.append((t.kind, axes_text(t.axes), f"{t.runs:,}", bytes_text(t.measured), *formula))
+        expected, bound = bytes_text(t.expected), bytes_text(t.bound)
+        by_formula = (expected, ratio, bound) if report.expected is not None else ("-", "-", "-")
+        rows.append((t.kind, axes_text(t.axes), f"{t.runs:,}", bytes_text(t.measured), *by_formula))
     overlap = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in report.exposed.items())
     lines = [table(rows, right=(2, 3, 4, 5, 6)), f"overlap: {overlap}"]
     if report.messages():

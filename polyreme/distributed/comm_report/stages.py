@@ -35,8 +35,10 @@ class PipelineReport:
     def whole(self) -> Total:
         """All kinds and axes together, the mean over all devices."""
         parts = [stage.whole for stage in self.stages]
-        sums = (sum(getattr(t, n) for t in parts) / len(parts) for n in ("measured", "expected", "bound"))
-        return Total("all", (), *sums)
+        measured, expected, bound = (
+            sum(getattr(t, n) for t in parts) / len(parts) for n in ("measured", "expected", "bound")
+        )
+        return Total("all", (), measured, expected, bound)
 
     @property
     def unnamed(self) -> list[Total]:

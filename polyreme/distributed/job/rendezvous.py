@@ -157,7 +157,8 @@ def _malformed(who: Message) -> str | None:
     for name, wanted in fields.items():
         value = who.get(name)
         # type() and not isinstance: True is no rank
-        if type(value) is not wanted or (wanted is list and not all(type(item) is int for item in value)):
+        is_other = type(value) is not wanted
+        if is_other or (isinstance(value, list) and not all(type(item) is int for item in value)):
             return f"its greeting has {name}={repr(value)[:80]}, which is no {wanted.__name__}; is it of this version?"
     return None
 

@@ -102,8 +102,8 @@ def _together(what: str, x: Any, y: Any, everywhere: bool = False) -> tuple[Any,
     shape = x.dims[: x.sparse_dim()]
     a, b = (places_of(on_host(each, what), shape) for each in (x, y))
     places, at, bt = (np.arange(math.prod(shape)), a, b) if everywhere else union(a, b)
-    values = (segment_reduce(v.values(), i, len(places)) for v, i in ((x, at), (y, bt)))
-    return (*values, constant(indices_of(places, shape, x.index_dtype)), shape)
+    of_x, of_y = (segment_reduce(v.values(), i, len(places)) for v, i in ((x, at), (y, bt)))
+    return (of_x, of_y, constant(indices_of(places, shape, x.index_dtype)), shape)
 
 
 def _combine(what: str, fn: Callable[..., Any], x: Any, y: Any, at_once: bool, everywhere: bool = False) -> Any:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from polyreme import nn
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, GradError
+
+Result = TypeVar("Result")
+
+
+def of_1_7(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Mark a method with 1.7's arguments, which stands in the place of one of nn.Layer's that takes others."""
+    return method
 
 
 class Layer(nn.Layer):
@@ -32,12 +39,14 @@ class Layer(nn.Layer):
             raise ConfigError(f"Layer.create_variable: type={type!r}; a Tensor is a lod_tensor, leave it out")
         return self.create_tensor(name, persistable, dtype)
 
+    @of_1_7
     def sublayers(self, include_sublayers: bool = True, include_self: bool = False) -> list[nn.Layer]:
         """The direct sublayers, then, unless include_sublayers is False, those inside each of them."""
         direct = list(self.children())
         inner = [layer for child in direct for layer in child.sublayers()] if include_sublayers else []
         return [*([self] if include_self else []), *dict.fromkeys([*direct, *inner])]
 
+    @of_1_7
     def named_sublayers(
         self, prefix: str = "", include_sublayers: bool = True, include_self: bool = False,
         layers_set: set[Any] | None = None, remove_duplicate: bool = True,

@@ -57,8 +57,8 @@ def density_prior_box(
             f"fluid.layers.density_prior_box: densities={densities}, fixed_sizes={fixed_sizes}, "
             f"fixed_ratios={fixed_ratios}; give ratios, and one density a size"
         )
-    shapes = [list(densities), list(fixed_sizes), list(fixed_ratios)]
-    found = dense_boxes(input, image, *shapes, list(variance), list(steps), float(offset))
+    settings = (list(densities), list(fixed_sizes), list(fixed_ratios), list(variance), list(steps), float(offset))
+    found = dense_boxes(input, image, *settings)
     return tuple(reshape(v, [-1, 4]) for v in found) if flatten_to_2d else found  # type: ignore[return-value]
 
 
@@ -101,10 +101,10 @@ def anchor_generator(
     aspect_ratios: heights over widths; sizes are square roots of areas. stride: (x, y) pixels from place to place.
     Anchors are whole at scale 1, as in Ren et al., 2015, arXiv:1506.01497. Raises ConfigError without the three.
     """
-    several = [list(v) if isinstance(v, (list, tuple)) else [v] for v in (anchor_sizes, aspect_ratios)]
+    sizes, ratios = (list(v) if isinstance(v, (list, tuple)) else [v] for v in (anchor_sizes, aspect_ratios))
     if anchor_sizes is None or aspect_ratios is None or not isinstance(stride, (list, tuple)) or len(stride) != 2:
         raise ConfigError("fluid.layers.anchor_generator: give anchor_sizes, aspect_ratios and stride (x, y)")
-    return anchors_of(input, *several, list(variance), list(stride), float(offset))
+    return anchors_of(input, sizes, ratios, list(variance), list(stride), float(offset))
 
 
 @recorded

@@ -178,8 +178,8 @@ def warpctc(
         input = transpose(padded, [1, 0, 2])
         ids, label_length = OPS["sequence_pad"](y, lods.inner(by), 0, lods.room(y, by))
         label = reshape(ids, [0, -1])
-    lengths = [reshape(v, [-1]) for v in (input_length, label_length)]
-    loss = F.ctc_loss(input, label, *lengths, blank, "none", norm_by_times)
+    input_lengths, label_lengths = (reshape(v, [-1]) for v in (input_length, label_length))
+    loss = F.ctc_loss(input, label, input_lengths, label_lengths, blank, "none", norm_by_times)
     return lods.divided(reshape(loss, [-1, 1]), ())
 
 

@@ -49,7 +49,7 @@ def mean_iou(input: Any, label: Any, num_classes: int) -> tuple[Any, Any, Any]:
     pairs = [ar.cast(F.one_hot(v, num_classes), "int64") for v in (seen, wanted)]
     right = ar.cast(reshape(ar.equal(seen, wanted), [-1, 1]), pairs[0].dtype)
     correct = rd.sum(ar.multiply(pairs[0], right), 0)
-    wrong = rd.sum(ar.multiply(ar.add(*pairs), ar.subtract(1, right)), 0)
+    wrong = rd.sum(ar.multiply(ar.add(pairs[0], pairs[1]), ar.subtract(1, right)), 0)
     union = ar.add(correct, wrong)
     present = ar.cast(ar.greater_than(union, 0), "float32")
     each = ar.divide(ar.cast(correct, "float32"), ar.cast(mt.maximum(union, 1), "float32"))
@@ -71,7 +71,7 @@ def chunk_eval(
     if chunk_scheme not in SCHEMES:
         raise ConfigError(f"fluid.layers.chunk_eval: chunk_scheme={chunk_scheme!r}; there are {sorted(SCHEMES)}")
     lengths = lods.inner(lods.sequences("fluid.layers.chunk_eval", input)[1]) if seq_length is None else seq_length
-    excluded = set(excluded_chunk_types or ())
+    excluded: set[int] = set(excluded_chunk_types or ())
 
     def counted(seen: np.ndarray, wanted: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
         cuts = counts.reshape(-1)

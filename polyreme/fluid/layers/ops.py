@@ -76,8 +76,8 @@ def elu(x: Any, alpha: float = 1.0, name: str | None = None) -> Any:
 @layer
 def selu(x: Any, scale: float | None = None, alpha: float | None = None, name: str | None = None) -> Any:
     """scale * (x above 0, alpha * (e^x - 1) below); the constants of arXiv:1706.02515 unless given."""
-    given = {k: v for k, v in (("scale", scale), ("alpha", alpha)) if v is not None}
-    return F.selu(x, **given)
+    settings: dict[str, Any] = {k: v for k, v in (("scale", scale), ("alpha", alpha)) if v is not None}
+    return F.selu(x, **settings)
 
 
 @layer

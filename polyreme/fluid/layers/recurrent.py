@@ -375,7 +375,8 @@ def lstm(
             outs.append(out)
             last.append((h, c))
         x = outs[0] if sides == 1 else concat(outs, -1)
-    return x, *(stack(list(v), 0) for v in zip(*last, strict=True))
+    last_h, last_c = (stack(list(states), 0) for states in zip(*last, strict=True))
+    return x, last_h, last_c
 
 
 __all__ = [

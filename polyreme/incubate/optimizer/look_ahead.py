@@ -97,7 +97,7 @@ class LookAhead:
 
     def minimize(
         self, loss: Any, startup_program: Any = None, parameters: Any = None, no_grad_set: Any = None
-    ) -> tuple[None, list[tuple[Any, Any]]]:
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """step() from the gradients that loss.backward() left, which is called first if no parameter has one.
 
         Raises ConfigError for a choice of parameters: slow weights are of all that the inner optimizer has.

@@ -108,6 +108,7 @@ class MambaMixer(Layer):
 
     def forward(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
         x, gate = constrain(self.into(x_bse), "batch", "block_seq", "ffn").chunk(2, -1)
+        before = None
         if cache is None:
             x, state = self.convolution(x), zeros([x.shape[0], *self.state_shapes[1]], "float32")
         else:
@@ -116,8 +117,8 @@ class MambaMixer(Layer):
         low, into, out_of = self.select(x).split(self.sizes, -1)
         steps = masked_steps(F.softplus(self.steps(low)), cache)
         decay = -self.log_decay.astype("float32").exp()
-        parts = (part.astype("float32") for part in (into, out_of))
-        y, state = selective_scan(x.astype("float32"), steps.astype("float32"), decay, *parts, state)
+        into, out_of = into.astype("float32"), out_of.astype("float32")
+        y, state = selective_scan(x.astype("float32"), steps.astype("float32"), decay, into, out_of, state)
         if cache is not None:
             cache.write_states(before, state)
         return self.out((y.astype(x.dtype) + x * self.skip) * F.silu(gate))

@@ -122,6 +122,7 @@ class Mamba2Mixer(Layer):
     def forward(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
         batch, seq, _ = x_bse.shape
         gate, mixed, steps = constrain(self.into(x_bse), "batch", "block_seq", "ffn").split(self.parts, -1)
+        before = None
         if cache is None:
             mixed, state = self.convolution(mixed), zeros([batch, *self.state_shapes[1]], "float32")
         else:

@@ -76,7 +76,7 @@ class MixtralConfig(LlamaConfig):
                 f"{type(self).__name__}: experts_per_token {self.experts_per_token} of {self.num_experts} experts; "
                 f"make it 1 to {self.num_experts}"
             )
-        if self.balance_loss < 0 or self.capacity_factor < 0:
+        if (self.balance_loss or 0.0) < 0 or self.capacity_factor < 0:
             raise ConfigError(
                 f"{type(self).__name__}: balance_loss {self.balance_loss}, capacity_factor {self.capacity_factor}; "
                 "give at least 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme.core.state import TensorState
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError
 from polyreme.nn import functional as F
 from polyreme.nn.argument_order import also_in_order
@@ -15,7 +15,7 @@ class _Dropping(Layer):
     def __init__(self, p: float, name: str | None) -> None:
         super().__init__()
         self.name = name
-        p = p.item() if isinstance(p, TensorState) and p.size == 1 else p
+        p = p.item() if isinstance(p, Tensor) and p.size == 1 else p
         if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
             raise ConfigError(f"{type(self).__name__}: p is a probability from 0 to 1, got {p!r}")
         self.p = p

@@ -268,6 +268,7 @@ def attend_blocks(
     query_place = start[:, None] + jnp.arange(s, dtype=jnp.int32)
     query_place = jnp.broadcast_to(query_place[:, None], (b, h // n, s)).reshape(b, 1, rows, 1)
 
+    biases = None
     if place_bias is not None:
         most_places = tables.shape[1] * size
         padding = max(0, most_places - place_bias.shape[1])
@@ -287,7 +288,7 @@ def attend_blocks(
         scores = scores if key_scales is None else _scaled(scores, fetch(key_scales, ids))
         seen = (place <= query_place) & (place > query_place - window) if window else place <= query_place
         scores = soft_capped(scores * scaling, softcap)
-        if place_bias is not None:
+        if biases is not None:
             scores = scores + lax.dynamic_slice_in_dim(biases, number * places, places, 2)
         scores = jnp.where(seen, scores, -jnp.inf)
         is_in = (place < start[:, None] + s)[:, None, :, None]

@@ -33,6 +33,14 @@ def refuse_generators(what: str, **settings: Any) -> None:
         raise ConfigError(f"{what}: {shown}; random numbers come from the default generator, use seed(), leave it out")
 
 
+def window_of(what: str, window_size: Any) -> tuple[int, int]:
+    """(left, right) of a window given as both, as one number, or None for none. Raises ConfigError for another form."""
+    sides = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size or (-1, -1))
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+        raise ConfigError(f"{what}: window_size={window_size!r}; give (left, right), whole numbers, -1 for all keys")
+    return sides
+
+
 def _limits(bounds: Array | None, queries: int, keys: int, causal: bool, window: tuple[int, int]) -> Array:
     """kernels.Columns.bounds, int32 [batch or 1, heads or 1, t, 2 + 2 i], of what flashmask_attention takes."""
     at = jnp.arange(keys, dtype=jnp.int32)
@@ -237,7 +245,7 @@ def flashmask_attention(
         raise ConfigError(f"{what}: return_seed_offset=True; random numbers come from the default generator")
     if block_mask is not None and startend_row_indices is None:
         raise ConfigError(f"{what}: block_mask without startend_row_indices; give both")
-    window = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size or (-1, -1))
+    window = window_of(what, window_size)
     rate = dropout if training else 0.0
     square = tuple(query.shape[-3:-2]) == tuple(key.shape[-3:-2])
     if startend_row_indices is None and window == (-1, -1) and not return_softmax_lse and (square or not causal):

@@ -13,7 +13,7 @@ from jax import Array
 from polyreme.core.annotations import AnyTensor
 from polyreme.core.op import composite, op
 from polyreme.errors import ConfigError, ShapeError
-from polyreme.ops.attention.columns import FAR, attend_columns, refuse_generators
+from polyreme.ops.attention.columns import FAR, attend_columns, refuse_generators, window_of
 from polyreme.ops.attention.dense import flash_attention
 from polyreme.ops.ids import check_none
 
@@ -253,6 +253,6 @@ def flash_attention_v3_varlen(
         raise ConfigError(f"{what}: {', '.join(refused)} cannot be honoured here; leave it out")
     return segment_attention(
         what, (query, key, value), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k),
-        used=(seqused_q, seqused_k), causal=causal, window=tuple(window_size), scale=softmax_scale,
+        used=(seqused_q, seqused_k), causal=causal, window=window_of(what, window_size), scale=softmax_scale,
         softcap=softcap,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def _fitting(what: str) -> Callable[..., None]:
     """A check that raises ShapeError where x, boxes and boxes_num do not fit each other."""
 
     def check(x: Any, boxes: Any, boxes_num: Any, *rest: Any, **settings: Any) -> None:
-        image, region, number = (tuple(getattr(a, "shape", ())) for a in (x, boxes, boxes_num))
+        image, region, number = (list(getattr(a, "shape", ())) for a in (x, boxes, boxes_num))
         fits = [len(dims) for dims in (image, region, number)] == [4, 2, 1]
         # DYNAMIC: a size of a Program that is known once it runs
         sizes = zip((*region[1:], *number), (4, *image[:1]), strict=True) if fits else ()

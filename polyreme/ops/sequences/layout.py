@@ -63,10 +63,11 @@ def sequence_room(counts: AnyTensor, most: int | None = None) -> Any:
     Reads the host. most: what counts do not add up to more than, the number of elements where counts cannot be read;
     without it CaptureError is raised inside a capture.
     """
-    found = None if most is None else at_hand(counts)
-    if found is None and most is None:
-        found = on_host(counts, "sequence_room(), whose result's size is the sum of the counts")
-    total = most if found is None else int(found.sum())
+    if most is None:
+        known = on_host(counts, "sequence_room(), whose result's size is the sum of the counts")
+    else:
+        known = at_hand(counts)
+    total = most if known is None else int(known.sum())
     return OPS["cast"](np.zeros(total, bool), dtypes.bool_)
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from polyreme.kernels.custom_vjp import custom_vjp
 from polyreme.ops.activation import wide
 from polyreme.ops.windows.geometry import Pads, entries, padded
 
@@ -44,13 +45,13 @@ class Windows(NamedTuple):
 
 
 # each of the three is linear in both arrays, and its gradients are the other two
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def depthwise(windows: Windows, x: Array, weight: Array) -> Array:
     """The convolution of each channel of x, [N, C, ...] or [N, ..., C], with its own weights [C, 1, *kernel]."""
     return _sum_of_entries(x, weight, windows.stride, windows.pads, windows)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def spread(windows: Windows, dy: Array, weight: Array) -> Array:
     """The gradient of depthwise by x: each entry of dy times the weights, added where they came from."""
     config = [(0, 0, 0)] * dy.ndim
@@ -63,7 +64,7 @@ def spread(windows: Windows, dy: Array, weight: Array) -> Array:
     return _sum_of_entries(apart, jnp.flip(weight, range(2, 2 + n)), (1,) * n, ((0, 0),) * n, windows)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def products(windows: Windows, x: Array, dy: Array) -> Array:
     """The gradient of depthwise by its weights: of each entry of the window the sum of its products with dy."""
     first, n = windows.first, len(windows.kernel)

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.core import max_dim
 
 from polyreme.errors import ConfigError, ShapeError
 
-Pads = list[tuple[int, int]]
+Pads = Sequence[tuple[int, int]]
 # XLA's convolutions on processors count in 32 bits, and end the process beyond
 MAX_SIZE = 2**31 - 1
 
@@ -111,7 +112,7 @@ def resolve_pads(
     for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
         # an open size too, in the form that windows of other padding give: jax does not see that ceilings are alike
         windows = (size - 1) // s + 1
-        total = jax.core.max_dim((windows - 1) * s + d * (k - 1) + 1 - size, 0)
+        total = max_dim((windows - 1) * s + d * (k - 1) + 1 - size, 0)
         pads.append((total // 2, total - total // 2))
     return pads
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jax import Array
 from typing import Any
 
-Pads = list[tuple[int, int]]
+Pads = Sequence[tuple[int, int]]
 MAX_SIZE: int
 def per_dim(value: Any, n: int, what: str, low: int = 1) -> tuple[int, ...]: ...
 def is_negative(size: Any) -> bool: ...

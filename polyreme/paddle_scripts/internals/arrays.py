@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyreme.core import dtype as dtypes
-from polyreme.core.state import TensorState
-from polyreme.eager.tensor import to_tensor
+from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import DTypeError, ProgramError
 from polyreme.program.mode import in_dynamic_mode
 
@@ -17,7 +16,7 @@ def create_array(dtype: Any, initialized_list: Sequence[Any] | None = None) -> l
     _check_mode("create_array")
     array = list(initialized_list or ())
     for value in array:
-        if not isinstance(value, TensorState) or value.dtype != dtypes.as_dtype(dtype):
+        if not isinstance(value, Tensor) or value.dtype != dtypes.as_dtype(dtype):
             got = getattr(value, "dtype", type(value).__name__)
             raise DTypeError(f"create_array: an array of {dtypes.as_dtype(dtype)} holds Tensors of it, got {got}")
     return array
@@ -53,7 +52,7 @@ def array_length(array: list[Any]) -> Any:
 
 
 def _index(i: Any) -> int:
-    return int(to_tensor(i).reshape([]).item()) if isinstance(i, TensorState) else int(i)
+    return int(to_tensor(i).reshape([]).item()) if isinstance(i, Tensor) else int(i)
 
 
 def _check_mode(what: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from polyreme.core.state import TensorState
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ShapeError
 
 
@@ -95,7 +95,7 @@ def convert_to_list(value: Any, n: int, name: str, dtype: type = int) -> list[An
 
 def convert_shape_to_list(shape: Any) -> list[int]:
     """Sizes as integers, from a list, tuple or Tensor, whose elements may be Tensors."""
-    values = shape.tolist() if isinstance(shape, TensorState) else shape
+    values = shape.tolist() if isinstance(shape, Tensor) else shape
     return [int(size) for size in values]
 
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyreme.core.state import TensorState
 from polyreme.distributed.auto_parallel.dims.blocks import repeated_blocks
 from polyreme.distributed.auto_parallel.dims.factors import Factor, leaves
 from polyreme.distributed.auto_parallel.dims.infer import Inferred, Names
 from polyreme.distributed.auto_parallel.dims.roles import Use, is_split_by_mp
 from polyreme.distributed.auto_parallel.dims.trace import LayerCall, TracedOp, TracedValue
-from polyreme.eager.tensor import HookHandle
+from polyreme.eager.tensor import HookHandle, Tensor
 from polyreme.nn.layer import Layer
 from polyreme.ops.layout import constrain
 
@@ -132,7 +131,7 @@ class _InputHook:
 
 
 def _said(value: Any, dims: tuple[Names, ...]) -> Any:
-    if not isinstance(value, TensorState) or len(value._array.shape) != len(dims[0]):
+    if not isinstance(value, Tensor) or len(value._array.shape) != len(dims[0]):
         return value
     for names in dims:
         value = constrain(value, *names)

@@ -63,7 +63,7 @@ def partial_sum(input: Sequence[Any], start_index: int = 0, length: int = -1) ->
 
 
 def _columns(input: Sequence[Any], start: int, length: int) -> list[Any]:
-    several = list(input) if isinstance(input, (list, tuple)) else [input]
+    several: list[Any] = list(input) if isinstance(input, (list, tuple)) else [input]
     width = several[0].shape[1]
     begin = start % width
     end = width if length < 0 else begin + length
