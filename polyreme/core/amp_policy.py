@@ -8,8 +8,9 @@ fuses.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ class Policy:
     black: frozenset[str] = frozenset()
     promote: bool = True
 
-    def target(self, op_name: str, amp: AmpClass, arrays: tuple[jax.Array, ...]) -> np.dtype | None:
+    def target(self, op_name: str, amp: AmpClass, arrays: Sequence[Any]) -> np.dtype | None:
         """The dtype floating inputs are cast to, or None to leave them alone."""
         # a Python number is weakly typed and follows the tensors
         floats = [a.dtype for a in arrays if _follows(a) and not a.weak_type]

@@ -15,7 +15,7 @@ from polyreme import flags
 from polyreme.eager.tensor import Tensor, to_tensor
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.io.dataloader import DataLoader
-from polyreme.io.dataset import ConcatDataset
+from polyreme.io.dataset import ConcatDataset, Dataset
 from polyreme.io.sampler import Sampler
 from polyreme.io.seed import epoch_rng, seed_of
 from polyreme.ops.experts.mixture import check_counts
@@ -186,7 +186,7 @@ class TaskBatchSampler(Sampler):
         return np.concatenate(rounds)[:count]
 
 
-class _OfTask:
+class _OfTask(Dataset):
     """A dataset whose samples say the number of their task, last."""
 
     def __init__(self, dataset: Any, number: int) -> None:

@@ -215,7 +215,6 @@ class KernelNode(Node):
     edges: tuple[Any, ...]
     metas: Any
     seq: int
-    hooks: None
 
     __slots__ = ("kernel", "num_outputs", "primals", "pullback")
 

@@ -100,8 +100,8 @@ def version() -> str:
 
 def _programs(artifact: Artifact) -> list[ExportedProgram]:
     """The programs of the main function, each checked to be fit for compilation."""
-    chosen = artifact.function(MAIN).programs
-    for program in chosen:
+    chosen: list[ExportedProgram] = []
+    for program in artifact.function(MAIN).programs:
         if not isinstance(program, ExportedProgram):
             raise ConfigError(
                 f"{artifact.prefix}: IREE takes artefacts of polyreme's own; export this model with jit.save"
@@ -118,7 +118,8 @@ def _programs(artifact: Artifact) -> list[ExportedProgram]:
                     f"{name}: input {spec.name!r} has open sizes, and IREE takes none; give every size in its "
                     "InputSpec, or --batch and --length"
                 )
-    return list(chosen)
+        chosen.append(program)
+    return chosen
 
 
 def _modules(artifact: Artifact, programs: Sequence[ExportedProgram]) -> list[bytes]:

@@ -56,9 +56,9 @@ def nms_rows(
 def _of_image(
     boxes: np.ndarray, scores: np.ndarray, threshold: float, top: int, keep: int, overlap: float, extra: float,
     eta: float, background: int, locality: bool,
-) -> list[tuple[int, float, np.ndarray, int]]:  # fmt: skip
+) -> list[tuple[int, Any, Any, int]]:  # fmt: skip
     """(class, score, box, place) of what stays of boxes [classes, m, 4] and scores [classes, m]."""
-    rows: list[tuple[int, float, np.ndarray, int]] = []
+    rows: list[tuple[int, Any, Any, int]] = []
     for label in range(len(scores)):
         if label == background:
             continue

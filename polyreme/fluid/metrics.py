@@ -231,7 +231,7 @@ class DetectionMAP:
         for image in zip(np.split(rows, np.cumsum(found)[:-1]), *parts, strict=True):
             for counts in (batch, self._counts):
                 counts.add(*image, *self._settings)
-        return [np.float32([c.mean_average_precision(*self._average)]) for c in (batch, self._counts)]
+        return [np.array([c.mean_average_precision(*self._average)], np.float32) for c in (batch, self._counts)]
 
     def get_map_var(self) -> tuple[Any, Any]:
         """(of the minibatch of a run, of all since reset), float32 [1]."""

@@ -60,7 +60,7 @@ class Optimizer:
         if regularization is not None:
             extra["weight_decay"] = regularization
         is_late = parameter_list is None and not state.recording()
-        if not state.recording() and not is_late:
+        if parameter_list is not None and not state.recording():
             extra["parameters"] = list(parameter_list)
         if self._decay is not None:
             if state.recording():

@@ -163,8 +163,8 @@ def matches(pattern: Pattern, result: Any, source: Calls) -> Iterator[Match]:
             return
         call = result if not calls else source.maker(bound[line.out])
         name, given = ("", None) if call is None else source.parts(call)
-        for form in line.forms if given is not None else ():
-            if form.op == name:
+        for form in line.forms:
+            if given is not None and form.op == name:
                 for further in _unify(form, given, bound):
                     yield from follow(rest, [*calls, call], further)
         if line.same is not None and plain(bound.get(line.same, bound[line.out])) == plain(bound[line.out]):

@@ -661,7 +661,7 @@ class TextEngine:
                 counts[sequence.slot] = count
                 left -= count
         drafts = self.drafter.propose(texts, counts) if texts else {}
-        for feed in drafted:
+        for feed, _ in drafted:
             grammar = feed.sequence.grammar and feed.sequence.grammar.copy()
             for token in drafts.get(feed.sequence.slot, ()):
                 if grammar is not None and (grammar.is_done or not grammar.allowed()[token]):

@@ -98,7 +98,8 @@ class ImageProcessor:
         pixels = np.asarray(picture)
         if self.crop is not None:
             pixels = _middle(pixels, *self.crop)
-        normed = (pixels * np.float32(self.scale) - np.float32(self.mean)) / np.float32(self.std)
+        mean, std = (np.asarray(part, np.float32) for part in (self.mean, self.std))
+        normed = (pixels * np.float32(self.scale) - mean) / std
         return normed.astype(np.float32).transpose(2, 0, 1)
 
 

@@ -25,8 +25,8 @@ class PromptVectors:
     @cached_property
     def digest(self) -> bytes:
         """Of places and vectors, 128 bits."""
-        digest = hashlib.blake2b(np.ascontiguousarray(self.places), digest_size=16)
-        digest.update(np.ascontiguousarray(self.vectors))
+        digest = hashlib.blake2b(np.ascontiguousarray(self.places).data, digest_size=16)
+        digest.update(np.ascontiguousarray(self.vectors).data)
         return digest.digest()
 
     def part(self, start: int, stop: int) -> PromptVectors:

@@ -95,7 +95,7 @@ def two_sizes(batch_size: Any) -> tuple[int, int]:
     return batch_size, batch_size
 
 
-def samples_in(inputs: list[Tensor]) -> int:
+def samples_in(inputs: Sequence[Tensor]) -> int:
     """Samples in a batch: the first dim of its first input."""
     return inputs[0].shape[0] if inputs and inputs[0].shape else 1
 

@@ -378,11 +378,11 @@ def aligned_buffer(nbytes: int) -> np.ndarray:
 
 
 def _read_into(fd: int, out: np.ndarray, offset: int) -> None:
-    _move(os.preadv, fd, memoryview(out), offset)
+    _move(os.preadv, fd, out.data, offset)
 
 
 def _write(fd: int, array: np.ndarray, offset: int) -> None:
-    _move(os.pwritev, fd, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), offset)
+    _move(os.pwritev, fd, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, offset)
 
 
 def _move(call: Callable[..., int], fd: int, left: Any, offset: int) -> None:

@@ -81,9 +81,9 @@ class DataLoader(NamesKeywords):
             batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", None)
         )
         self.drop_last = drop_last
-        self.batch_sampler = batch_sampler
+        self.batch_sampler: Any = batch_sampler
         if batch_sampler is None and not self._stream and batch_size is not None:
-            self.batch_sampler: BatchSampler = BatchSampler(dataset, None, shuffle, batch_size, drop_last)
+            self.batch_sampler = BatchSampler(dataset, None, shuffle, batch_size, drop_last)
         self._order: Any = self.batch_sampler
         if self._bare and not self._stream:
             self._order = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)

@@ -327,7 +327,7 @@ class CapturedProgram:
 
     # running
 
-    def run(self, arguments: list[TensorState]) -> Any:
+    def run(self, arguments: Sequence[TensorState]) -> Any:
         """Execute on these arguments: update the state, return what the function returns.
 
         Raises what an assert or raise of the function raises, once the program has run: its state is then updated.
@@ -340,7 +340,7 @@ class CapturedProgram:
         except jax.errors.JaxRuntimeError as error:
             raise_explained(error, f"captured {where_defined(self.fn)}")
 
-    def _run(self, arguments: list[TensorState]) -> Any:
+    def _run(self, arguments: Sequence[TensorState]) -> Any:
         if self.discovery.differentiable:
             return self._run_taped(arguments)
         if self.is_function:
@@ -374,7 +374,7 @@ class CapturedProgram:
             self._store_extra(extra, arguments)
         return self._result(outs, arguments)
 
-    def run_function(self, arrays: list[Any], arguments: list[TensorState]) -> Any:
+    def run_function(self, arrays: Sequence[Any], arguments: Sequence[TensorState]) -> Any:
         """run, for a program that is_function: without state, guards or history. arrays: those of the arguments.
 
         Raises OtherShapes: that arrays have the program's shapes is what jax compares anyhow, so nothing else does.
@@ -433,7 +433,7 @@ class CapturedProgram:
             tensors[at] = leaf._grad
         return tensors
 
-    def _run_taped(self, arguments: list[TensorState]) -> Any:
+    def _run_taped(self, arguments: Sequence[TensorState]) -> Any:
         tensors = self._current()
         every = [*tensors, *(arguments[i] for i in self._free)]
         edges = tuple(None if at in self._cut_off else tape.edge_of(t) for at, t in enumerate(every))
@@ -452,7 +452,7 @@ class CapturedProgram:
         self._store_extra(rest, arguments)
         return self._result(outs, arguments)
 
-    def _store_extra(self, extra: Any, arguments: list[TensorState]) -> None:
+    def _store_extra(self, extra: Any, arguments: Sequence[TensorState]) -> None:
         rest = iter(extra)
         for leaf in self.discovery.new_grads:
             leaf._grad = _plain(next(rest))
@@ -468,7 +468,7 @@ class CapturedProgram:
             if is_tensor(result) and not result.stop_gradient:
                 argument._node, argument._index, argument.stop_gradient = result._node, result._index, False
 
-    def _result(self, outs: Any, arguments: list[TensorState]) -> Any:
+    def _result(self, outs: Any, arguments: Sequence[TensorState]) -> Any:
         spec, kinds = self._outs
         given = iter(outs)
         built: list[Any] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from polyreme.core.part_table import PartTable
@@ -70,7 +70,8 @@ def containers(spec: Spec, value: Any) -> Iterator[Any]:
     cls, keys, specs = spec
     if not issubclass(cls, tuple):
         yield value
-    for key, inner in zip(range(len(specs)) if keys is None else keys, specs, strict=True):
+    names: Sequence[Any] = range(len(specs)) if keys is None else keys
+    for key, inner in zip(names, specs, strict=True):
         if inner is not LEAF:
             yield from containers(inner, getattr(value, key) if _has_fields(cls) else value[key])
 

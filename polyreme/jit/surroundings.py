@@ -151,8 +151,9 @@ def _difference(what: str, old: Any, new: Any) -> str:
                 if key == new_key
                 else f"{what}: its keys changed"
             )
-    is_other = isinstance(old, _Identity) and ((isinstance(new, _Identity) and old.name == new.name) or _is_tensor(new))
-    return f"{what}: {_describe(old)} -> {f'another {old.name}' if is_other else _describe(new)}"
+    if isinstance(old, _Identity) and (_is_tensor(new) or (isinstance(new, _Identity) and old.name == new.name)):
+        return f"{what}: {_describe(old)} -> another {old.name}"
+    return f"{what}: {_describe(old)} -> {_describe(new)}"
 
 
 def _describe(form: Any) -> str:
@@ -481,8 +482,8 @@ def _defaults_of(fn: types.FunctionType) -> Iterator[tuple[str, Callable[[], Any
     names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
     for at, name in enumerate(names):
         yield name, functools.partial(operator.getitem, values, at)
-    for name in fn.__kwdefaults__ or ():
-        yield name, functools.partial(operator.getitem, fn.__kwdefaults__, name)
+    for name in (keywords := fn.__kwdefaults__ or {}):
+        yield name, functools.partial(operator.getitem, keywords, name)
 
 
 def _attribute(space: dict, values: Any, name: str) -> Any:

@@ -88,7 +88,7 @@ def shown_logsumexp(lse) -> jax.Array:
 
 
 @custom_vjp(0)
-def attend(spec: AttentionSpec, q, k, v, columns: Columns, draw: Draw | None):
+def attend(spec: AttentionSpec, q, k, v, columns: Columns, draw: Draw | None) -> tuple[jax.Array, jax.Array]:
     """-> out as q, logsumexp [b, n, h / n, s, 1]: +inf for a row without a key. spec.causal is not read."""
     return _BlockWalk(spec, q, k, v, columns, draw).forward()
 
@@ -107,7 +107,7 @@ attend.defvjp(_forward, _backward)
 
 
 @custom_vjp(0)
-def pull(spec: AttentionSpec, q, k, v, columns: Columns, draw: Draw | None, out, lse, dout, dlse):
+def pull(spec: AttentionSpec, q, k, v, columns: Columns, draw: Draw | None, out, lse, dout, dlse) -> tuple:
     """-> dq, dk, dv of attend; with out and lse of more keys than these, what these add."""
     return _BlockWalk(spec, q, k, v, columns, draw).backward(out, lse, dout, dlse)
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 
-def custom_vjp(*constant: int) -> Callable[[Callable[..., R]], jax.custom_vjp[R]]:
+class WithRules(Protocol[R]):
+    """A function that has the derivative its rules say."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R: ...
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None: ...
+
+
+def custom_vjp(*constant: int) -> Callable[[Callable[..., R]], WithRules[R]]:
     """jax.custom_vjp of a function whose arguments at these places are settings, which its rules take first.
 
     >>> @custom_vjp(0)

@@ -309,7 +309,7 @@ def _entry_sharding(whole: jax.Array) -> Any:
     if not isinstance(whole.sharding, NamedSharding):
         return None
     mesh, spec = whole.sharding.mesh, (*whole.sharding.spec, *(None,) * whole.ndim)[: whole.ndim]
-    splits = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
+    splits: list[tuple[str, ...]] = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
     ways = [int(np.prod([mesh.shape[axis] for axis in axes], dtype=int)) for axes in splits]
     for dim in range(1, whole.ndim):
         if whole.shape[dim] % (ways[0] * ways[dim]) == 0:

@@ -42,9 +42,9 @@ def split_groups(owner: str, parameters: Any) -> list[ParameterGroup]:
     for p in (p for g in groups for p in g.params):
         if not isinstance(p, Tensor):
             raise ArgumentTypeError(f"{owner}: parameters= must hold Parameters, got {type(p).__name__}")
-        if getattr(p, "whole", p) is not p:
+        if (whole := getattr(p, "whole", p)) is not p:
             raise ConfigError(
-                f"{owner}: {p.name!r} in parameters= is an entry of one parameter of shape {list(p.whole.shape)} for "
+                f"{owner}: {p.name!r} in parameters= is an entry of one parameter of shape {list(whole.shape)} for "
                 "all experts; give the parameters() of the layer that holds them all"
             )
     for group in groups:

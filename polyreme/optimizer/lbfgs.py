@@ -171,7 +171,7 @@ class LBFGS(Optimizer):
         if compiled is None:
             leaves = self._leaves(live)
             compiled = self._updates[key] = compile_gradient(leaves, self.prepare)
-        params = [state.read(self._masters.get(id(p), p)) for p in live]
+        params = [state.read(self.updated(p)) for p in live]
         grads = [jnp.zeros(p._array.shape, p.dtype) if p._grad is None else state.read(p._grad) for p in live]
         gradient = compiled(params, grads)
         value = state.read(loss).reshape(()).astype(gradient.dtype)
@@ -188,7 +188,7 @@ class LBFGS(Optimizer):
 
     def position(self, live: list[Any]) -> Any:
         """All parameters in a row, master weights where there are."""
-        return _join([state.read(self._masters.get(id(p), p)) for p in live])
+        return _join([state.read(self.updated(p)) for p in live])
 
     def move_to(self, live: list[Any], position: Any) -> None:
         """Set all parameters."""

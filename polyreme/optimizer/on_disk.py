@@ -485,7 +485,7 @@ def _starts(sharding: Any, shape: tuple[int, ...]) -> dict[Any, Start]:
 def _boxes(sharding: Any, shape: tuple[int, ...]) -> dict[Start, tuple[int, ...]]:
     """The shape of each distinct box, by its start."""
     size = sharding.shard_shape(tuple(shape))
-    return dict.fromkeys(_starts(sharding, tuple(shape)).values(), size)
+    return {start: size for start in _starts(sharding, tuple(shape)).values()}
 
 
 def _parts_of(entry: StateEntry) -> dict[Start, tuple[int, ...]]:

@@ -202,7 +202,8 @@ class Optimizer(NamesKeywords, RuleUpdate):
         given: dict[str, Any] = self.keywords()
         if self.rate_variable is not None:
             given["learning_rate"] = 0.0
-        bound = type(self)(**(given | {"parameters": self._regrouped(parameters)}))
+        given["parameters"] = self._regrouped(parameters)
+        bound = type(self)(**given)
         self.lead(bound)
         return bound
 

@@ -157,7 +157,7 @@ class OwnUpdate(OptimizerState):
                 if self.has_own_update:
                     self._update_as_written(pairs)
                 else:
-                    self._with_gradients(pairs, lambda: self._step_by_rule(live, None))
+                    self._with_gradients(pairs, lambda: self._step_by_rule(list(live), None))
             finally:
                 self._is_prepared = False
 

@@ -257,7 +257,7 @@ class RuleUpdate(OwnUpdate):
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
         leaves, name = self._leaves(live), f"{type(self).__name__.lower()}_update"
         whole = compile_update(self.rule, self.numbers, self.prepare, leaves, name, together)
-        arrays = [self._masters.get(id(p), p)._array for p in live]
+        arrays = [self.updated(p)._array for p in live]
         if state.watch.active is None and is_worthwhile(leaves, arrays):
             return UpdateByKind(KindUpdates(self.rule, self.numbers, self.prepare, leaves, name, together), whole)
         return whole

@@ -70,6 +70,10 @@ class OptimizerState:
         """Make the state of every parameter now instead of at its first step, as a checkpoint to be restored needs."""
         self._ensure_state([p for p in self._parameters if not p.stop_gradient])
 
+    def updated(self, p: Any) -> Any:
+        """The Tensor that a step updates: a parameter's master weight, where it has none the parameter."""
+        return self._masters.get(id(p), p)
+
     def keep_masters(self, values: Mapping[int, jax.Array]) -> None:
         """Keep float32 master weights from now on, starting from these values: id(parameter) -> array.
 

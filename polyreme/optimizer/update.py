@@ -225,7 +225,7 @@ def _update_leaf(
     if skip is not None:
         new_p = jnp.where(skip, old_p, new_p)
         # from the parameter itself: rounding the master again would undo what else was written into it
-        low = None if low is None else jnp.where(skip, old_low, low)
+        low = None if low is None or old_low is None else jnp.where(skip, old_low, low)
         new_slots = {n: jnp.where(skip, old_slots[n], s) for n, s in new_slots.items()}
         new_mine = {n: jnp.where(skip, mine[n], s) for n, s in new_mine.items()}
     return {

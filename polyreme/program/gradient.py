@@ -85,7 +85,9 @@ def minimize(
     return apply_gradients(optimizer, pairs, startup_program), pairs
 
 
-def apply_gradients(optimizer: Any, pairs: Pairs, startup_program: Program | None = None) -> list[Operation]:
+def apply_gradients(
+    optimizer: Any, pairs: Sequence[tuple[Tensor, Tensor]], startup_program: Program | None = None
+) -> list[Operation]:
     """Record one step of optimizer with these gradients."""
     key = unique_name.generate(type(optimizer).__name__.lower())
     block = _block_of(pairs[0][1]) if pairs else defaults.main.global_block()

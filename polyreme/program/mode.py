@@ -54,7 +54,7 @@ def data(name: str, shape: Sequence[int | None], dtype: Any = None, lod_level: i
         raise ProgramError(f"static.data({name!r}) belongs to static mode; call enable_static() first")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"static.data: name is a non-empty string, got {name!r}")
-    sizes = [shape] if isinstance(shape, int) else list(shape)
+    sizes: list[int | None] = [shape] if isinstance(shape, int) else list(shape)
     if not all(s is None or (type(s) is int and s >= -1) for s in sizes):
         raise ConfigError(f"static.data({name!r}): shape holds sizes, None or -1, got {sizes}")
     block = defaults.main.global_block()

@@ -163,7 +163,7 @@ def _input(block: Block, name: str) -> Tensor | None:
 # sizes that depend on the sequences
 
 
-def rows(value: Variable) -> Any:
+def rows(value: Tensor) -> Any:
     """The number of rows, as a size that ops take."""
     return value._array.shape[0]
 
@@ -405,7 +405,7 @@ def inner(lod: Lod) -> Variable:
     return lengths(lod[-1])
 
 
-def offsets(of: Variable, chosen_from: Variable | None = None) -> Variable:
+def offsets(of: Tensor, chosen_from: Variable | None = None) -> Variable:
     """A level of sequences of these lengths, which are some of another level's if that is named."""
     made, notes = divided(OPS["sequence_offsets"](of), ()), _SequenceNotes.of(defaults.main)
     notes.lengths[made.name] = of

@@ -109,7 +109,7 @@ class ProgramBound:
         if self.max_mappings is not None:
             jax.monitoring.register_event_duration_secs_listener(self._count_compilation)
 
-    def _count_compilation(self, event: str, _seconds: float, **_: Any) -> None:
+    def _count_compilation(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _COMPILED:
             self._until_look -= 1
             if self._until_look <= 0:

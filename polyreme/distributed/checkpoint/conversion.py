@@ -149,8 +149,8 @@ class _ConversionRun:
             raise rule.refuse("several names on both sides; one side has a single one")
         settings, reverse = rule.settings, self._rules.reverse
         if "permute" in settings:
-            order = settings["permute"]
-            arrays = [jnp.transpose(arrays[0], np.argsort(order) if reverse and order else order or None)]
+            order = settings["permute"] or None
+            arrays = [jnp.transpose(arrays[0], np.argsort(order).tolist() if reverse and order else order)]
         dtype = settings.get("dtype", settings.get("src_dtype" if reverse else "dst_dtype"))
         if dtype is not None and not self._state:
             arrays = [array.astype(as_dtype(dtype)) for array in arrays]

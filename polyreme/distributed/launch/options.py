@@ -251,13 +251,15 @@ class _OptionReader:
         is_once = script == _CLI and not COMMANDS[arguments[0]]
         if self._one_of("elastic_level", ("-1", "0", "1"), "see --help") == "0" or is_once:
             restarts = 0
-        is_submitted = scheduler is not None and place is None
-        for name in ("master", "rank", "ips", "host") if is_submitted else ():
-            if self._text(name) not in ("", "-1"):
-                raise self._refuse(name, f"is not for --on {scheduler.name}, which chooses the nodes; leave it out")
-        nodes = self._nodes(is_submitted)
-        submission = self._submission(scheduler, nodes, restarts, words) if is_submitted else None
-        if submission is None:
+        submission = None
+        if scheduler is not None and place is None:
+            for name in ("master", "rank", "ips", "host"):
+                if self._text(name) not in ("", "-1"):
+                    raise self._refuse(name, f"is not for --on {scheduler.name}, which chooses the nodes; leave it out")
+            nodes = self._nodes(True)
+            submission = self._submission(scheduler, nodes, restarts, words)
+        else:
+            nodes = self._nodes(False)
             self._check_nothing_is_submitted(scheduler)
         return Options(
             script,

@@ -12,7 +12,7 @@ from polyreme.core.rng import fixed_key
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.fluid.absent import refusing
-from polyreme.fluid.dygraph.layers import Layer
+from polyreme.fluid.dygraph.layers import Layer, of_1_7
 from polyreme.fluid.dygraph.name_scopes import FC, ByScope, OfChannels
 from polyreme.fluid.layers.image import pool2d
 from polyreme.nn.initializer import Constant
@@ -53,6 +53,7 @@ class _Convolution(OfChannels, Layer):
         self._act = act
         self.to(dtype=dtype)
 
+    @of_1_7
     def forward(self, input: Any) -> Any:
         return activate(super().forward(input), self._act)
 
@@ -88,6 +89,7 @@ class Conv2DTranspose(_Convolution, ours.Conv2DTranspose):
             filter_size = _filter_size(input.shape[2:], output_size, kwargs)
         return cls(input.shape[1], num_filters, filter_size, output_size, *args, **kwargs)
 
+    @of_1_7
     def forward(self, input: Any) -> Any:
         return activate(ours.Conv2DTranspose.forward(self, input, self._output_size), self._act)
 
@@ -146,6 +148,7 @@ class Embedding(ByScope, Layer, ours.Embedding):
         super().__init__(size[0], size[1], padding_idx, sparse=bool(is_sparse), weight_attr=param_attr)
         self.to(dtype=dtype)
 
+    @of_1_7
     def forward(self, input: Any) -> Any:
         return super().forward(input)
 
@@ -213,6 +216,7 @@ class InstanceNorm(Layer, ours.InstanceNorm2D):
 class SpectralNorm(Layer, ours.SpectralNorm):
     """A weight over its largest singular value. Source: arXiv:1802.05957, algorithm 1."""
 
+    @of_1_7
     def forward(self, weight: Any) -> Any:
         return super().forward(weight)
 
@@ -280,6 +284,7 @@ class BilinearTensorProduct(Layer, ours.Bilinear):
         self._act = act
         self.to(dtype=dtype)
 
+    @of_1_7
     def forward(self, x: Any, y: Any) -> Any:
         return activate(super().forward(x, y), self._act)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyreme.core import state
 from polyreme.core.symbol import DynamicSize
+from polyreme.eager.tensor import Tensor
 from polyreme.errors import ConfigError, ProgramError
 from polyreme.fluid.layers.elementwise import put
 from polyreme.fluid.mode import begin
@@ -187,12 +188,12 @@ class DynamicRNN:
             raise ProgramError("DynamicRNN: call it after its block")
         return self._results[0] if len(self._results) == 1 else self._results
 
-    def _is_live(self, like: Variable) -> Any:
+    def _is_live(self, like: Tensor) -> Any:
         """Whether each sequence has this step, to be broadcast against a row for each of them."""
         live = ar.less_than(self._now, self._lengths)
         return reshape(live, [-1, *[1] * (len(like.shape) - 1)])
 
-    def _keep(self, output: Variable) -> Variable:
+    def _keep(self, output: Tensor) -> Tensor:
         """What collects a step's output, in front of the loop: [steps, sequences, ...]."""
         if min(output.shape[1:], default=0) < 0:
             raise ProgramError(f"DynamicRNN.output: {output!r}; all sizes but the first are known while recording")
@@ -203,11 +204,11 @@ class DynamicRNN:
         put(buffer, where(at, unsqueeze(output, 0), buffer), "DynamicRNN.output")
         return buffer
 
-    def _by_sequence(self, buffer: Variable) -> Variable:
+    def _by_sequence(self, buffer: Tensor) -> Tensor:
         beside = transpose(buffer, [1, 0, *range(2, len(buffer.shape))])
         return OPS["sequence_unpad"](beside, self._lengths, lods.rows(self._entries))
 
-    def _keep_sequences(self, output: Variable) -> tuple[Variable, Variable, Variable]:
+    def _keep_sequences(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What collects a step's sequences: rows [steps, most rows of a step, ...], lengths [steps, sequences], x.
 
         x: the input that has the sequences of output, its own of each step or the same at every step.
@@ -229,7 +230,7 @@ class DynamicRNN:
         put(buffer, where(at, unsqueeze(rows, 0), buffer), "DynamicRNN.output")
         return buffer, self._keep(ar.cast(lods.inner(lod), "int64")), x
 
-    def _sequences_by_sequence(self, buffer: Variable, lengths: Variable, x: Variable) -> Variable:
+    def _sequences_by_sequence(self, buffer: Tensor, lengths: Tensor, x: Tensor) -> Tensor:
         """The sequences of all steps, those of the first sequence's steps first."""
         flat = reshape(buffer, [-1, *buffer.shape[2:]])
         first = ar.multiply(self._steps, lods.rows(x))
@@ -239,12 +240,12 @@ class DynamicRNN:
         return lods.divided(rows, [*self._lod, lods.offsets(length)])
 
 
-def _starts(lengths: Variable) -> Variable:
+def _starts(lengths: Tensor) -> Tensor:
     """The first row of each sequence of these lengths, [n]."""
     return lods.divided(ar.subtract(cumsum(lengths, 0), lengths), ())
 
 
-def _taken(x: Variable, begin: Variable, length: Variable, count: Any) -> Variable:
+def _taken(x: Tensor, begin: Tensor, length: Tensor, count: Any) -> Tensor:
     """length[i] rows of x from row begin[i] on, one after the other: [count, ...], zeros behind the last of them."""
     shift = OPS["sequence_expand_as"](ar.subtract(begin, _starts(length)), length, count)
     places = ar.subtract(cumsum(full([count], 1, "int64"), 0), 1)

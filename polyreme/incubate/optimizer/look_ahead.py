@@ -68,7 +68,7 @@ class LookAhead:
             raise GradError("LookAhead.step() runs now, and static Programs record only the inner optimizer's steps")
         # the arrays that are trained: a low-precision parameter's master weight is what counts
         self.inner_optimizer.create_state()
-        fast = [self.inner_optimizer._masters.get(id(p), p) for p in self._trained]
+        fast = [self.inner_optimizer.updated(p) for p in self._trained]
         before = [state.read(t) for t in fast]
         self.inner_optimizer.step(skip=skip)
         slow, after, count = self._update(

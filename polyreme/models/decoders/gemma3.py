@@ -57,7 +57,7 @@ class Gemma3(Llama, keeps_order_free=True):
     def make_block(self, config: Gemma3Config, number: int) -> Layer:
         """A new block; number: how many come before it."""
         block = super().make_block(config, number)
-        block.is_local = number not in config.full_blocks
+        block.is_local = number not in (config.full_blocks or ())
         return block
 
     def tables_of(self, block: Layer, places: int) -> tuple[Any, Any]:

@@ -184,8 +184,8 @@ class Attention(Layer):
     k: Linear
     v: Linear
     out: Linear
-    q_norm: RMSNorm | None
-    k_norm: RMSNorm | None
+    q_norm: Layer | None
+    k_norm: Layer | None
     sinks: Parameter | None
 
     def __init__(self, config: LlamaConfig, window: int = 0) -> None:
@@ -314,7 +314,7 @@ class Llama(Decoder):
 
     tokens: Embedding
     blocks: LayerList
-    norm: RMSNorm
+    norm: Layer
     head: Linear
 
     family = LLAMA
@@ -407,7 +407,7 @@ def make_norm(config: Any, width: int) -> Layer:
     return config.norm_class(width, epsilon=config.rms_norm_epsilon)
 
 
-def linear(ins: int, outs: int, dims: tuple[str, str], bias: bool = False) -> Linear:
+def linear(ins: int, outs: int, dims: tuple[str | None, str | None], bias: bool = False) -> Linear:
     """A linear map."""
     return Linear(ins, outs, normal(), bias_attr=None if bias else False, dims=dims)
 

@@ -53,6 +53,8 @@ class SumNormBlock(Block):
 class OPT(Llama, keeps_order_free=True):
     """As Llama."""
 
+    config: OPTConfig
+
     positions: Embedding
     embedding_in: Linear | None
     embedding_out: Linear | None
@@ -91,12 +93,12 @@ class OPT(Llama, keeps_order_free=True):
 
     def embedding_layers(self) -> dict[str, Layer]:
         """The Layers that embed calls."""
-        layers = {"tokens": self.tokens, "positions": self.positions}
+        layers: dict[str, Layer] = {"tokens": self.tokens, "positions": self.positions}
         return layers if self.embedding_in is None else layers | {"embedding_in": self.embedding_in}
 
     def output_layers(self) -> dict[str, Layer]:
         """The Layers that normed, logits and the loss call, those of embed apart."""
-        layers = {} if self.config.norms_sums else {"norm": self.norm}
+        layers: dict[str, Layer] = {} if self.config.norms_sums else {"norm": self.norm}
         layers |= {} if self.config.tie_embeddings else {"head": self.head}
         return layers if self.embedding_out is None else layers | {"embedding_out": self.embedding_out}
 

@@ -288,18 +288,18 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
         """What `transcribe` gives, window by window, each computed when it is asked for."""
         features = np.asarray(features, np.float32)
         window, first = 2 * self.config.num_places, self.first_timestamp
-        num_columns = features.shape[1] if num_columns is None else num_columns
-        features = np.pad(features, ((0, 0), (0, max(0, num_columns + window - features.shape[1]))))
+        end: int = features.shape[1] if num_columns is None else num_columns
+        features = np.pad(features, ((0, 0), (0, max(0, end + window - features.shape[1]))))
         languages = {ident: name for name, ident in (self.generation_config.get("lang_to_id") or {}).items()}
         place = 0
-        while place < num_columns:
+        while place < end:
             one = features[None, :, place : place + window]
             if language is None and languages:
                 language = languages[self.beginnings(one, None, task)[0][0]]
             ids, scores = self.generate(one, language, task, return_timestamps=True, **settings)
             tokens = ids.numpy()[0].tolist()
             tokens = tokens[: tokens.index(self.config.end)] if self.config.end in tokens else tokens
-            read, passed = split_at_times(tokens, first, min(window, num_columns - place))
+            read, passed = split_at_times(tokens, first, min(window, end - place))
             offset = place * HOP / SAMPLE_RATE
             moved = [segment._replace(start=segment.start + offset, end=segment.end + offset) for segment in read]
             yield HeardWindow(moved, language, float(scores.numpy()[0, 0]))

@@ -126,6 +126,7 @@ class DistanceAttention(SelfAttention):
 class DebertaV2(Bert):
     """Token ids [batch, seq] -> hidden [batch, seq, embed]; the others as of Bert, no documents."""
 
+    config: DebertaV2Config
     distances: Embedding
     distance_norm: LayerNorm | None
 
@@ -178,6 +179,7 @@ class DebertaV2ForMaskedLM(BertForMaskedLM):
 class DebertaV2ForSequenceClassification(BertForSequenceClassification):
     """As BertForSequenceClassification, of the first place through `dense` and pooler_activation."""
 
+    config: DebertaV2Config
     dense: Linear
 
     encoder_class: type[Bert] = DebertaV2

@@ -46,6 +46,8 @@ class RobertaConfig(BertConfig):
 class Roberta(Bert):
     """As Bert."""
 
+    config: RobertaConfig
+
     family: Any = architecture("roberta", "base")
 
     def places_of(self, input_ids: Any) -> Any:

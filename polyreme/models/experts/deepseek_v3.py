@@ -249,6 +249,8 @@ class DeepseekV3(Mixtral):
     """As Mixtral, with latent attention; the first blocks have no experts. In training the modules of `mtp` predict
     further tokens, with the embedding and the head of the model."""
 
+    config: DeepseekV3Config
+
     mtp: LayerList
 
     family = DEEPSEEK_V3

@@ -191,6 +191,8 @@ class Mixtral(Llama):
     """As Llama. From block to block goes beside the activations the sum of the routers' losses, which training adds,
     and with routing by hash the tokens' ids."""
 
+    config: MixtralConfig
+
     family = MIXTRAL
 
     @property

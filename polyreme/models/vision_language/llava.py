@@ -101,8 +101,8 @@ class LlavaConfig:
     @classmethod
     def nano(cls, **changes: Any) -> LlavaConfig:
         """A LLaVA that trains in seconds on a CPU, whose images are four patches."""
-        sizes = {"hidden_size": 24, "num_heads": 4, "num_layers": 2, "ffn_size": 32, "image_size": 8, "patch_size": 4}
-        base = {"text": LlamaConfig.nano(seq_len=32), "vision": CLIPVisionConfig(**sizes), "image_token": 5}
+        vision = CLIPVisionConfig(hidden_size=24, num_heads=4, num_layers=2, ffn_size=32, image_size=8, patch_size=4)
+        base = {"text": LlamaConfig.nano(seq_len=32), "vision": vision, "image_token": 5}
         return cls(**{**base, **changes})
 
 

@@ -104,9 +104,9 @@ class BuiltInCell(RNNCellBase):
             return self.create_parameter(shape, fixed, is_bias=is_bias)
         return self.create_parameter(shape, attr, is_bias=is_bias, default_initializer=Uniform(-bound, bound))
 
-    def weights(self) -> tuple[Any, ...]:
+    def weights(self) -> tuple[Any, Any, Any, Any, Any]:
         """weight_ih, weight_hh, bias_ih, bias_hh and weight_ho, None where there is none."""
-        return tuple(getattr(self, name) for name in WEIGHTS)
+        return self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, self.weight_ho
 
     @property
     def state_shape(self) -> Any:

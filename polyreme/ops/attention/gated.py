@@ -72,9 +72,11 @@ def fused_gate_attention(
     if has_gating:
         assert gate_linear_bias is not None
         mixed = mixed * jax.nn.sigmoid(_project("gate", query, gate_linear_weight) + gate_linear_bias)
-    if out_linear_weight.shape[:2] != mixed.shape[3:]:  # type: ignore[union-attr]  # checked above
+    assert out_linear_weight is not None
+    assert out_linear_bias is not None
+    if out_linear_weight.shape[:2] != mixed.shape[3:]:
         raise ShapeError(
-            f"fused_gate_attention: out_linear_weight {list(out_linear_weight.shape)} for "  # type: ignore[union-attr]
+            f"fused_gate_attention: out_linear_weight {list(out_linear_weight.shape)} for "
             f"{mixed.shape[3]} heads of width {mixed.shape[4]}; needs [heads, head_dim, out]"
         )
     return jnp.einsum("bmqhd,hdo->bmqo", mixed, out_linear_weight) + out_linear_bias

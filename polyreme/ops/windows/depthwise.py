@@ -78,7 +78,7 @@ def products(windows: Windows, x: Array, dy: Array) -> Array:
         starts[first : first + n] = place
         return lax.slice(lax.dynamic_slice(v, starts, extent), [0] * v.ndim, extent, steps)
 
-    places = np.stack(np.indices(windows.kernel), -1).reshape(-1, n) * np.array(windows.dilation)
+    places = np.moveaxis(np.indices(windows.kernel), 0, -1).reshape(-1, n) * np.array(windows.dilation)
     # a gather and not a slice for each place: one loop over all of them
     taken = jax.vmap(entry)(jnp.asarray(places, np.int32))
     channel = 1 + (dy.ndim - 1 if windows.last else 1)
