@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from polyreme.distributed.checkpoint import CheckpointStore
 from polyreme.distributed.placement import clear_plan
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, NumericsError
@@ -15,6 +16,7 @@ from polyreme.generation import SamplingParams
 from polyreme.models.decoders.gpt import GPT, GPTConfig
 from polyreme.recipes.inference import generate
 from polyreme.recipes.training.sampling import Chooser, generate_ids
+from polyreme.recipes.weights.base import dimensions, load_base
 from tests.recipes.tiny_run import train
 
 TEXT = "In the beginning was the word, and the word was with all. " * 200
@@ -37,6 +39,16 @@ def write(folder, prompt="In the", chat=False, dtype=None, **changes):
     params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0} | changes)
     generate.run(folder, prompt=prompt, params=params, chat=chat, dtype=dtype, say=pieces.append)
     return "".join(pieces)
+
+
+@pytest.mark.parametrize(("family", "samples"), [("evoformer", "alignments"), ("bert", "masked_words")])
+def test_a_run_of_what_writes_no_tokens_is_refused_before_its_weights(tmp_path, family, samples):
+    # such a run may have no tokenizer, of which the error would speak
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        store.save(1, {"x": np.zeros(1)}, {"config": {"model.family": family}}, blocking=True)
+    for read in (write, lambda run: load_base(str(run)), lambda run: dimensions(str(run), 8)):
+        with pytest.raises(ConfigError, match=f"{family} takes {samples}, not tokens; give a decoder's run"):
+            read(tmp_path)
 
 
 @pytest.mark.slow
@@ -109,7 +121,7 @@ def test_wrong_folders(run, tmp_path):
         write(run, chat=True)
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     shutil.copy(run / "tokenizer.json", tmp_path / "empty")
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
+    with pytest.raises(CheckpointError, match="nothing was saved yet"):
         write(tmp_path / "empty")
 
 

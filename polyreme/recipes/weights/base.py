@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer
 
-from polyreme.distributed.checkpoint import CheckpointStore
+from polyreme.distributed.checkpoint import CheckpointStore, Manifest
 from polyreme.errors import CheckpointError, ConfigError
 from polyreme.generation.tokenizer import AutoTokenizer, TextTokenizer
 from polyreme.models.auto import AutoModelForCausalLM
@@ -61,7 +61,11 @@ def load_base(name: str) -> Any:
     """The decoder, in float32 and training mode, all of which trains. Raises ConfigError for a model that writes no
     tokens."""
     path = resolve(name)
-    model = _without_tuning(*load_trained(path)) if is_run(path) else AutoModelForCausalLM.from_pretrained(path)
+    if is_run(path):
+        check_reads_tokens(path)
+        model = _without_tuning(*load_trained(path))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path)
     model.train()
     return model
 
@@ -91,11 +95,29 @@ def base_digest(name: str) -> str:
     path = resolve(name)
     if not is_run(path):
         return weights_digest(path)
-    with CheckpointStore(checkpoints_of(path), read_only=True) as store:
+    return xxhash.xxh3_128_hexdigest(_newest(path).to_json())
+
+
+def _newest(run: Path) -> Manifest:
+    """What the newest checkpoint of a run says of itself. Raises CheckpointError where nothing was saved yet."""
+    with CheckpointStore(checkpoints_of(run), read_only=True) as store:
         step = store.latest_step()
         if step is None:
-            raise CheckpointError(f"{path}: nothing was saved yet")
-        return xxhash.xxh3_128_hexdigest(store.manifest(step).to_json())
+            raise CheckpointError(f"{run}: nothing was saved yet")
+        return store.manifest(step)
+
+
+def check_reads_tokens(run: Path) -> None:
+    """Raises ConfigError for the run of a model that is trained on something else than tokens to be written."""
+    _dimensions_of_run(run)
+
+
+def _dimensions_of_run(run: Path) -> dict[str, Any]:
+    values = _model_section(_newest(run).meta["config"])
+    family = FAMILIES[values.get("family", "gpt")]
+    if family.samples != "tokens":
+        raise ConfigError(f"{run}: {family.name} takes {family.samples}, not tokens; give a decoder's run")
+    return values
 
 
 @lru_cache(maxsize=8)
@@ -106,11 +128,7 @@ def dimensions(name: str, seq_len: int) -> ModelConfig:
     """
     path = resolve(name)
     if is_run(path):
-        with CheckpointStore(checkpoints_of(path), read_only=True) as store:
-            step = store.latest_step()
-            if step is None:
-                raise CheckpointError(f"{path}: nothing was saved yet")
-            values: dict[str, Any] = _model_section(store.manifest(step).meta["config"])
+        values = _dimensions_of_run(path)
     else:
         opened = open_published(path, needs_weights=False, task="causal_lm")
         config = read_family_config(opened)

@@ -23,7 +23,7 @@ from polyreme.models.parts.decoder import Decoder
 from polyreme.models.pretrained import open_published
 from polyreme.nn.layers.lora_rows import AdapterRows
 from polyreme.recipes.corpus import TOKENIZER
-from polyreme.recipes.weights.base import base_digest, is_run, load_tokenizer, load_trained
+from polyreme.recipes.weights.base import base_digest, check_reads_tokens, is_run, load_tokenizer, load_trained
 from polyreme.recipes.weights.published import floating_dtype
 
 ONE_DEVICE = "one device"
@@ -96,8 +96,9 @@ def _load_writer(path: Path, dtype: str | None, plan: Plan | None) -> tuple[Any,
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, plan=plan), load_tokenizer(path)
     if dtype is not None:
         raise ConfigError(f"{path}: a run is read as it was trained, without --dtype; polyreme convert rounds weights")
+    check_reads_tokens(path)
     tokenizer = load_tokenizer(path)
-    model, _ = load_decoder(path)
+    model, _ = load_trained(path)
     if plan is not None:
         apply_plan(plan, model)
     return model, tokenizer
@@ -142,9 +143,5 @@ def drafting(
 
 def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:
     """load_trained, for what reads and writes tokens. Raises ConfigError for a model of a family that does not."""
-    model, meta = load_trained(folder)
-    if not isinstance(model, Decoder):
-        raise ConfigError(
-            f"{folder}: {model.family.name} takes {model.family.samples}, not tokens; give a decoder's run"
-        )
-    return model, meta
+    check_reads_tokens(folder)
+    return load_trained(folder)
