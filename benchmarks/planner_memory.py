@@ -10,8 +10,11 @@ compiled bytes exceed all of it; every configuration is held against the smalles
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import random
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +25,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
+from pydantic import ValidationError
 
 from polyreme.distributed.auto_parallel.dims.graph import graph_of
 from polyreme.distributed.auto_parallel.dims.infer import infer_dims
+from polyreme.errors import ConfigError, PlacementError
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
 from polyreme.models.encoder_decoders.t5 import T5Config, T5ForConditionalGeneration
@@ -36,8 +41,9 @@ from polyreme.planner import ModelGraph, Training
 from polyreme.planner.memory import memory
 from polyreme.recipes.config import PretrainConfig
 from polyreme.recipes.estimate import shape_of
+from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.planning.job import TrainingJob, job_of
-from polyreme.recipes.planning.plan import fused_training
+from polyreme.recipes.planning.plan import fused_training, graph_of_run
 from polyreme.recipes.planning.verify import verify
 from polyreme.recipes.samples import Input
 from polyreme.training import MixedPrecision, StepPolicy
@@ -385,6 +391,106 @@ def held_out() -> list[Case]:
     ]
 
 
+_AMP = ("O0", "O1", "O2")
+_SCHEDULES = ("1F1B", "Eager1F1B", "VPP", "ZBH1")
+
+
+def at_random(seed: int, count: int) -> list[Case]:
+    """So many configurations drawn at random, in processes of the number of devices there are: families, sizes, dtypes,
+    recompute, schedules, sharding, microbatches; of one device fine-tuning too. A seed draws the same ones again."""
+    draw, result = random.Random(f"{seed} of {len(jax.devices())} devices"), []
+    while len(result) < count:
+        try:
+            result.append(_drawn(draw))
+        except (ConfigError, PlacementError, ValidationError):  # dims that do not divide: another is drawn
+            continue
+    return result
+
+
+def _drawn(draw: random.Random) -> Case:
+    family = draw.choice(("gpt", "llama", "qwen2", "mixtral", "qwen3_moe", "bert", "t5", "vit"))
+    if len(jax.devices()) == 1 and draw.random() < _TUNED:
+        return _tuned_at_random(draw)
+    width = draw.choice((4, 6)) * draw.choice((16, 20, 24, 28, 32))
+    heads, layers, seq = 4 if width % 4 == 0 and width % 6 else 6, draw.randint(2, 7), 16 * draw.randint(5, 20)
+    amp, vocab = draw.choice(_AMP), 20 * draw.randint(20, 70)
+    plan = _plan_at_random(draw, family)
+    ways = plan.get("dp", 1) * plan.get("sharding", 1) * plan.get("ep", 1)
+    batch = max(4, ways * plan.get("num_microbatches", 1) * draw.choice((1, 2)))
+    if family in ("bert", "t5", "vit"):
+        plan.pop("num_microbatches", None)
+        sizes = (width, layers, heads, seq, vocab)
+        if family == "vit":
+            return vit(max(batch, 8), (8 * draw.randint(4, 8), width, layers, heads), amp, **plan)
+        return (bert if family == "bert" else t5)(batch, sizes, amp, **plan)
+    if family == "gpt":
+        return gpt(batch, (width, layers, heads, seq, vocab), amp, **plan)
+    sizes = (width, layers, heads, draw.choice((heads, heads // 2)), seq, vocab)
+    if family in ("mixtral", "qwen3_moe"):
+        return experts(batch, sizes, draw.choice((4, 8)), amp, family=family, **plan)
+    return llama(batch, sizes, amp, tied=draw.random() < _TIED, family=family, **plan)
+
+
+_TUNED, _TIED = 0.4, 0.3
+
+
+def _plan_at_random(draw: random.Random, family: str) -> dict[str, Any]:
+    plan: dict[str, Any] = {}
+    if draw.random() < 1 / 2:
+        plan["recompute"] = draw.choice(("core_attn", "full_attn", "full"))
+    if len(jax.devices()) == 1:
+        return plan | ({"num_microbatches": draw.choice((2, 4))} if draw.random() < 1 / 3 else {})
+    is_text = family in ("gpt", "llama", "qwen2", "mixtral", "qwen3_moe")
+    axes = draw.sample(("dp", "sharding", "mp", *(("pp", "sep") if is_text else ())), draw.choice((1, 2)))
+    if "mixtral" in family or "moe" in family:
+        axes = [*axes[:1], "ep"]
+    plan |= dict.fromkeys(axes, 2)
+    if "sharding" in axes:
+        plan["sharding_stage"] = draw.choice((1, 2, 3) if "pp" not in axes else (1, 2))
+    if "mp" in axes and is_text and draw.random() < 1 / 2:
+        plan["sequence_parallel"] = True
+    if "pp" in axes:
+        plan |= {"num_microbatches": draw.choice((4, 6, 8)), "schedule": draw.choice(_SCHEDULES)}
+    elif draw.random() < 1 / 4:
+        plan["num_microbatches"] = 2
+    return plan
+
+
+def _tuned_at_random(draw: random.Random) -> Case:
+    """Fine-tuning of a LLaMA on one device."""
+    width, layers = draw.choice((64, 96, 128)), draw.randint(3, 5)
+    settings: dict[str, Any] = {
+        "stage": draw.choice(("sft", "dpo", "rm", "kto")),
+        "fine_tuning": draw.choice(("full", "lora", "lora", "freeze")),
+        "max_seq_len": 16 * draw.randint(5, 14),
+        "train": {"global_batch": draw.choice((4, 8)), "amp_level": draw.choice(_AMP)},
+    }
+    if settings["fine_tuning"] == "lora":
+        settings["lora_target"] = draw.choice((["all"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]))
+    if settings["fine_tuning"] == "freeze":
+        settings["freeze_trainable_layers"] = 2
+    if draw.random() < 1 / 3:
+        settings["train"]["accumulation"] = 2
+    if draw.random() < 1 / 4:
+        settings["plan"] = {"recompute": "full"}
+    return fine_tuned(width, layers, 20 * draw.randint(30, 80), settings)
+
+
+def fine_tuned(width: int, layers: int, vocab: int, settings: dict[str, Any]) -> Case:
+    """Fine-tuning of a LLaMA of 4 heads, rows not packed."""
+    dims = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "vocab_size": vocab}
+    base = {"model_type": "llama", "intermediate_size": 3 * width, "max_position_embeddings": 512, "rms_norm_eps": 1e-6}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(dims | base), encoding="utf-8")
+        data = {"data": {"train": "rows.jsonl"}, "packing": False, "device": "cpu"}
+        config = FinetuneConfig.model_validate({"model": folder, **data, **settings})
+        graph, rows = graph_of_run(config)
+        told = [settings["stage"], settings["fine_tuning"], *settings.get("lora_target", [])]
+        told += [f"m{config.train.accumulation}"] * (config.train.accumulation > 1) + [config.parallel_plan.recompute]
+        name = f"llama {width} x {layers}, {config.train.amp_level}, {' '.join(told)}"
+        return Case(name, "fine-tuning", job_of(config), graph, config.parallel_plan, rows, fused_training(config))
+
+
 @dataclass(frozen=True)
 class Row:
     """A case's figures, bytes on the fullest device."""
@@ -462,18 +568,29 @@ def main() -> None:
         "tuned": tuned,
     }
     parser.add_argument("which", nargs="?", choices=(*lists, "all"), default="all")
+    parser.add_argument("--seed", type=int, help="so many configurations drawn at random with this seed, not a list")
+    parser.add_argument("--count", type=int, default=15, help="how many are drawn at random")
+    parser.add_argument("--predict", action="store_true", help="predict alone: nothing is compiled")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     args = parser.parse_args()
+    if args.seed is not None:
+        lists = {f"seed {args.seed}, {len(jax.devices())} devices": lambda: at_random(args.seed, args.count)}
+        args.which = "all"
     text = []
     for which, cases in lists.items():
         if args.which not in (which, "all"):
             continue
         rows = []
         for case in cases():
-            if args.only in case.name:
+            if args.only in case.name and args.predict:
+                most = max(s.total for s in memory(case.graph, case.plan, case.batch, case.training, "cpu"))
+                print(f"| {case.name} | {case.plan.mesh} | {most / 2**20:.1f} |", flush=True)
+            elif args.only in case.name:
                 rows.append(measured(case))
                 print(f"{which}: {case.name}: {100 * rows[-1].error:+.1f} % ({rows[-1].seconds:.0f} s)", flush=True)
+        if args.predict:
+            continue
         text.append(f"## {which}\n\n{table(rows)}")
     print("\n\n".join(text))
     if args.out:

@@ -77,6 +77,8 @@ def block_time(block: BlockCost, setting: Setting) -> BlockTime:
     on = setting.arithmetic._replace(elementwise=made)
     for op in block.operations:
         seconds = operation_seconds(op, weights, cuts, setting.samples, on)
+        if setting.training.idle:
+            seconds = Seconds(*(each * (1 + setting.training.idle) for each in seconds))
         if setting.training.trains == "adapters":
             seconds = seconds._replace(weights=0.0)
         seconds_of[op.name] = seconds
@@ -159,7 +161,7 @@ def _exposed(
 
 def _seconds(c: Collective, among: LinkGroup, setting: Setting) -> float:
     if c.choices and setting.training.copies == "nodes":
-        return among.all_to_all(c.nbytes, c.choices)
+        return among.all_to_all(c.nbytes, c.choices, c.reach)
     return getattr(among, c.what)(c.nbytes)
 
 

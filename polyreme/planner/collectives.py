@@ -23,7 +23,7 @@ class Collective(NamedTuple):
 
     nbytes: as Group's methods take them: the whole of what a gather makes or a scatter cuts; what each device holds of
     a reduce or an all-to-all. beside: name of the operation that it runs next to. among: those of the axis's devices
-    that take part; None for all of them. choices: of rows for experts, how many a token has; else 0.
+    that take part; None for all of them. choices, reach: of rows for experts, as in Value; else 0.
     """
 
     what: What
@@ -34,6 +34,7 @@ class Collective(NamedTuple):
     beside: str
     among: Neighbours | None = None
     choices: float = 0.0
+    reach: float = 1.0
 
 
 def collectives(
@@ -152,7 +153,7 @@ class Maker(NamedTuple):
             levels = [frozenset(plan.expert_axes[1:]), frozenset(plan.expert_axes[:1])]
         for level in levels * (2 if how == "balanced" else 1):
             for each in self.both("all_to_all", "all_to_all", level, nbytes):
-                yield each._replace(choices=k)
+                yield each._replace(choices=k, reach=value.reach)
         if how == "balanced" and is_there:
             hot = sum(w.size / self.cuts.ways("use", w) for w in weights.values() if "expert" in w.dims) * self.itemsize
             yield from self.both("all_reduce", "all_reduce", axes, hot)

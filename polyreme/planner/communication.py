@@ -69,17 +69,19 @@ class LinkGroup(NamedTuple):
         hops = sum(2 * min(t.parties - 1, 2 * math.log2(t.parties)) * t.link.latency for t in self.tiers)
         return 2 * max(self._moved(nbytes, t) for t in self.tiers) + hops
 
-    def all_to_all(self, nbytes: float, choices: float = 0.0) -> float:
+    def all_to_all(self, nbytes: float, choices: float = 0.0, reach: float = 1.0) -> float:
         """Seconds until every device has sent an equal part of its nbytes to every other.
 
         choices: copies of each row among these bytes, which a dispatcher that passes rows on inside a node sends to
-        each node once (arXiv:2412.19437, section 3.2.2); 0: it does not.
+        each node once, and there to each device once (arXiv:2412.19437, section 3.2.2; DeepEP); 0: it does not. reach:
+        share of the devices that the copies of a row go to.
         """
         if self.size == 1 or nbytes <= 0:
             return 0.0
         seconds = 0.0
         for place, t in enumerate(self.tiers):
-            part = _distinct(t.parties, choices) / choices if choices > 1 and place else 1.0
+            most = max(1.0, (t.parties if place else self.size) * reach)
+            part = _distinct(most, choices) / choices if choices > 1 else 1.0
             if t.link.torus:  # a message crosses a quarter of each ring on average: side / 8 of the bytes each way
                 crossing = nbytes * t.side / 8 / (t.link.bandwidth / (2 * len(t.link.torus)))
             else:  # what goes to the other parties behind this link, of all the group's devices
@@ -103,7 +105,7 @@ class LinkGroup(NamedTuple):
         return sent / (tier.link.bandwidth * tier.share * at(tier.link.efficiency, nbytes))
 
 
-def _distinct(parties: int, choices: float) -> float:
+def _distinct(parties: float, choices: float) -> float:
     """Of so many parties, those that a row with so many choices among them goes to, on the mean.
 
     >>> _distinct(8, 1), round(_distinct(8, 8), 2)

@@ -32,7 +32,7 @@ _SORTED = 3.0
 sorted, rows gathered one by one and their gradients scattered. Source: set on rows vi01 to vi15 of odd number of
 published_blind.csv."""
 
-_FIRST_FLASH = 0.5
+_FIRST_FLASH = 0.55
 """Rate of the first fused attention over the second's. Source: arXiv:2307.08691, section 4: about twice as fast."""
 
 
@@ -122,20 +122,31 @@ def _product(
         low = 2 * ITEMSIZE[training.products] / arithmetic.itemsize
         is_fused = training.casts == "fused" and all(value.name in arithmetic.elementwise for value in op.inputs)
         casts = (0.0 if is_fused else arithmetic.copy(x * (1 + low)), arithmetic.copy(y * (1 + low)))
+        if training.casts == "apart":  # of weights too, in each forward
+            casts = (casts[0] + arithmetic.copy(w * (1 + low)), casts[1])
         x, w = x * low / 2, w * low / 2
     is_adapted = training.trains == "adapters" and (training.adapted == "all" or op.part == "full_attn")
     if op.weights and is_adapted:
         casts = _beside_adapters(casts, x, y, arithmetic)
-    forward = arithmetic.arithmetic(flops, x + y + w, rate) + casts[0]
+    least = _launches(op, weights, cuts, training)
+    forward = max(least, arithmetic.arithmetic(flops, x + y + w, rate) + casts[0])
     if not op.weights:  # a product of activations: one backward product for each input
         return Seconds(forward, 2 * arithmetic.arithmetic(flops, x + y, rate), 0.0)
     # the gradient of a weight is added to what earlier microbatches left
     grown = weight_elements * 2 * training.gradients
     return Seconds(
         forward,
-        arithmetic.arithmetic(flops, x + y + w, rate) + casts[1],
-        arithmetic.arithmetic(flops, x + y + grown, rate),
+        max(least, arithmetic.arithmetic(flops, x + y + w, rate) + casts[1]),
+        max(least, arithmetic.arithmetic(flops, x + y + grown, rate)),
     )
+
+
+def _launches(op: OperationCost, weights: Mapping[str, Value], cuts: Cuts, training: Training) -> float:
+    """Seconds for which a host launches the kernels of a product of experts one expert after another: one each, in few
+    bits with one for either operand's cast."""
+    if not training.each_expert or not any("expert" in weights[name].dims for name in op.weights[:1]):
+        return 0.0
+    return training.each_expert * _matrices(op, weights, cuts) * (3 if training.products else 1)
 
 
 def _beside_adapters(casts: tuple[float, float], x: float, y: float, arithmetic: Arithmetic) -> tuple[float, float]:

@@ -40,6 +40,19 @@ _SYNC = 5e-4
 row, Mixtral-8x7B by NeMo 25.04 (0.12 s of a step of 64 layers and microbatches)."""
 
 
+IDLE_OF_DEEPSPEED = 0.25
+"""Seconds that devices wait under DeepSpeed's engine, which is Python between kernels (hooks of every gradient that
+copy it into a bucket, masks of overflow, an interpreter of pipeline instructions), over those that they compute: the
+median of ten tables of as many authors, of GPT-NeoX, Megatron-DeepSpeed and Hugging Face on V100, A100, A800 and H100.
+Each table, predicted with the median of the others, comes from 22% to 11% on the median
+(benchmarks/results/planner_published_2026-11-27b.md)."""
+
+_EACH_EXPERT = 1.2e-5
+"""Seconds of a call of Transformer Engine's for one expert. Set on the rows of odd number of Qwen3-30B-A3B in
+benchmarks/published_more.csv and published_blind.csv; other models' follow. Kernels for all experts came in 2026-07
+(Megatron-Bridge 0.5.1)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """A framework by the words that name it.
@@ -48,7 +61,7 @@ class Framework:
     training in bfloat16. flash: generation of its fused attention on a kind that has kernels of its own, from
     `own_from` (a year with its part) on 3, before 2; so are its products tuned, if that is its habit. beside: mesh axes
     whose collectives run beside arithmetic without being said to: of data-parallel ones from 2023 on, of "mp" from
-    `own_from` on. sync, casts, adapted: as in Training. source: where that is from.
+    `own_from` on. sync, each_expert, narrow, casts, adapted: as in Training. source: where that is from.
     """
 
     name: str
@@ -59,6 +72,8 @@ class Framework:
     memory: MemoryHabits
     own_from: float = 9999.0
     sync: float = _SYNC
+    each_expert: float = 0.0
+    narrow: bool = False
     casts: Literal["apart", "fused"] = "apart"
     adapted: Literal["attention", "all"] = "attention"
     tuned: bool = False
@@ -84,11 +99,12 @@ FRAMEWORKS = (
         ("automodel",),
         fusion="layers",
         prunes=False,
-        gradients=4,
+        gradients=2,
+        narrow=True,
         memory=_FUSED,
         own_from=2024.4,
         casts="fused",
-        source="NeMo AutoModel: PyTorch FSDP2, Transformer Engine's kernels, cuDNN attention, reductions in float32",
+        source="NeMo AutoModel, examples/benchmark/configs: torch.optim.Adam of bfloat16 weights; FSDP2, cuDNN",
     ),
     Framework(
         "nemo",
@@ -98,6 +114,7 @@ FRAMEWORKS = (
         gradients=2,  # grad_reduce_in_fp32 is off in its performance recipes
         memory=_FUSED,
         own_from=2024.4,
+        each_expert=_EACH_EXPERT,
         casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
         tuned=True,
         beside=("dp", "sharding", "mp"),  # overlap_grad_reduce, overlap_param_gather, tp_comm_overlap
@@ -121,6 +138,7 @@ FRAMEWORKS = (
         gradients=4,
         memory=_FUSED,
         own_from=2024.4,
+        each_expert=_EACH_EXPERT,
         casts="fused",  # Transformer Engine's norms and SwiGLU give what is cast
         beside=(),  # --overlap-grad-reduce and --overlap-param-gather are options of Megatron-LM
         source="arXiv:2205.05198, section 4: 34 bytes of a layer's token and width, logits in float32",

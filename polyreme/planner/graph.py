@@ -34,8 +34,9 @@ class Value:
 
     dims: logical dim of each dim, as in mesh/strategy.py; None for one without a name. shape: whole sizes over all
     devices; an activation's "batch" dim has size 1: one sample. itemsize: bytes of an element, 0 for that of the
-    compute dtype. choices: of rows that experts compute, how many of them a token has on the mean, else 0; is_even:
-    whether each expert has equally many of each sample. size: elements, of one sample for an activation.
+    compute dtype. choices: of rows that experts compute, how many of them a token has on the mean, else 0; reach: share
+    of the experts' devices that those of a token are chosen on; is_even: whether each expert has equally many of each
+    sample. size: elements, of one sample for an activation.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Value:
     shape: tuple[int, ...]
     itemsize: int = 0
     choices: float = 0
+    reach: float = 1.0
     is_even: bool = False
     size: int = field(init=False, repr=False, compare=False)
 

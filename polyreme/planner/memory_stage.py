@@ -125,10 +125,10 @@ class Stage:
     @cached_property
     def slots(self) -> list[Held]:
         """The optimizer's buffers: its moments and, beside parameters of fewer bits, float32 masters."""
-        arrays = MOMENTS + self.training.master
+        arrays, itemsize = self.training.state_arrays
         if self.training.trains == "adapters":
             return []
-        return [Held(v.size / self.cuts.ways("state", v) * WIDE, arrays * count) for v, count in self.weights]
+        return [Held(v.size / self.cuts.ways("state", v) * itemsize, arrays * count) for v, count in self.weights]
 
     @cached_property
     def near_slots(self) -> list[Held]:
@@ -144,7 +144,7 @@ class Stage:
         """Bytes of the state on disk that is in memory at once: each bucket as it was and as it becomes."""
         if self.plan.offload.get("state") != "disk":
             return 0.0
-        arrays = MOMENTS + self.training.master
+        arrays, _ = self.training.state_arrays
         largest = max(held.nbytes for held in self.slots) * arrays
         bucket = min(max(largest, BUCKET), total(self.slots) * self.plan.offload_ratio)
         return min(2 * bucket * self.plan.offload_buffers, 2 * total(self.slots))

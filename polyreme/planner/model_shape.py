@@ -27,9 +27,10 @@ class ModelShape:
     take normed input ("before"), give normed output ("after") or both ("around"), or the sum with either is normed
     ("sum"). qk_norm: queries and keys are normed, head by head, or all heads together if whole_qk_norm. qkv_bias:
     theirs and the values' projections have biases, whatever `biases` says; expert_biases: the router and the experts'
-    maps have some; sinks: each head has a number that takes part in the softmax. attention_bias: whether attention has
-    those that `biases` says; head_bias: the output projection has one. shared_norm: attention and feed-forward read one
-    norm. embedding_norm: embeddings are normed. spare_positions: rows of the table of positions beside those of places.
+    maps have some; expert_reach: share of the experts' devices that a token's are chosen on, where that is limited;
+    sinks: each head has a number that takes part in the softmax. attention_bias: whether attention has those that
+    `biases` says; head_bias: the output projection has one. shared_norm: attention and feed-forward read one norm.
+    embedding_norm: embeddings are normed. spare_positions: rows of the table of positions beside those of places.
     shared_gate: the shared experts have a gate for each token. dropout: whether masks are drawn. kv_rank: above 0 keys
     and values come from a latent of that width and of rope_head_dim numbers that all heads share, and queries from one
     of width q_rank, if that is above 0; v_head_dim: of a value, head_dim if 0. ahead: modules that predict one token
@@ -66,6 +67,7 @@ class ModelShape:
     whole_qk_norm: bool = False
     qkv_bias: bool = False
     expert_biases: bool = False
+    expert_reach: float = 1.0
     sinks: bool = False
     attention_bias: bool = True
     head_bias: bool = False
@@ -566,6 +568,7 @@ def _sparse(build: _BlockBuilder, x: Value) -> Value:
         ("batch", "block_seq", "expert", "embed"),
         (1, per_expert, shape.experts, shape.hidden),
         choices=rows / shape.seq,
+        reach=shape.expert_reach,
         is_even=shape.tokens_per_expert > 0,
     )
     scores = build.value("router", "batch", "seq", None, last=shape.experts, itemsize=4)

@@ -343,11 +343,13 @@ def _on_stages(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence
 
 def _update(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[int]]) -> float:
     """Seconds of AdamW: parameter, two moments and gradient read, the first three written (and the copy in the compute
-    dtype), 4 bytes each; the gradient is read once more for its norm."""
+    dtype), as wide as they are kept; the gradient is read once more for its norm."""
     training = setting.training
     if training.trains == "adapters":
         return 0.0
-    each = 4 * 6 + training.gradients + (setting.arithmetic.itemsize if training.master else 0)
+    _, width = training.state_arrays
+    has_copy = training.master and not training.narrow
+    each = width * 6 + training.gradients + (setting.arithmetic.itemsize if has_copy else 0)
     states = _on_stages(setting, cut, stages, "state")
     gradients = _on_stages(setting, cut, stages, "grad")
     seconds = [
@@ -362,8 +364,8 @@ def _offload(setting: Setting, cut: Sequence[Piece], stages: Sequence[Sequence[i
     plan, host = setting.plan, setting.cluster.device.host
     total = 0.0
     if "state" in plan.offload:
-        arrays = (12 if setting.training.master else 8) * plan.offload_ratio
-        total += 2 * max(_on_stages(setting, cut, stages, "state")) * arrays / host
+        nbytes = math.prod(setting.training.state_arrays) * plan.offload_ratio
+        total += 2 * max(_on_stages(setting, cut, stages, "state")) * nbytes / host
     if plan.streams:
         nbytes = max(_on_stages(setting, cut, stages, "param")) * setting.arithmetic.itemsize
         total += 2 * nbytes * plan.num_microbatches / host

@@ -18,7 +18,7 @@ from polyreme.errors import ConfigError
 from polyreme.mesh import ANY, Plan, Strategy, default_schedule, nearest_divisor
 from polyreme.planner.cluster import Cluster
 from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, relative, unknown_kind
-from polyreme.planner.frameworks import FRAMEWORKS, Framework, framework
+from polyreme.planner.frameworks import FRAMEWORKS, IDLE_OF_DEEPSPEED, Framework, framework
 from polyreme.planner.graph import PipelineCut
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.predict import predict, times_of
@@ -315,9 +315,12 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
         trains="adapters" if cells.has("lora") else "all",
         copies="nodes" if cells.has("deepep", "hybridep", "hai-llm", "dualpipe") or is_flex else "rows",
         sync=used.sync,
+        each_expert=used.each_expert,
+        narrow=used.narrow and dtype != "float32",
         casts=used.casts,
         adapted=used.adapted,
         tuned=used.tuned and is_own,
+        idle=IDLE_OF_DEEPSPEED if cells.has("deepspeed", "neox") else 0.0,
         seen=_SEEN.match(cells.text("system").lower()) is not None,
     )
 
@@ -606,10 +609,17 @@ def _sharded_over_data(plan: Plan, stage: int) -> Plan:
     return replace(plan, strategy=Strategy(act=plan.strategy.rule("act"), **rules))
 
 
+_AS_STAGES = ("torchtitan",)
+"""Words of what cuts a batch into as many microbatches as a pipeline has devices, unless told (torchtitan,
+pipeline_parallel_microbatches: "the number of pipeline stages, if unspecified")."""
+
+
 def _batches(cells: Cells, ways: int, stages: int) -> list[tuple[int, int]]:
     """(batch, samples of a microbatch on one data-parallel rank) to consider."""
     batch, rows, devices = cells.number("gbs"), cells.number("mbs"), cells.need("n_dev")
     powers = [1, 2, 4, 8, 16, 32, 64]
+    if batch and not rows and stages > 1 and cells.has(*_AS_STAGES) and batch % (ways * stages) == 0:
+        rows = cells.assumed["mbs"] = batch // (ways * stages)
     if rows and stages == 1 and cells.has(*_COMPILED) and (batch is None or rows * devices == batch):
         batch, rows = rows * devices, rows * devices // ways or 1  # told for each device, and never cut
     if batch is None:

@@ -24,7 +24,7 @@ _KNOWN: tuple[tuple[str, Mapping[str, Any], str], ...] = (
             "ffn": 18432,
             "expert_ffn": 2048,
         },
-        "arXiv:2412.19437, section 4.2",
+        "arXiv:2412.19437, sections 2.1.2 and 4.2",
     ),
     (
         r"deepseek-?v2-?lite|moonlight",
@@ -75,6 +75,9 @@ _KNOWN: tuple[tuple[str, Mapping[str, Any], str], ...] = (
 
 _DENSE = {"deepseek-v3": 3, "deepseek-r1": 3, "kimi-k2": 1}
 
+_REACH = {"deepseek-v3": 0.5, "deepseek-r1": 0.5}
+"""Share of the machines that a token's experts are chosen on: 4 of 8 (arXiv:2412.19437, section 2.1.2)."""
+
 
 def of_name(name: str) -> tuple[dict[str, Any], str]:
     """(fields of ModelShape, where they are from) of a published model by its name; ({}, "") of others.
@@ -83,11 +86,12 @@ def of_name(name: str) -> tuple[dict[str, Any], str]:
     (512, ({}, ''))
     """
     plain = re.sub(r"[\s_]+", "-", name.lower())
-    for pattern, values, source in _KNOWN:
+    for pattern, fields, source in _KNOWN:
         if re.search(pattern, plain):
-            found = dict(values)
-            for key, count in _DENSE.items():
-                if key.replace("-", "") in plain.replace("-", ""):
-                    found["dense_layers"] = count
+            found = dict(fields)
+            for field, values in (("dense_layers", _DENSE), ("expert_reach", _REACH)):
+                for key, value in values.items():
+                    if key.replace("-", "") in plain.replace("-", ""):
+                        found[field] = value
             return found, source
     return {}, ""

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,11 +148,51 @@ def test_tuned_products_are_those_of_16_bits():
     one = {"n_dev": 1, "tp": 1, "pp": 1, "sp": "no", "gbs": 1, "layers": 2, "hardware": "H100-80G", "date": "2024-09"}
 
     def gain(dtype):
-        seconds = [run_of(ROW | one | {"dtype": dtype, "system": s}).seconds() for s in ("NeMo AutoModel", "NeMo")]
-        return seconds[0] / seconds[1]
+        run = run_of(ROW | one | {"dtype": dtype, "system": "NeMo"})
+        assert run.training.tuned
+        return replace(run, training=replace(run.training, tuned=False)).seconds() / run.seconds()
 
     assert 1.08 < gain("bf16") < 1.18
     assert 1 <= gain("fp8") < gain("bf16") / 1.04
+
+
+SPARSE = {"experts": 128, "topk": 8, "moe_ffn": 768, "h": 2048, "layers": 4, "heads": 32, "kv_heads": 4, "vocab": 32000}
+"""Of a model whose experts are small."""
+
+
+def test_products_of_experts_are_called_one_by_one():
+    """By Transformer Engine: sixteen small experts of a device cost what calling them takes, by XLA a product."""
+    one = {"n_dev": 8, "tp": 1, "pp": 1, "sp": "no", "dp": 8, "ep": 8, "gbs": 8, "hardware": "B200", "dtype": "fp8"}
+    row = ROW | SPARSE | one | {"gated_mlp": 1, "date": "2025-11", "vpp": 1, "recompute": "none", "seq": 4096}
+    called, whole = (run_of(row | {"system": name, "mbs": 1}) for name in ("NeMo", "MaxText"))
+    calls = 4 * 16 * 3 * 9  # layers, experts, products, three calls in each of three passes
+    assert called.training.each_expert * calls < called.seconds() - whole.seconds()
+    assert whole.training.each_expert == 0
+    # many rows of each take longer than the calls
+    many = [replace(called, training=replace(called.training, each_expert=e), batch=256).seconds() for e in (0, 1.2e-5)]
+    assert many[0] == pytest.approx(many[1], rel=0.02)
+
+
+def test_deepspeeds_engine_waits_for_its_host():
+    row = ROW | {"n_dev": 8, "dp": 1, "tp": 8, "pp": 1, "vpp": 1, "layers": 4}
+    plain, engine = (run_of(row | {"system": "Megatron-LM", "notes": words}) for words in ("", "DeepSpeed"))
+    times = [run.predict().times for run in (plain, engine)]
+    assert times[1].compute == pytest.approx(1.25 * times[0].compute)
+    assert times[1].exposed["mp"] == pytest.approx(times[0].exposed["mp"], rel=0.3)
+
+
+def test_a_torchtitan_pipeline_has_as_many_microbatches_as_devices():
+    row = ROW | {"system": "TorchTitan", "date": "2024-12", "mbs": "", "vpp": 1, "dp": 1, "dtype": "bf16"}
+    assert run_of(row).plan.num_microbatches == 8
+    assert run_of(row | {"mbs": 4}).plan.num_microbatches == 16
+
+
+def test_weights_in_16_bits_alone_have_a_third_of_the_state():
+    row = ROW | {"n_dev": 8, "dp": 1, "tp": 8, "pp": 1, "vpp": 1, "layers": 4, "date": "2025-01", "dtype": "bf16"}
+    narrow, wide = (run_of(row | {"system": name}).predict() for name in ("NeMo AutoModel", "NeMo"))
+    assert narrow.memory.optimizer == pytest.approx(wide.memory.optimizer / 3)
+    assert narrow.memory.parameters == wide.memory.parameters
+    assert narrow.times.optimizer < 0.6 * wide.times.optimizer
 
 
 def test_packed_rows_attend_within_documents():
@@ -224,6 +265,7 @@ def test_models_that_names_tell_of():
     assert run.model.num_parameters == pytest.approx(671e9, rel=0.01)
     assert run.model.num_active_parameters == pytest.approx(37.5e9, rel=0.02)
     assert "arXiv:2412.19437" in run.assumed["model"]
+    assert run.model.expert_reach == 0.5  # 4 of 8 machines
     assert run.training.cut == "balanced"  # 61 layers over 16 stages
     assert run_of({**ROW, "notes": "MTP 1"}).model.ahead == 1
 

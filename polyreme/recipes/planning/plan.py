@@ -123,7 +123,10 @@ def answer(
 def training_of(config: RunConfig, cluster: Cluster) -> Training:
     """The planner's Training for the configured step on a cluster's devices."""
     training = fused_training(config)
-    return replace(training, attention=_attention(config, cluster, training.dtype))
+    # in 16 bits a GPU's attention is cuDNN's
+    has_own = cluster.device.own_attention > 1 and training.dtype != "float32"
+    attention = _attention(config, cluster, training.dtype)
+    return replace(training, attention=attention, flash=3 if has_own else training.flash)
 
 
 def fused_training(config: RunConfig) -> Training:
