@@ -152,7 +152,10 @@ def _links(node: dict[str, Any], name: str, per_slice: int, torus: tuple[int, ..
         if torus:
             raise ConfigError(f"devices {name!r} are joined by switches; leave torus={torus} out")
     elif per_slice > node["most"]:
-        raise ConfigError(f"a slice of {name!r} has {node['most']} devices at most, not {per_slice}; give more slices")
+        raise ConfigError(
+            f"a slice of {name!r} has {node['most']} devices at most, not {per_slice}; give more slices: two are "
+            f"{name}:2x{'x'.join(map(str, torus_of(node['most'], dims)))}"
+        )
     links = []
     for values in node["links"]:
         each = {key: _plain(value) for key, value in values.items()}
@@ -175,7 +178,7 @@ def _row(name: str) -> dict[str, Any]:
 
 def _letters(name: str) -> str:
     """Without case, signs and makers' names: H100-80G, NVIDIA h100 80g."""
-    makers = r"\b(nvidia|geforce|tesla|amd|instinct|intel|google|cloud|huawei)\b"
+    makers = r"\b(nvidia|geforce|tesla|amd|instinct|intel|google|cloud|huawei|aws)\b"
     return re.sub(r"[^a-z0-9]", "", re.sub(makers, "", name.lower()))
 
 
