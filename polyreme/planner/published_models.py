@@ -86,12 +86,18 @@ def of_name(name: str) -> tuple[dict[str, Any], str]:
     (512, ({}, ''))
     """
     plain = re.sub(r"[\s_]+", "-", name.lower())
-    for pattern, fields, source in _KNOWN:
+    for pattern, known, source in _KNOWN:
         if re.search(pattern, plain):
-            found = dict(fields)
-            for field, values in (("dense_layers", _DENSE), ("expert_reach", _REACH)):
-                for key, value in values.items():
-                    if key.replace("-", "") in plain.replace("-", ""):
-                        found[field] = value
-            return found, source
+            return {**known, **_by_version(plain)}, source
     return {}, ""
+
+
+def _by_version(plain: str) -> dict[str, Any]:
+    """What versions of a model have of their own."""
+    letters, tables = plain.replace("-", ""), {"dense_layers": _DENSE, "expert_reach": _REACH}
+    return {
+        field: value
+        for field, values in tables.items()
+        for key, value in values.items()
+        if key.replace("-", "") in letters
+    }
