@@ -42,7 +42,7 @@ def attention(
 
     CPU: query blocks, each against the keys it needs; the backward pass recomputes the probabilities from the saved
     logsumexp, so memory grows with s * t / blocks (source: arXiv:2205.14135, section 3; arXiv:2307.08691, algorithm 2).
-    On one device of two cores, from 128 queries on and up to 512 keys, each batch entry and head comes by itself.
+    On one device of two cores, from 128 queries on and up to 256 keys, each batch entry and head comes by itself.
     GPU: cuDNN for float16 and bfloat16 where there is no mask, no dropout and no softcap, s = t if causal, and d = e is
     a multiple of 8 up to 128; elsewhere the plain form. select.attention_only chooses otherwise. Reverse mode of any
     order; for forward mode use attention_plain.

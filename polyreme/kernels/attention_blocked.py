@@ -21,7 +21,8 @@ from polyreme.kernels.columns import Columns, seen
 from polyreme.kernels.custom_vjp import custom_vjp
 
 BLOCK_QUERIES = 64  # measured best of 32, 64, 128 and 256 at seq 256, head dim 32, two cores
-HEAD_SCORES = 128 * 256
+HEAD_QUERIES = 128  # measured best of 32, 64, 128 and 256 by head, at seq 128 and 256
+HEAD_SCORES = HEAD_QUERIES * 256
 """Most scores of a block by head: with what is made of them they stay in a core's second-level cache."""
 MAX_SPANS = 8  # spans are unrolled, the blocks within one run in a loop: program size stays bounded
 
@@ -81,30 +82,20 @@ class QueryBlocks(NamedTuple):
         return (self.stop - self.start) // self.rows
 
 
-def rows_by_head(scores: int) -> int:
-    """Queries in a block by head, of which each has `scores` scores in all query heads of a key head: as many as
-    HEAD_SCORES lets, 128 at most; 0 if those are fewer than BLOCK_QUERIES, which walk no faster than all heads at once.
-
-    >>> [rows_by_head(n) for n in (100, 256, 512, 513)]
-    [128, 128, 64, 0]
-    """
-    return min(128, HEAD_SCORES // scores) // BLOCK_QUERIES * BLOCK_QUERIES if scores else 0
-
-
 def suits_head(q_shape: Sequence[int], k_shape: Sequence[int]) -> bool:
     """Whether attention of q [b, s, n * g, d] and k [b, t, n, d], of known sizes, is to be walked by head.
 
-    Measured on two cores with benchmarks/attention_by_head.py: at 64 queries both ways are even; with more keys the
-    scores leave the cache either way, and all heads at once use the second core more.
+    Measured on two cores with benchmarks/attention_by_head.py: at 64 queries both ways are even; with 512 keys by head
+    takes less processor time, but all heads at once use the second core more, and are sooner on a quiet machine.
     """
     sizes = (*q_shape, *k_shape)
     if not all(isinstance(n, int) and n > 0 for n in sizes):
         return False
     (_, s, h, _), (_, t, n, _) = q_shape, k_shape
-    return s >= 2 * BLOCK_QUERIES and rows_by_head(h // n * t) > 0
+    return s >= HEAD_QUERIES and h // n * HEAD_QUERIES * t <= HEAD_SCORES
 
 
-def spans(spec: AttentionSpec, s: int, t: int, group_size: int = 1) -> list[QueryBlocks]:
+def spans(spec: AttentionSpec, s: int, t: int) -> list[QueryBlocks]:
     """The queries cut in at most MAX_SPANS + 1 spans, each with the keys that its last query needs; in one and a rest
     where all need all keys.
 
@@ -114,7 +105,7 @@ def spans(spec: AttentionSpec, s: int, t: int, group_size: int = 1) -> list[Quer
     >>> spans(AttentionSpec(True, 1.0, 0.0), 100, 100)
     [QueryBlocks(start=0, stop=64, rows=64, keys=64), QueryBlocks(start=64, stop=100, rows=36, keys=100)]
     """
-    size = (rows_by_head(group_size * t) if spec.by_head else 0) or BLOCK_QUERIES
+    size = HEAD_QUERIES if spec.by_head else BLOCK_QUERIES
     whole, tail = divmod(s, size)
     count = min(MAX_SPANS, max(1, math.isqrt(s // BLOCK_QUERIES))) if spec.causal else 1
     step = size * -(-whole // count) or size
@@ -288,9 +279,9 @@ def _whole_or_by_head(spec: AttentionSpec, f, arrays, mask, draw):
 
 def _forward(spec: AttentionSpec, qs, ks, vs, mask, draw):
     """forward of queries that are scaled, keys and values by head -> (out [b, n, g, s, x], logsumexp)."""
-    (g, s), t = qs.shape[2:4], ks.shape[2]
+    s, t = qs.shape[3], ks.shape[2]
     outs, lses = [], []
-    for span in spans(spec, s, t, g):
+    for span in spans(spec, s, t):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
@@ -351,12 +342,12 @@ def backward(spec: AttentionSpec, residuals, dout, dlse=None):
 def _backward(spec: AttentionSpec, qs, ks, vs, do, out, lse, dlse, bias, draw):
     """backward of arrays by head, the queries scaled -> the gradients of those queries [b, n, g, s, d], keys
     [b, n, d, t] and values [b, n, x, t], of keys that were seen, and that of an added mask, in its dims, or None."""
-    (g, s), t = qs.shape[2:4], ks.shape[2]
+    s, t = qs.shape[3], ks.shape[2]
     # sum over keys of p dp (arXiv:2205.14135, eq. 4); YNNPACK, which sums, would multiply too, a row at a time
     delta = lax.optimization_barrier(do * out).sum(-1, keepdims=True)
     delta = delta if dlse is None else delta - dlse
     dqs, dbiases, dk, dv = [], [], None, None
-    for span in spans(spec, s, t, g):
+    for span in spans(spec, s, t):
         ke, ve = ks[:, :, : span.keys], vs[:, :, : span.keys]
 
         def body(start, carry, span=span, ke=ke, ve=ve):
