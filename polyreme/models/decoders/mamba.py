@@ -18,6 +18,7 @@ from polyreme.models.files.published import PublishedFamily, WeightRule
 from polyreme.models.parts.cache import LayerCache
 from polyreme.models.parts.decoder import check_dimensions
 from polyreme.models.parts.state_space import (
+    DEFAULTS,
     KEYS,
     READ_KEYS,
     StateSpaceDecoder,
@@ -48,6 +49,7 @@ class MambaConfig:
     step_rank: width from which the steps of all channels are made, hidden_size / 16 if 0. conv_width: tokens that the
     convolution sees. bias, conv_bias: whether the maps into a block and out of it, and the convolution, add one.
     seq_len: longest sequence, tokens; nothing in the model bounds it. recompute: as of LlamaConfig.
+    residual_in_fp32: what goes from block to block is float32, whatever the dtype of the weights.
     """
 
     vocab_size: int = 50280
@@ -63,6 +65,7 @@ class MambaConfig:
     layer_norm_epsilon: float = 1e-5
     tie_embeddings: bool = True
     recompute: str = ""
+    residual_in_fp32: bool = True
 
     def __post_init__(self) -> None:
         if not self.state_size:
@@ -157,7 +160,7 @@ PUBLISHED = PublishedFamily(
     model_type="mamba",
     keys=KEYS,
     weights=_rules,
-    defaults={"tie_word_embeddings": True},
+    defaults={**DEFAULTS, "tie_word_embeddings": True},
     fixed={"hidden_act": ("silu",)},
     prefix="backbone.",
     read=_read,

@@ -19,8 +19,10 @@ from polyreme.models.files.published import PublishedFamily, WeightRule
 from polyreme.models.parts.cache import LayerCache
 from polyreme.models.parts.decoder import check_dimensions
 from polyreme.models.parts.state_space import (
+    DEFAULTS,
     KEYS,
     READ_KEYS,
+    GroupedRMSNorm,
     StateSpaceDecoder,
     TokenConvolution,
     first_step_biases,
@@ -30,7 +32,7 @@ from polyreme.models.parts.state_space import (
     outer_rules,
     read_inner_size,
 )
-from polyreme.nn import Layer, RMSNorm
+from polyreme.nn import Layer
 from polyreme.nn import functional as F
 from polyreme.nn.initializer import Assign, Constant
 from polyreme.nn.layers.linear import Linear
@@ -46,7 +48,8 @@ class Mamba2Config:
 
     num_heads, head_dim: heads and their width, which together are the width inside a block; head_dim is 2 * hidden_size
     / num_heads if 0. state_size: numbers of each of a head's channels, 128 if 0. num_groups: of heads that share what
-    is taken in and shown. least_step, most_step: bounds of steps, none above if 0. Others as of MambaConfig.
+    is taken in and shown, and are normed together. least_step, most_step: bounds of steps, none above if 0. Others as
+    of MambaConfig.
     """
 
     vocab_size: int = 32768
@@ -65,6 +68,7 @@ class Mamba2Config:
     layer_norm_epsilon: float = 1e-5
     tie_embeddings: bool = False
     recompute: str = ""
+    residual_in_fp32: bool = True
 
     def __post_init__(self) -> None:
         if not self.state_size:
@@ -98,7 +102,7 @@ class Mamba2Mixer(Layer):
     step_bias: Parameter
     log_decay: Parameter
     skip: Parameter
-    norm: RMSNorm
+    norm: GroupedRMSNorm
     out: Linear
 
     def __init__(self, config: Mamba2Config) -> None:
@@ -114,7 +118,7 @@ class Mamba2Mixer(Layer):
         begin = np.log(np.arange(1, heads + 1, dtype=np.float32))
         self.log_decay = self.create_parameter([heads], default_initializer=Assign(begin), dims=("heads",))
         self.skip = self.create_parameter([heads], default_initializer=Constant(1.0), dims=("heads",))
-        self.norm = RMSNorm(inner, epsilon=config.layer_norm_epsilon)
+        self.norm = GroupedRMSNorm(inner, config.num_groups, epsilon=config.layer_norm_epsilon)
         self.out = linear(inner, width, ("ffn", "embed"), config.bias)
         history = (config.conv_width - 1, sum(self.mixed))
         self.state_shapes: Sequence[tuple[int, ...]] = (history, (*self.heads, config.state_size))
@@ -179,7 +183,14 @@ PUBLISHED = PublishedFamily(
     model_type="mamba2",
     keys={**KEYS, "num_heads": "num_heads", "head_dim": "head_dim", "n_groups": "num_groups"},
     weights=_rules,
-    defaults={"tie_word_embeddings": False, "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128},
+    defaults={
+        **DEFAULTS,
+        "tie_word_embeddings": False,
+        "num_heads": 128,
+        "head_dim": 64,
+        "n_groups": 8,
+        "state_size": 128,
+    },
     fixed={"hidden_act": ("silu",), "rms_norm": (True,)},
     prefix="backbone.",
     read=_read,

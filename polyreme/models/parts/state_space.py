@@ -63,8 +63,24 @@ class TokenConvolution(Layer):
         return F.silu(mixed if self.bias is None else mixed + self.bias)
 
 
+class GroupedRMSNorm(RMSNorm):
+    """An RMSNorm of each of so many groups of channels apart.
+
+    >>> GroupedRMSNorm(8, 2).weight.shape
+    paddle.Size([8])
+    """
+
+    def __init__(self, width: int, groups: int, epsilon: float = 1e-5) -> None:
+        super().__init__(width, epsilon=epsilon)
+        self.groups = groups
+
+    def forward(self, input: Any) -> Any:
+        parts = input.reshape([*input.shape[:-1], self.groups, input.shape[-1] // self.groups])
+        return F.rms_norm(parts, parts.shape[-1:], None, self.epsilon).reshape(input.shape) * self.weight
+
+
 class StateSpaceBlock(Layer):
-    """x + mixer(norm(x))."""
+    """x + mixer(norm(x)), where x, the residual stream, is float32 if the config says residual_in_fp32."""
 
     norm: RMSNorm
     mixer: Layer
@@ -73,13 +89,16 @@ class StateSpaceBlock(Layer):
         super().__init__()
         self.norm = RMSNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
         self.mixer, self.recompute = mixer, config.recompute
+        self.is_stream_float32 = config.residual_in_fp32
 
     def forward(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
         return run_part("full", self.recompute, self._compute, x_bse, cache)
 
     def _compute(self, x_bse: Any, cache: LayerCache | None = None) -> Any:
-        mixed = run_part("full_attn", self.recompute, self.mixer, self.norm(x_bse), cache)
-        return constrain(x_bse + mixed, "batch", "seq", "embed")
+        normed = self.norm(x_bse.astype(self.norm.weight.dtype))
+        mixed = run_part("full_attn", self.recompute, self.mixer, normed, cache)
+        stream = x_bse.astype("float32") + mixed.astype("float32") if self.is_stream_float32 else x_bse + mixed
+        return constrain(stream, "batch", "seq", "embed")
 
 
 class StateSpaceDecoder(Decoder):
@@ -103,6 +122,10 @@ class StateSpaceDecoder(Decoder):
     def make_mixer(self, config: Any) -> Layer:
         """A new mixer of a block."""
         raise NotImplementedError
+
+    def normed(self, x_bse: Any) -> Any:
+        """What logits and the loss are computed from, in the dtype of the weights."""
+        return self.norm(x_bse).astype(self.norm.weight.dtype)
 
     @property
     def cache_dims(self) -> tuple[int, int, int]:
@@ -188,15 +211,17 @@ KEYS = {
     "use_conv_bias": "conv_bias",
     "layer_norm_epsilon": "layer_norm_epsilon",
     "tie_word_embeddings": "tie_embeddings",
+    "residual_in_fp32": "residual_in_fp32",
 }
 """What config.json says of both kinds."""
+DEFAULTS = {"residual_in_fp32": True}
+"""What it means by leaving one of them out."""
 READ_KEYS = (
     *("expand", "intermediate_size", "time_step_rank", "time_step_scale", "time_step_min", "time_step_max"),
-    *("time_step_floor", "time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32", "use_mambapy"),
+    *("time_step_floor", "time_step_init_scheme", "rescale_prenorm_residual", "use_mambapy"),
     *("d_model", "d_inner", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple", "chunk_size"),
 )
-"""What training, or a program's choice of kernels, is told there, and what expand says; and residual_in_fp32, which
-changes nothing in float32: in 16 bits the residual stream is in the weights' dtype here."""
+"""What training, or a program's choice of kernels, is told there, and what expand says."""
 
 
 def read_inner_size(config: Mapping[str, Any]) -> int:
