@@ -35,6 +35,22 @@ class Reference(Generic[T]):
         return names[self.name]
 
 
+@dataclass(frozen=True, slots=True)
+class Result(Reference[T]):
+    """What a function of a module gives for an argument, called when it is asked for.
+
+    >>> Result("math", "sqrt", 9.0).load()
+    3.0
+    """
+
+    argument: Any
+
+    def load(self) -> T:
+        """What the function gives. Raises as Reference.load."""
+        function: Any = Reference.load(self)
+        return function(self.argument)
+
+
 class Named(Protocol):
     """What a Registry asks of its records. aliases: other spellings of the name, which lists do not show."""
 

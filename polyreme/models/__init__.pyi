@@ -1,5 +1,7 @@
 """For type checkers: where the names of polyreme.models stand. Written by tools/write_stubs.py."""
 
+from polyreme.models.decoders.arcee import Arcee as Arcee
+from polyreme.models.decoders.arcee import ArceeConfig as ArceeConfig
 from polyreme.models.decoders.bloom import Bloom as Bloom
 from polyreme.models.decoders.bloom import BloomConfig as BloomConfig
 from polyreme.models.decoders.cohere import Cohere as Cohere
@@ -8,6 +10,8 @@ from polyreme.models.decoders.cohere2 import Cohere2 as Cohere2
 from polyreme.models.decoders.cohere2 import Cohere2Config as Cohere2Config
 from polyreme.models.decoders.ernie4_5 import Ernie4_5 as Ernie4_5
 from polyreme.models.decoders.ernie4_5 import Ernie4_5Config as Ernie4_5Config
+from polyreme.models.decoders.exaone4 import Exaone4 as Exaone4
+from polyreme.models.decoders.exaone4 import Exaone4Config as Exaone4Config
 from polyreme.models.decoders.falcon import Falcon as Falcon
 from polyreme.models.decoders.falcon import FalconConfig as FalconConfig
 from polyreme.models.decoders.gemma import Gemma as Gemma
@@ -36,10 +40,14 @@ from polyreme.models.decoders.mamba2 import Mamba2 as Mamba2
 from polyreme.models.decoders.mamba2 import Mamba2Config as Mamba2Config
 from polyreme.models.decoders.mistral import Mistral as Mistral
 from polyreme.models.decoders.mistral import MistralConfig as MistralConfig
+from polyreme.models.decoders.nemotron import Nemotron as Nemotron
+from polyreme.models.decoders.nemotron import NemotronConfig as NemotronConfig
 from polyreme.models.decoders.olmo import Olmo as Olmo
 from polyreme.models.decoders.olmo import OlmoConfig as OlmoConfig
 from polyreme.models.decoders.olmo2 import Olmo2 as Olmo2
 from polyreme.models.decoders.olmo2 import Olmo2Config as Olmo2Config
+from polyreme.models.decoders.olmo3 import Olmo3 as Olmo3
+from polyreme.models.decoders.olmo3 import Olmo3Config as Olmo3Config
 from polyreme.models.decoders.opt import OPT as OPT
 from polyreme.models.decoders.opt import OPTConfig as OPTConfig
 from polyreme.models.decoders.phi import Phi as Phi
@@ -50,6 +58,8 @@ from polyreme.models.decoders.qwen2 import Qwen2 as Qwen2
 from polyreme.models.decoders.qwen2 import Qwen2Config as Qwen2Config
 from polyreme.models.decoders.qwen3 import Qwen3 as Qwen3
 from polyreme.models.decoders.qwen3 import Qwen3Config as Qwen3Config
+from polyreme.models.decoders.seed_oss import SeedOss as SeedOss
+from polyreme.models.decoders.seed_oss import SeedOssConfig as SeedOssConfig
 from polyreme.models.decoders.smollm3 import SmolLM3 as SmolLM3
 from polyreme.models.decoders.smollm3 import SmolLM3Config as SmolLM3Config
 from polyreme.models.decoders.stablelm import StableLM as StableLM
@@ -139,8 +149,12 @@ from polyreme.models.encoders.xlm_roberta import XLMRobertaForMaskedLM as XLMRob
 from polyreme.models.encoders.xlm_roberta import XLMRobertaForQuestionAnswering as XLMRobertaForQuestionAnswering
 from polyreme.models.encoders.xlm_roberta import XLMRobertaForSequenceClassification as XLMRobertaForSequenceClassification
 from polyreme.models.encoders.xlm_roberta import XLMRobertaForTokenClassification as XLMRobertaForTokenClassification
+from polyreme.models.experts.deepseek_v2 import DeepseekV2 as DeepseekV2
+from polyreme.models.experts.deepseek_v2 import DeepseekV2Config as DeepseekV2Config
 from polyreme.models.experts.deepseek_v3 import DeepseekV3 as DeepseekV3
 from polyreme.models.experts.deepseek_v3 import DeepseekV3Config as DeepseekV3Config
+from polyreme.models.experts.glm4_moe import Glm4Moe as Glm4Moe
+from polyreme.models.experts.glm4_moe import Glm4MoeConfig as Glm4MoeConfig
 from polyreme.models.experts.gpt_oss import GptOss as GptOss
 from polyreme.models.experts.gpt_oss import GptOssConfig as GptOssConfig
 from polyreme.models.experts.mixtral import Mixtral as Mixtral

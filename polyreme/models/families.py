@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from polyreme.errors import ConfigError
 from polyreme.models.files.published import PublishedFamily
 from polyreme.planner import ModelShape, PipelineCut
-from polyreme.registry import Reference, Registry
+from polyreme.registry import Reference, Registry, Result
 
 
 class Dimensions(Protocol):
@@ -322,6 +322,16 @@ def latent_shape(dims: Any) -> ModelShape:
     )
 
 
+def shared_experts_shape(dims: Any) -> ModelShape:
+    """The planner's view of a LLaMA with shared and routed experts."""
+    return sparse_shape(
+        dims,
+        shared_experts=dims.n_shared_experts,
+        dense_layers=dims.first_k_dense_replace,
+        ahead=dims.num_nextn_predict_layers,
+    )
+
+
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
     model=Reference("polyreme.models.experts.deepseek_v3", "DeepseekV3"),
@@ -337,6 +347,28 @@ DEEPSEEK_V3 = Family(
         *("routed_scaling_factor", "first_k_dense_replace", "bias_rate", "sequence_loss"),
         *("num_nextn_predict_layers", "mtp_loss_weight"),
     ),
+)
+
+
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3,
+    name="deepseek_v2",
+    model=Reference("polyreme.models.experts.deepseek_v2", "DeepseekV2"),
+    config=Reference("polyreme.models.experts.deepseek_v2", "DeepseekV2Config"),
+    published=Reference("polyreme.models.experts.deepseek_v2", "PUBLISHED"),
+    settings=tuple(name for name in DEEPSEEK_V3.settings if name not in ("bias_rate", "norm_topk_prob")),
+)
+
+GLM4_MOE = replace(
+    DEEPSEEK_V3,
+    name="glm4_moe",
+    model=Reference("polyreme.models.experts.glm4_moe", "Glm4Moe"),
+    config=Reference("polyreme.models.experts.glm4_moe", "Glm4MoeConfig"),
+    published=Reference("polyreme.models.experts.glm4_moe", "PUBLISHED"),
+    shape=shared_experts_shape,
+    grouped_heads=True,
+    head_dim=True,
+    settings=tuple(name for name in DEEPSEEK_V3.settings if "head_dim" not in name and "lora" not in name),
 )
 
 
@@ -372,6 +404,12 @@ OLMO = _like_llama("olmo", "Olmo", shape=partial(_LLAMA_SHAPE, rms_norm=False, n
 OLMO2 = _like_llama(
     "olmo2", "Olmo2", shape=partial(_LLAMA_SHAPE, norm_places="after", qk_norm=True, whole_qk_norm=True)
 )
+
+OLMO3 = _like_llama("olmo3", "Olmo3", shape=OLMO2.shape)
+
+EXAONE4 = _like_llama("exaone4", "Exaone4", shape=partial(_LLAMA_SHAPE, norm_places="after", qk_norm=True))
+
+SEED_OSS = _like_llama("seed_oss", "SeedOss", shape=QWEN2.shape)
 
 PHI3 = _like_llama("phi3", "Phi3")
 
@@ -425,6 +463,10 @@ GLM4 = _like_llama("glm4", "Glm4", shape=partial(_LLAMA_SHAPE, norm_places="arou
 COHERE = _like_llama("cohere", "Cohere", shape=partial(_LLAMA_SHAPE, shared_norm=True))
 
 COHERE2 = _like_llama("cohere2", "Cohere2", shape=COHERE.shape)
+
+NEMOTRON = _like_llama("nemotron", "Nemotron", shape=partial(_CLASSIC, biases=False), ffn_size=GPT_NEOX.ffn_size)
+
+ARCEE = _like_llama("arcee", "Arcee", shape=partial(_CLASSIC, biases=False, rms_norm=True), ffn_size=GPT_NEOX.ffn_size)
 
 STARCODER2 = _like_llama("starcoder2", "Starcoder2", shape=_CLASSIC, ffn_size=GPT_NEOX.ffn_size)
 
@@ -601,8 +643,25 @@ FAMILIES: Registry[Family] = Registry(
     "model family",
     [
         *(GPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GRANITE, OLMO, OLMO2, GPT_NEOX, STABLELM),
-        *(SMOLLM3, ERNIE4_5, GLM, GLM4, COHERE, COHERE2, STARCODER2, MAMBA, MAMBA2),
-        *(OPT, BLOOM, FALCON, PHI, GPTJ, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V3, BERT, EVOFORMER),
+        *(SMOLLM3, ERNIE4_5, GLM, GLM4, COHERE, COHERE2, STARCODER2, OLMO3, EXAONE4, SEED_OSS, NEMOTRON, ARCEE),
+        *(MAMBA, MAMBA2),
+        *(
+            OPT,
+            BLOOM,
+            FALCON,
+            PHI,
+            GPTJ,
+            MIXTRAL,
+            QWEN2_MOE,
+            QWEN3_MOE,
+            OLMOE,
+            GPT_OSS,
+            DEEPSEEK_V3,
+            DEEPSEEK_V2,
+            GLM4_MOE,
+            BERT,
+            EVOFORMER,
+        ),
     ],
 )
 """Families by the name that a configuration has, in the order that lists show them."""
@@ -694,6 +753,29 @@ def architecture(name: str, task: str) -> Architecture:
     """The one of ARCHITECTURES of a family and a task."""
     return next(record for record in ARCHITECTURES if (record.name, record.task) == (name, task))
 
+
+_HEADS = "polyreme.models.parts.decoder_heads"
+
+
+def _of_decoder(family: Family) -> Iterator[Architecture]:
+    """The body of a decoder, and those that score its texts and its tokens."""
+    for task in ("base", "classification", "token_classification"):
+        yield Architecture(
+            name=family.name,
+            task=task,
+            model=Result(_HEADS, f"{task}_model", family),
+            config=Result(_HEADS, "scoring_config", family),
+            published=Result(_HEADS, f"published_{task}", family),
+        )
+
+
+DECODER_HEADS: tuple[Architecture, ...] = tuple(
+    record
+    for family in FAMILIES.values()
+    if family.published and family.task == "causal_lm"
+    for record in _of_decoder(family)
+)
+"""Of each published decoder what does not write: its body, and with heads that score."""
 
 DEFAULT_FAMILY = GPT.name
 """The family of a configuration that names none."""

@@ -23,7 +23,7 @@ from polyreme.distributed.placement import apply_plan
 from polyreme.eager.host import from_host
 from polyreme.errors import CheckpointError, ConfigError, did_you_mean
 from polyreme.mesh import Plan
-from polyreme.models.families import ARCHITECTURES, FAMILIES, TASKS, Architecture, Family
+from polyreme.models.families import ARCHITECTURES, DECODER_HEADS, FAMILIES, TASKS, Architecture, Family
 from polyreme.models.files.folder import (
     CONFIG,
     GENERATION_CONFIG,
@@ -121,7 +121,7 @@ def published_families() -> dict[str, tuple[Family | Architecture, PublishedFami
     """Families that can be read and written, by the name that config.json has for the architecture."""
     also = {(record.name, record.task) for record in ARCHITECTURES}  # trained as families, read as architectures
     families = [family for family in FAMILIES.values() if (family.name, family.task) not in also]
-    records: list[Family | Architecture] = [*families, *ARCHITECTURES]
+    records: list[Family | Architecture] = [*families, *ARCHITECTURES, *DECODER_HEADS]
     pairs = ((record, record.published.load()) for record in records if record.published)
     return {published.architecture: (family, published) for family, published in pairs}
 

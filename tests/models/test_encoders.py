@@ -123,6 +123,38 @@ def test_pairs_are_told_apart():
         AutoConfig.from_pretrained(FOLDERS / "siglip", text=dataclasses.replace(model.config.text, projection_dim=24))
 
 
+def test_a_decoder_scores_texts():
+    """By the last token, on whichever side a row is padded; losses are those of the scores; a new head on the weights
+    of a writer."""
+    scorer = AutoModelForSequenceClassification.from_pretrained(FOLDERS / "llama_classification")
+    ids, mask = np.array([[5, 6, 7, 8], [1, 1, 9, 4]]), np.array([[1, 1, 1, 1], [0, 0, 1, 1]])
+    padded = scorer(to_tensor(ids), attention_mask=to_tensor(mask)).numpy()
+    alone = scorer(to_tensor(ids[1:, 2:])).numpy()
+    atol = 200 * parity.EPS * np.abs(padded).max()
+    np.testing.assert_allclose(padded[1:], alone, rtol=0, atol=atol)
+    loss = float(scorer(to_tensor(ids), attention_mask=to_tensor(mask), labels=to_tensor([2, 0])))
+    logs = padded - np.log(np.exp(padded.astype("float64")).sum(-1, keepdims=True))
+    np.testing.assert_allclose(loss, -(logs[0, 2] + logs[1, 0]) / 2, rtol=1e-5)
+
+    judge = AutoModelForSequenceClassification.from_pretrained(FOLDERS / "mixtral_classification")
+    numbers = judge(to_tensor(ids)).numpy()[:, 0]
+    loss = float(judge(to_tensor(ids), labels=to_tensor([0.5, -1.0])))
+    np.testing.assert_allclose(loss, np.mean((numbers - [0.5, -1.0]) ** 2), rtol=1e-5)
+    judge.train()  # the routers' losses too, of two blocks about 1 each
+    assert 0.01 < float(judge(to_tensor(ids), labels=to_tensor([0.5, -1.0]))) - loss < 0.1
+
+    writer = parity.FIXTURES / "folders" / "llama"
+    with pytest.raises(CheckpointError, match=r"missing: score.weight; give new_head=True"):
+        AutoModelForSequenceClassification.from_pretrained(writer)
+    new = AutoModelForSequenceClassification.from_pretrained(writer, new_head=True, label_names=("bad", "good"))
+    assert new(to_tensor(ids)).shape == [2, 2]
+    assert AutoModel.from_pretrained(writer)(to_tensor(ids)).shape == [2, 4, 24]
+    with pytest.raises(ConfigError, match="num_labels is 3, and 2 have a name"):
+        AutoConfig.from_pretrained(FOLDERS / "llama_classification", num_labels=3, label_names=("bad", "good"))
+    with pytest.raises(ConfigError, match=r"LlamaForSequenceClassification; load them with AutoModel.*Token"):
+        AutoModelForMaskedLM.from_pretrained(FOLDERS / "llama_classification")
+
+
 def test_tokens_are_labelled_and_answers_found():
     """Losses are the cross-entropies of the scores; a new head on the body's weights."""
     scorer = AutoModelForTokenClassification.from_pretrained(FOLDERS / "bert", new_head=True, num_labels=4)

@@ -80,7 +80,10 @@ def test_flops_per_token_leaves_out_look_up_tables_only(config):
     part = {True: config.experts_per_token / config.num_experts if config.num_experts else 1, False: 1}
     counted = sum(size * part["expert" in dims] for dims, size in numbers.values())
     scores = 2 * (config.head_dim * config.num_heads or config.hidden_size)
-    if config.family == "deepseek_v3":  # queries and values of widths of their own, by default 6 + 2 and 6
+    if config.family in (
+        "deepseek_v2",
+        "deepseek_v3",
+    ):  # queries and values of widths of their own, by default 6 + 2 and 6
         scores = config.num_heads * (7 + 4 + 10 if config.v_head_dim else 8 + 6)
     ahead = config.num_nextn_predict_layers
     counted += ahead * config.vocab_size * config.hidden_size  # they use the model's output projection

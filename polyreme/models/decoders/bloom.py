@@ -84,6 +84,7 @@ def _read(config: Mapping[str, Any]) -> dict[str, Any]:
 PUBLISHED = PublishedFamily(
     architecture="BloomForCausalLM",
     model_type="bloom",
+    token_head="classifier",
     keys={
         "vocab_size": "vocab_size",
         "hidden_size": "hidden_size",

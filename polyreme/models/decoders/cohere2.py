@@ -11,7 +11,7 @@ from typing import Any
 
 from polyreme.models.decoders.cohere import PUBLISHED as COHERE_PUBLISHED
 from polyreme.models.decoders.cohere import Cohere, CohereConfig
-from polyreme.models.decoders.qwen2 import layer_types, read_layer_types
+from polyreme.models.decoders.qwen2 import layer_types, read_full_blocks
 from polyreme.models.families import COHERE2
 
 _INTERVAL = 4
@@ -45,10 +45,8 @@ class Cohere2(Cohere, keeps_order_free=True):
 
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
-    count, kinds = config["num_hidden_layers"], config.get("layer_types")
     interval = next((config[key] for key in _INTERVAL_KEYS if config.get(key)), _INTERVAL)
-    full = range(interval - 1, count, interval) if kinds is None else read_layer_types(kinds, count)
-    window = {"sliding_window": config.get("sliding_window") or 0, "full_blocks": tuple(full)}
+    window = {"sliding_window": config.get("sliding_window") or 0, "full_blocks": read_full_blocks(config, interval)}
     return window | COHERE_PUBLISHED.read(config)
 
 

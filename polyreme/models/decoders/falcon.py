@@ -117,6 +117,7 @@ def _write(config: FalconConfig) -> dict[str, Any]:
 PUBLISHED = PublishedFamily(
     architecture="FalconForCausalLM",
     model_type="falcon",
+    token_head="classifier",
     keys={
         "vocab_size": "vocab_size",
         "hidden_size": "hidden_size",

@@ -45,16 +45,14 @@ class Gemma3Config(Gemma2Config):
     sliding_window: int = field(default=512, metadata={"least": 0})
 
 
-class Gemma3(Llama, keeps_order_free=True):
-    """As Llama."""
+class LocallyTurned(Llama, keeps_order_free=True):
+    """As Llama; the blocks with a window turn by local_theta, and stretch nothing."""
 
-    family = GEMMA3
-
-    def __init__(self, config: Gemma3Config) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.register_tables("local_", rotary_table(config.seq_len, config.rotary_width, config.local_theta))
 
-    def make_block(self, config: Gemma3Config, number: int) -> Layer:
+    def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
         block = super().make_block(config, number)
         block.is_local = number not in (config.full_blocks or ())
@@ -65,21 +63,31 @@ class Gemma3(Llama, keeps_order_free=True):
         return (self.local_cos, self.local_sin) if block.is_local else super().tables_of(block, places)
 
 
-def _read(config: Mapping[str, Any]) -> dict[str, Any]:
-    fields, by_kind = read_gemma_windows(config), config.get("rope_parameters") or {}
+class Gemma3(LocallyTurned, keeps_order_free=True):
+    """As LocallyTurned."""
+
+    family = GEMMA3
+
+
+def read_rope_by_kind(config: Mapping[str, Any], local_theta: Any) -> dict[str, Any]:
+    """What read_rope gives of the blocks without a window, and the local_theta of the others, this one where
+    config.json does not speak of kinds. Raises ConfigError where those with a window are stretched."""
+    by_kind = config.get("rope_parameters") or {}
     local = by_kind.get(SLIDING, {}) if isinstance(by_kind, Mapping) else {}
     if local.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"config.json of a gemma3_text: rope_parameters of {SLIDING} {local}; only full_attention is stretched here"
-        )
-    theta = local.get("rope_theta", config["rope_local_base_freq"])
+        raise ConfigError(f"config.json: rope_parameters of {SLIDING} {local}; only full_attention is stretched here")
+    whole = {**config, "rope_parameters": by_kind.get(FULL, {})} if FULL in by_kind else config
+    return {"local_theta": float(local.get("rope_theta", local_theta))} | read_rope(whole)
+
+
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields = read_gemma_windows(config)
     pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
     if pattern is not None and "full_blocks" not in fields:
         if type(pattern) is not int or pattern < 1:
             raise ConfigError(f"config.json of a gemma3_text: sliding_window_pattern {pattern!r}; give 1 or more")
         fields["full_blocks"] = tuple(range(pattern - 1, config["num_hidden_layers"], pattern))
-    whole = {**config, "rope_parameters": by_kind.get(FULL, {})} if FULL in by_kind else config
-    return fields | {"local_theta": float(theta)} | read_rope(whole)
+    return fields | read_rope_by_kind(config, config["rope_local_base_freq"])
 
 
 def _write(config: Gemma3Config) -> dict[str, Any]:

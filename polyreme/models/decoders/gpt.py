@@ -250,6 +250,7 @@ def _rules(config: GPTConfig) -> list[WeightRule]:
 PUBLISHED = PublishedFamily(
     architecture="GPT2LMHeadModel",
     model_type="gpt2",
+    token_head="classifier",
     keys={
         "vocab_size": "vocab_size",
         "n_embd": "hidden_size",

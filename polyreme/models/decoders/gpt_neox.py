@@ -161,6 +161,7 @@ def _write(config: GPTNeoXConfig) -> dict[str, Any]:
 PUBLISHED = PublishedFamily(
     architecture="GPTNeoXForCausalLM",
     model_type="gpt_neox",
+    token_head="classifier",
     keys={
         **{key: ours for key, ours in KEYS.items() if key not in ("num_key_value_heads", "head_dim", "rms_norm_eps")},
         "layer_norm_eps": "rms_norm_epsilon",

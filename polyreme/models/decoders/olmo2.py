@@ -37,7 +37,8 @@ class Olmo2(Llama, keeps_order_free=True):
 _NORMS = {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "ffn_out_norm"}
 
 
-def _rules(config: Any) -> list[WeightRule]:
+def block_rules_after(config: Any) -> list[WeightRule]:
+    """All the weights of a decoder that norms what the parts of its blocks give."""
     return block_rules(config, _NORMS)
 
 
@@ -49,7 +50,7 @@ PUBLISHED = PublishedFamily(
     architecture="Olmo2ForCausalLM",
     model_type="olmo2",
     keys=KEYS,
-    weights=_rules,
+    weights=block_rules_after,
     defaults={**DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
     fixed=FIXED,
     prefix="model.",

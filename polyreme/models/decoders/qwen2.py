@@ -57,6 +57,17 @@ def read_layer_types(kinds: Any, count: int) -> tuple[int, ...]:
     return tuple(number for number, kind in enumerate(kinds) if kind == FULL)
 
 
+def read_full_blocks(config: Mapping[str, Any], interval: Any) -> tuple[int, ...]:
+    """full_blocks: by layer_types, or where that says nothing every interval-th. Raises ConfigError for another
+    interval than a whole number, none for 0."""
+    kinds, count = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is not None:
+        return read_layer_types(kinds, count)
+    if type(interval) is not int or interval < 0:
+        raise ConfigError(f"config.json: every {interval!r}-th block without a window; give a number, or layer_types")
+    return tuple(range(interval - 1, count, interval)) if interval else ()
+
+
 def layer_types(config: Any) -> list[str]:
     """The kind of each block."""
     full = {*config.full_blocks} if config.sliding_window else {*range(config.num_layers)}

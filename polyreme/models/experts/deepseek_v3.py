@@ -9,9 +9,9 @@ tests/models/experts/test_deepseek_v3.py; the reference leaves out that modules 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from polyreme.autograd.recompute import run_part
 from polyreme.errors import ConfigError
@@ -20,6 +20,7 @@ from polyreme.models.decoders.llama import (
     DEFAULTS,
     FIXED,
     KEYS,
+    NORMS,
     Block,
     BlockTraits,
     Llama,
@@ -106,16 +107,20 @@ class LatentConfig(BlockTraits):
 
 
 @dataclass(frozen=True)
-class DeepseekV3Config(LatentConfig):
-    """Dimensions of a DeepSeek-V3.
+class SharedExpertsConfig:
+    """What a decoder with shared and routed experts says of them, before the class that has the other dimensions.
 
     The first first_k_dense_replace layers have a feed-forward of width ffn_size. In the others each token goes to
     n_shared_experts and to experts_per_token of num_experts others, of width expert_ffn_size (ffn_size if 0), chosen
     within the topk_group best of n_group groups. norm_topk_prob, routed_scaling_factor: gates are divided by their sum,
-    and multiplied. bias_rate: as of nn.Router, whose bias the choice adds; sequence_loss: weight of the loss that
-    balances each sequence, in training. num_nextn_predict_layers: modules that predict in training one token further
-    ahead each; mtp_loss_weight: of the mean of their losses.
+    and multiplied. sequence_loss: weight of the loss that balances each sequence, in training.
+    num_nextn_predict_layers: modules that predict in training one token further ahead each; mtp_loss_weight: of the
+    mean of their losses. score, bias_rate: as of nn.Router; has_selection_bias: whether the choice adds a bias to it.
     """
+
+    score: ClassVar[str] = "softmax"
+    has_selection_bias: ClassVar[bool] = False
+    bias_rate: ClassVar[float] = 0.0
 
     num_experts: int = 256
     experts_per_token: int = 8
@@ -126,7 +131,6 @@ class DeepseekV3Config(LatentConfig):
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     first_k_dense_replace: int = field(default=1, metadata={"least": 0})
-    bias_rate: float = 0.001
     sequence_loss: float = 0.0001
     num_nextn_predict_layers: int = field(default=0, metadata={"least": 0})
     mtp_loss_weight: float = 0.3
@@ -134,30 +138,46 @@ class DeepseekV3Config(LatentConfig):
     def __post_init__(self) -> None:
         if not self.expert_ffn_size:
             object.__setattr__(self, "expert_ffn_size", self.ffn_size or DEEPSEEK_V3.ffn_size(self.hidden_size))
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]  # of the class that has the other dimensions
+        name = type(self).__name__
         if self.first_k_dense_replace >= self.num_layers:
             raise ConfigError(
-                f"DeepseekV3Config: first_k_dense_replace {self.first_k_dense_replace} of {self.num_layers} layers "
+                f"{name}: first_k_dense_replace {self.first_k_dense_replace} of {self.num_layers} layers "
                 f"leaves none for experts; make it at most {self.num_layers - 1}"
             )
         groups, per_group = self.n_group, self.num_experts // self.n_group
         if self.num_experts % groups or not self.experts_per_token <= self.topk_group * per_group <= self.num_experts:
             raise ConfigError(
-                f"DeepseekV3Config: experts_per_token {self.experts_per_token} from topk_group {self.topk_group} of "
+                f"{name}: experts_per_token {self.experts_per_token} from topk_group {self.topk_group} of "
                 f"n_group {groups} groups of {self.num_experts} experts; n_group must divide the experts, and "
                 "topk_group, at most n_group, of them hold experts_per_token"
             )
         if self.routed_scaling_factor <= 0 or min(self.bias_rate, self.sequence_loss, self.mtp_loss_weight) < 0:
             raise ConfigError(
-                f"DeepseekV3Config: routed_scaling_factor {self.routed_scaling_factor}, bias_rate {self.bias_rate}, "
+                f"{name}: routed_scaling_factor {self.routed_scaling_factor}, bias_rate {self.bias_rate}, "
                 f"sequence_loss {self.sequence_loss}, mtp_loss_weight {self.mtp_loss_weight}; give a factor above 0, "
                 "and the others at least 0"
             )
         if self.num_nextn_predict_layers >= self.seq_len:
             raise ConfigError(
-                f"DeepseekV3Config: num_nextn_predict_layers {self.num_nextn_predict_layers} looks past the end of "
+                f"{name}: num_nextn_predict_layers {self.num_nextn_predict_layers} looks past the end of "
                 f"seq_len {self.seq_len} tokens; make it at most {self.seq_len - 1}"
             )
+
+
+@dataclass(frozen=True)
+class BiasedExpertsConfig(SharedExpertsConfig):
+    """As SharedExpertsConfig, of experts whose choice adds a bias to their scores."""
+
+    score: ClassVar[str] = "sigmoid"
+    has_selection_bias: ClassVar[bool] = True
+
+    bias_rate: float = 0.001  # type: ignore[misc]  # which where there is no bias is nothing to choose
+
+
+@dataclass(frozen=True)
+class DeepseekV3Config(BiasedExpertsConfig, LatentConfig):
+    """Dimensions of a DeepSeek-V3: those of latent attention, and those of its experts."""
 
     @classmethod
     def nano(cls, **changes: Any) -> DeepseekV3Config:
@@ -262,22 +282,26 @@ class DeepseekV3(Mixtral):
 
     def make_block(self, config: Any, number: int) -> Layer:
         """A new block; number: how many come before it."""
-        attention = LatentAttention(config)
+        attention = self.make_attention(config, number)
         if number < config.first_k_dense_replace:
             return Block(config, attention)
         router = make_router(
             config,
-            score="sigmoid",
+            score=config.score,
             normalize=config.norm_topk_prob,
             scale=config.routed_scaling_factor,
             groups=config.n_group,
             top_groups=config.topk_group,
-            selection_bias=True,
+            selection_bias=config.has_selection_bias,
             bias_rate=config.bias_rate,
             sequence_loss=config.sequence_loss,
         )
         shared = config.n_shared_experts * config.expert_ffn_size
         return SparseBlock(config, attention, make_experts(config, router, shared))
+
+    def make_attention(self, config: Any, number: int) -> Layer:
+        """A new attention of a block; number: how many come before it."""
+        return LatentAttention(config)
 
     @property
     def cache_dims(self) -> tuple[int, int, int]:
@@ -325,15 +349,19 @@ def _by_halves(x_bshd: Any) -> Any:
 # as published
 
 
-def _block_rules(there: str, here: str) -> list[WeightRule]:
-    norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
-    norms |= {"self_attn.q_a_layernorm": "attention.q_norm", "self_attn.kv_a_layernorm": "attention.kv_norm"}
+def _attention_rules(there: str, here: str) -> list[WeightRule]:
+    norms = {**NORMS, "self_attn.q_a_layernorm": "attention.q_norm", "self_attn.kv_a_layernorm": "attention.kv_norm"}
     maps = {"q_proj": "q", "q_a_proj": "q_a", "q_b_proj": "q_b", "kv_a_proj_with_mqa": "kv_a", "kv_b_proj": "kv_b"}
     maps["o_proj"] = "out"
-    experts = {f"{name}_proj": name for name in ("gate", "up", "down")}
     return [
         *(WeightRule(f"{there}.{name}.weight", f"{here}.{ours}.weight", SAME) for name, ours in norms.items()),
         *(WeightRule(f"{there}.self_attn.{n}.weight", f"{here}.attention.{ours}.weight") for n, ours in maps.items()),
+    ]
+
+
+def _experts_rules(there: str, here: str) -> list[WeightRule]:
+    experts = {f"{name}_proj": name for name in ("gate", "up", "down")}
+    return [
         *ffn_rules(f"{there}.mlp", f"{here}.ffn"),
         *ffn_rules(f"{there}.mlp.shared_experts", f"{here}.ffn.shared"),
         *expert_rules(f"{there}.mlp", f"{here}.ffn", experts),
@@ -341,17 +369,24 @@ def _block_rules(there: str, here: str) -> list[WeightRule]:
     ]
 
 
-def _rules(config: DeepseekV3Config) -> list[WeightRule]:
-    rules = [*outer_rules(), *_block_rules("model.layers.{n}", "blocks.{n}")]
+def shared_experts_rules(
+    config: Any, attention: Callable[[str, str], list[WeightRule]] = _attention_rules
+) -> list[WeightRule]:
+    """All the weights; attention: (the name of a block there, and here) -> those of its attention and norms."""
+
+    def block_rules(there: str, here: str) -> list[WeightRule]:
+        return [*attention(there, here), *_experts_rules(there, here)]
+
+    rules = [*outer_rules(), *block_rules("model.layers.{n}", "blocks.{n}")]
     for number in range(config.num_nextn_predict_layers):
         there, here = f"model.layers.{config.num_layers + number}", f"mtp.{number}"
         norms = {"enorm": "token_norm", "hnorm": "hidden_norm", "shared_head.norm": "norm"}
         rules += [WeightRule(f"{there}.{name}.weight", f"{here}.{ours}.weight", SAME) for name, ours in norms.items()]
-        rules += [WeightRule(f"{there}.eh_proj.weight", f"{here}.join.weight"), *_block_rules(there, f"{here}.block")]
+        rules += [WeightRule(f"{there}.eh_proj.weight", f"{here}.join.weight"), *block_rules(there, f"{here}.block")]
     return rules
 
 
-def _is_spare(name: str, config: DeepseekV3Config) -> bool:
+def _is_spare(name: str, config: Any) -> bool:
     """Whether a weight is one of a module that predicts further and is not wanted, or its copy of what it shares."""
     number = re.match(r"model\.layers\.(\d+)\.", name)
     ahead = int(number[1]) - config.num_layers if number else -1
@@ -362,26 +397,35 @@ def _is_spare(name: str, config: DeepseekV3Config) -> bool:
 def _fit(fields: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Without the modules that predict further where the files have none: transformers leaves them out, and says in
     config.json that they are there."""
-    first = f"model.layers.{fields.get('num_layers', DeepseekV3Config.num_layers)}."
+    first = f"model.layers.{fields['num_layers']}."
     return fields if any(name.startswith(first) for name in names) else fields | {"num_nextn_predict_layers": 0}
+
+
+EXPERTS_KEYS = {
+    **{name: name for name in ("n_shared_experts", "n_group", "topk_group", "norm_topk_prob")},
+    **{name: name for name in ("routed_scaling_factor", "first_k_dense_replace")},
+    "n_routed_experts": "num_experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "expert_ffn_size",
+}
+"""What config.json says of shared and routed experts."""
+LATENT_KEYS = {
+    **{key: ours for key, ours in KEYS.items() if key not in ("num_key_value_heads", "head_dim")},
+    **{name: name for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
+}
+"""What it says of a decoder with latent attention."""
+AHEAD = {"num_nextn_predict_layers": "num_nextn_predict_layers"}
 
 
 PUBLISHED = PublishedFamily(
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
-    keys={
-        **{key: ours for key, ours in KEYS.items() if key not in ("num_key_value_heads", "head_dim")},
-        **{name: name for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")},
-        **{name: name for name in ("v_head_dim", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob")},
-        **{name: name for name in ("routed_scaling_factor", "first_k_dense_replace", "num_nextn_predict_layers")},
-        "n_routed_experts": "num_experts",
-        "num_experts_per_tok": "experts_per_token",
-        "moe_intermediate_size": "expert_ffn_size",
-    },
-    weights=_rules,
+    keys={**LATENT_KEYS, **EXPERTS_KEYS, **AHEAD},
+    weights=shared_experts_rules,
     defaults={
         **DEFAULTS,
         "max_position_embeddings": 4096,
+        "num_hidden_layers": 61,
         "n_group": 8,
         "topk_group": 4,
         "routed_scaling_factor": 2.5,

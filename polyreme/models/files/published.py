@@ -196,7 +196,8 @@ class PublishedFamily:
     begin with: of those that the model has not, a file may have any. rename: what a name in an older file is now. read:
     the fields of our config that keys alone do not give, from the whole of config.json; read_keys: the keys that it
     looks at. write: the keys that these fields become. fit: (the fields of our config, the names of weights in the
-    files) -> the fields, where a part of the model that is not in the files is left out.
+    files) -> the fields, where a part of the model that is not in the files is left out. token_head: what the map is
+    called there that scores tokens, of a decoder.
     """
 
     architecture: str
@@ -215,6 +216,7 @@ class PublishedFamily:
     read_keys: tuple[str, ...] = ()
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
     fit: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] = lambda fields, names: fields
+    token_head: str = "score"
 
 
 # of config.json: what training, a tokenizer or a program that generates needs, and this function of tokens does not

@@ -105,6 +105,13 @@ class Decoder(Pretrained, Layer):
             stream = self.stream(input_ids, inserted)
             return self.pipeline_output(stream) if labels is None else self.pipeline_loss(stream, labels)
 
+    def encode(self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None) -> Any:
+        """hidden(input_ids), of rows that are read as forward reads them."""
+        is_said = attention_mask is not None or position_ids is not None
+        documents = self._padded(input_ids, None, attention_mask, position_ids) if is_said else None
+        with self.reading(documents):
+            return self.hidden(input_ids)
+
     def _padded(self, ids: Any, documents: Documents | None, mask: Any, position_ids: Any) -> Documents | None:
         """Documents that read rows as attention_mask and position_ids say."""
         owner = type(self).__name__

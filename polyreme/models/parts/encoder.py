@@ -23,6 +23,7 @@ ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate=True),
     "quick_gelu": lambda x: x * F.sigmoid(1.702 * x),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "silu": F.silu,
     "swish": F.silu,
 }
