@@ -75,6 +75,8 @@ from polyreme.models.encoder_decoders.marian import MarianConfig as MarianConfig
 from polyreme.models.encoder_decoders.marian import MarianMTModel as MarianMTModel
 from polyreme.models.encoder_decoders.mbart import MBartConfig as MBartConfig
 from polyreme.models.encoder_decoders.mbart import MBartForConditionalGeneration as MBartForConditionalGeneration
+from polyreme.models.encoder_decoders.mt5 import MT5Config as MT5Config
+from polyreme.models.encoder_decoders.mt5 import MT5ForConditionalGeneration as MT5ForConditionalGeneration
 from polyreme.models.encoder_decoders.pegasus import PegasusConfig as PegasusConfig
 from polyreme.models.encoder_decoders.pegasus import PegasusForConditionalGeneration as PegasusForConditionalGeneration
 from polyreme.models.encoder_decoders.t5 import T5Config as T5Config
@@ -94,6 +96,12 @@ from polyreme.models.encoders.bert import BertForPretraining as BertForPretraini
 from polyreme.models.encoders.bert import BertForQuestionAnswering as BertForQuestionAnswering
 from polyreme.models.encoders.bert import BertForSequenceClassification as BertForSequenceClassification
 from polyreme.models.encoders.bert import BertForTokenClassification as BertForTokenClassification
+from polyreme.models.encoders.camembert import Camembert as Camembert
+from polyreme.models.encoders.camembert import CamembertConfig as CamembertConfig
+from polyreme.models.encoders.camembert import CamembertForMaskedLM as CamembertForMaskedLM
+from polyreme.models.encoders.camembert import CamembertForQuestionAnswering as CamembertForQuestionAnswering
+from polyreme.models.encoders.camembert import CamembertForSequenceClassification as CamembertForSequenceClassification
+from polyreme.models.encoders.camembert import CamembertForTokenClassification as CamembertForTokenClassification
 from polyreme.models.encoders.deberta import Deberta as Deberta
 from polyreme.models.encoders.deberta import DebertaConfig as DebertaConfig
 from polyreme.models.encoders.deberta import DebertaForMaskedLM as DebertaForMaskedLM

@@ -67,6 +67,7 @@ def assert_recorded(model, name, only=slice(None)):
 @pytest.mark.slow_cases(
     *("mpnet_classification", "roberta_classification", "xlm_roberta_token_classification", "convnext_classification"),
     *("deberta_v2_token_classification", "electra_classification", "albert_classification", "distilbert_masked_lm"),
+    *("camembert_classification", "mixtral_classification", "gpt2_token_classification", "mt5"),
     *("modernbert_classification", "distilbert_classification", "swin_classification", "llava_siglip"),
 )
 @pytest.mark.parametrize("name", NAMES)

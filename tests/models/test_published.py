@@ -60,6 +60,7 @@ def logits_and_recorded(model, name):
     return model(to_tensor(recorded["ids"])).numpy(), recorded["logits"], parity.tolerance(terms, recorded["logits"])
 
 
+@pytest.mark.slow_cases("arcee", "seed_oss", "nemotron", "deepseek_v2")
 @every_folder
 def test_a_folder_gives_transformers_logits_and_is_written_as_it_was(name, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(FOLDERS / name)
@@ -77,9 +78,13 @@ def test_a_folder_gives_transformers_logits_and_is_written_as_it_was(name, tmp_p
     assert AutoConfig.from_pretrained(tmp_path) == model.config
 
 
-@pytest.mark.slow_cases("falcon_alibi", "qwen2_moe", "gptj")
+@pytest.mark.slow_cases("falcon_alibi", "qwen2_moe", "gptj", "exaone4", "glm4_moe", "nemotron")
 @pytest.mark.parametrize(
-    "name", ["falcon", "falcon_alibi", "gptj", "opt_sums", "qwen2_moe", "cohere2", "gpt_oss", "mamba", "mamba2"]
+    "name",
+    [
+        *("falcon", "falcon_alibi", "gptj", "opt_sums", "qwen2_moe", "cohere2", "gpt_oss", "mamba", "mamba2"),
+        *("olmo3", "exaone4", "glm4_moe", "nemotron"),
+    ],
 )
 def test_a_text_that_is_continued_over_a_cache_has_the_same_logits(name):
     """In rows of their own and in blocks: an empty cache, then tokens that follow others."""
@@ -99,7 +104,8 @@ def test_a_text_that_is_continued_over_a_cache_has_the_same_logits(name):
 
 
 @pytest.mark.slow_cases(
-    *("llama_tied_biases", "qwen3_moe", "gpt2", "bloom", "falcon", "falcon_grouped", "opt_sums", "phi", "olmo")
+    *("llama_tied_biases", "qwen3_moe", "gpt2", "bloom", "falcon", "falcon_grouped", "opt_sums", "phi", "olmo"),
+    *("glm4_moe", "nemotron"),
 )
 @pytest.mark.usefixtures("_one_device_afterwards")
 @pytest.mark.parametrize(
@@ -115,6 +121,8 @@ def test_a_text_that_is_continued_over_a_cache_has_the_same_logits(name):
         "falcon_grouped",
         "opt_sums",
         "phi",
+        "glm4_moe",
+        "nemotron",
     ],
 )
 def test_a_plan_gets_its_parts_of_each_weight(name):
@@ -390,6 +398,14 @@ def test_a_model_that_is_another_one_is_refused(copied, config, message):
         ("falcon", {"num_ln_in_parallel_attn": 2}, "do not go together; the newer architecture is parallel"),
         ("gptj", {"rotary_dim": None}, "rotary_dim is None; give an even number of at most 6"),
         ("qwen2_moe", {"shared_expert_intermediate_size": 20}, "20 is no multiple of moe_intermediate_size 12"),
+        ("exaone4", {"layer_types": None, "sliding_window_pattern": "LLLG"}, "every 'LLLG'-th block .* or layer_types"),
+        (
+            "olmo3",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
+            "only full_attention is stretched",
+        ),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "topk_method is 'group_limited_greedy', and only"),
+        ("nemotron", {"hidden_act": "relu3"}, "NemotronConfig: unknown activation 'relu3'"),
         ("opt", {"activation_function": "gelu_fast"}, "OPTConfig: unknown activation 'gelu_fast'"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "is True, and only False can be had here"),
     ],
