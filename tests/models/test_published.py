@@ -482,7 +482,8 @@ GGUF_KINDS = {
     "gemma3": "GEMMA3", "granite": "GRANITE", "olmo2": "OLMO2", "phi3_long": "PHI3", "phi3_partial": "PHI3",
     "phi": "PHI2", "olmo": "OLMO", "smollm3": "SMOLLM3", "stablelm": "STABLELM", "starcoder2": "STARCODER2",
     "cohere": "COMMAND_R", "cohere2": "COHERE2", "ernie4_5": "ERNIE4_5", "glm4": "GLM4", "mixtral": "LLAMA",
-    "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE",
+    "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE", "exaone4": "EXAONE4", "seed_oss": "SEED_OSS", "arcee": "ARCEE",
+    "nemotron": "NEMOTRON",
 }  # fmt: skip
 GGUF_NUMBERS = {
     "sliding_window": "add_sliding_window",
@@ -496,6 +497,7 @@ GGUF_NUMBERS = {
     "rms_norm_eps": "add_layer_norm_rms_eps",
     "layer_norm_eps": "add_layer_norm_eps",
     "norm_epsilon": "add_layer_norm_eps",
+    "norm_eps": "add_layer_norm_eps",
     "logit_scale": "add_logit_scale",
     "clip_qkv": "add_clamp_kqv",
     "use_parallel_residual": "add_parallel_residual",
@@ -510,6 +512,7 @@ GGUF_NUMBERS = {
 def write_gguf(gguf, folder, path, change=lambda name, array: array, kind="LLAMA", **fields):
     """A folder as the program that makes GGUF files writes it, in 32 bits."""
     config = json.loads((folder / "config.json").read_text())
+    config = {**(config.get("rope_parameters") or {}), **config}
     model, layers = gguf.MODEL_ARCH[kind], config["num_hidden_layers"]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[model])
     writer.add_block_count(layers)
@@ -529,9 +532,9 @@ def write_gguf(gguf, folder, path, change=lambda name, array: array, kind="LLAMA
     for name, array in stacked_experts(load_file(folder / "model.safetensors")).items():
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         part = next((part for part in heads if part in name), None)
-        if part and kind in ("LLAMA", "GRANITE", "OLMO", "SMOLLM3"):  # pairs that turn together as neighbours
+        if part and kind in ("LLAMA", "GRANITE", "OLMO", "SMOLLM3", "ARCEE"):  # pairs that turn together as neighbours
             array = array.reshape(heads[part], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-        if kind.startswith("GEMMA") and name.endswith("norm.weight"):
+        if kind.startswith(("GEMMA", "NEMOTRON")) and name.endswith("norm.weight"):
             array = array + 1
         stem, ending = name.rsplit(".", 1)
         array = array[0] if stem.endswith("shared_expert_gate") else array
@@ -577,6 +580,7 @@ def write_rotary(writer, config):
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
 
 
+@pytest.mark.slow_cases("seed_oss")
 @pytest.mark.parametrize("name", GGUF_KINDS)
 def test_gguf_files_of_other_kinds_give_the_same_logits(gguf, name, tmp_path):
     write_gguf(gguf, FOLDERS / name, tmp_path / "model.gguf", kind=GGUF_KINDS[name])
@@ -586,6 +590,7 @@ def test_gguf_files_of_other_kinds_give_the_same_logits(gguf, name, tmp_path):
         "gemma3": {"query_scalar": 256, "full_blocks": (1,)},
         "smollm3": {"unturned_blocks": (0,)},
         "cohere2": {"full_blocks": (1,)},
+        "exaone4": {"full_blocks": (1,)},
         "starcoder2": {"sliding_window": 5},
         "qwen3_moe": {"normalize_gates": False},
     }.get(name, {})

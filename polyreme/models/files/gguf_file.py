@@ -86,11 +86,12 @@ class GGUFKind:
     """What files call a family.
 
     architecture, model_type: of config.json. keys: metadata of this family alone, as KEYS; fixed: what config.json says
-    and files do not, as it is the same in all of them; flags: keys of config.json that are true where there is a weight
-    of this name. outer, inner: names of weights outside of blocks and in them, with {e} where the experts of a block
-    are in one array. by_neighbours: whether rows of queries' and keys' weights lie in pairs of neighbours. offset: what
-    is added to the gains of norms there. scalar_layers: so many layers has the model whose scores are divided by the
-    root of the width over the heads, and not of a head's width, 0 for no such.
+    and files do not, as it is the same in all of them; unsaid: what it says where a file does not; flags: keys of
+    config.json that are true where there is a weight of this name. outer, inner: names of weights outside of blocks and
+    in them, with {e} where the experts of a block are in one array. by_neighbours: whether rows of queries' and keys'
+    weights lie in pairs of neighbours. offset: what is added to the gains of norms there. scalar_layers: so many layers
+    has the model whose scores are divided by the root of the width over the heads, and not of a head's width, 0 for no
+    such.
     """
 
     architecture: str
@@ -98,6 +99,7 @@ class GGUFKind:
     keys: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
+    unsaid: Mapping[str, Any] = field(default_factory=dict)
     outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
     inner: Mapping[str, str] = field(default_factory=lambda: INNER)
     by_neighbours: bool = False
@@ -167,6 +169,24 @@ KINDS = {
             "post_ffw_norm": "post_mlp_layernorm",
         },
     ),
+    "exaone4": GGUFKind(
+        "Exaone4ForCausalLM", "exaone4", _WINDOW, unsaid={"sliding_window": None}, inner={**INNER, **_AFTER}
+    ),
+    "seed_oss": GGUFKind(
+        "SeedOssForCausalLM",
+        "seed_oss",
+        flags={**_BIASED, "attention_out_bias": "blk.0.attn_output.bias"},
+        inner={**INNER, "post_attention_norm": "post_attention_layernorm"},
+    ),
+    "arcee": GGUFKind("ArceeForCausalLM", "arcee", flags={"mlp_bias": "blk.0.ffn_up.bias"}, by_neighbours=True),
+    "nemotron": GGUFKind(
+        "NemotronForCausalLM",
+        "nemotron",
+        {"attention.layer_norm_epsilon": "norm_eps"},
+        unsaid={"partial_rotary_factor": 1.0},
+        flags=_BIASED,
+        offset=1.0,
+    ),
     # gates are divided by their sum, or not, in all files of a kind
     "qwen2moe": GGUFKind(
         "Qwen2MoeForCausalLM",
@@ -217,7 +237,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, WeightSource]]:
         raise CheckpointError(
             f"{path}: {name}.{lost} is {said.get(lost)!r} among the metadata; it is a number of 1 or more"
         )
-    config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.model_type}
+    config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.model_type, **kind.unsaid}
     config |= {theirs: said[key] for key, theirs in {**KEYS, **kind.keys}.items() if key in said}
     config |= {**kind.fixed, **{key: weight in tensors for key, weight in kind.flags.items()}}
     factors = {key: _decode(gguf, path, tensors[key]).tolist() for key in _ROPE_TENSORS if key in tensors}
@@ -430,7 +450,7 @@ class _Encoded:
 def _source(gguf: Any, path: Path, entry: _Entry, groups: Mapping[str, int], offset: float) -> WeightSource:
     encoded = _Encoded(lambda: _decode(gguf, path, entry), entry.shape, _DECODED)
     part = entry.name.split(".")[-2]
-    if offset and part.endswith("norm"):
+    if offset and entry.name.endswith("norm.weight"):
         return Changed(entry.shape, encoded.dtype, lambda index: encoded.read(index) - np.float32(offset))
     if part not in groups:
         return encoded
