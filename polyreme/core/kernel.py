@@ -27,15 +27,17 @@ class Kernel:
     for itself, which costs a gather and spares keeping the whole from the forward on (arXiv:1910.02054, section 7.2.2);
     whoever walks back says when, by hold_back.
     alone: XLA's options for calls outside of other programs; its fits takes the arrays.
+    constant: its results want no gradient.
     """
 
     alone: Alone | None
+    constant: bool
     fn: Callable[..., Any]
     gathered: frozenset[int]
     name: str
     saves: bool
 
-    __slots__ = ("_derived", "alone", "fn", "forward", "gathered", "name", "saves")
+    __slots__ = ("_derived", "alone", "constant", "fn", "forward", "gathered", "name", "saves")
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Kernel:
         saves: bool = False,
         gathered: frozenset[int] = frozenset(),
         alone: Alone | None = None,
+        constant: bool = False,
     ) -> None:
         fn.__name__ = fn.__qualname__ = name
         self.fn = fn
@@ -52,6 +55,7 @@ class Kernel:
         self.saves = saves
         self.gathered = gathered
         self.alone = alone
+        self.constant = constant
         self.forward: Callable[..., Any] = compiled(fn, alone)
         self._derived: dict[Any, Any] = {}
 

@@ -77,9 +77,9 @@ class Op:
     function of the call or dims such as "*b [n] -> *b [n]"; None for an op whose function tells. uncast: parameters
     that autocast leaves in their dtype. in_pieces: parameters that fn takes as they are kept, and gathers itself.
     integers: which Python integers stand for a tensor; see Integers. real: refuses complex tensors, as all does that
-    compares numbers. opaque: whether fn, with these arguments, is made of calls that XLA cannot look into and of moves
-    of data, which compile sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of
-    eager calls.
+    compares numbers. constant: its results want no gradient, as their derivative is 0 everywhere or unknown. opaque:
+    whether fn, with these arguments, is made of calls that XLA cannot look into and of moves of data, which compile
+    sooner unfused. kernels: by attributes in full; calls: the same kernels by the form of eager calls.
     """
 
     name: str
@@ -101,9 +101,11 @@ class Op:
         opaque: Callable[..., bool] | None = None,
         in_pieces: Sequence[str] = (),
         real: bool = False,
+        constant: bool = False,
     ) -> None:
         self.fn = fn
         self.real = real
+        self.constant = constant
         self.opaque = opaque
         self.integers: Integers = integers
         self.name = fn.__name__
@@ -239,7 +241,7 @@ class Op:
         alone = DRAWS if KEY in self.kinds else None
         if self.opaque is not None and not gathered:
             alone = Alone(xla_flags.UNFUSED, self._is_opaque(template))
-        return Kernel(fn, self.name, saves=self.saves, gathered=gathered, alone=alone)
+        return Kernel(fn, self.name, saves=self.saves, gathered=gathered, alone=alone, constant=self.constant)
 
     def _without_gathers(self, template: tuple) -> tuple:
         """The template for fn, which gathers parameters in_pieces itself."""
@@ -404,17 +406,18 @@ def op(
     opaque: Callable[..., bool] | None = None,
     in_pieces: Sequence[str] = (),
     real: bool = False,
+    constant: bool = False,
 ) -> Any:
     """Declare a function on arrays as an op; returns the public function, which takes Tensors.
 
     rule: how its dims go together over a mesh, where its function does not tell; see core/sharding_rule.py. uncast:
     parameters that autocast leaves in their dtype, beside products that it does in fewer bits. integers: which
-    Python integers it takes in the place of a tensor. real: refuse complex tensors. opaque, in_pieces: see Op. Raises
-    ValueError if the name is taken or there is no docstring.
+    Python integers it takes in the place of a tensor. real: refuse complex tensors. constant, opaque, in_pieces: see
+    Op. Raises ValueError if the name is taken or there is no docstring.
     """
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
-        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers, opaque, in_pieces, real)
+        new = Op(fn, amp, saves, method, inplace, rule, uncast, integers, opaque, in_pieces, real, constant)
         _register(new.name, fn)
         current = mode.current
 

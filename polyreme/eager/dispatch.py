@@ -106,7 +106,7 @@ class Eager:
             return self._run(op, args, kwargs, None)  # which says what is wrong
         except jax.errors.JaxRuntimeError as error:
             raise_explained(error, f"op {op.name}")
-        taped = taped and _grad_mode.enabled
+        taped = taped and _grad_mode.enabled and not kernel.constant
         cls = outs.__class__
         if cls is tuple or cls is list or (taped and _saved_hooks.pair is not None):
             return tape.results(kernel, arrays, edges, outs) if taped else tape.untaped(outs)

@@ -30,6 +30,41 @@ def check_mask(mask: TensorState, shape: Sequence[int]) -> None:
         raise ShapeError(f"a bool index of shape {own} does not fit the leading dims of {list(shape)}")
 
 
+def without_bools(index: Any, ndim: int) -> tuple[Any, int | None]:
+    """(index with None for the bools without dims in it, the dim of the result that is empty since one is False).
+
+    Raises IndexError for False beside arrays.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    places = [at for at, item in enumerate(items) if _is_one_bool(item)]
+    if not places:
+        return index, None
+    true = all(bool(_host_bool(items[at])) for at in places)
+    first, rest = places[0], places[1:]
+    items = tuple(None if at == first else item for at, item in enumerate(items) if at not in rest)
+    if true:
+        return items, None
+    if any(i is not Ellipsis and not isinstance(i, (int, np.integer, slice, type(None))) for i in items):
+        raise IndexError("False as an index beside arrays; give a bool Tensor of the dim's size")
+    whole = ndim - sum(map(_dims_taken, items))
+    return items, sum(whole if item is Ellipsis else not isinstance(item, (int, np.integer)) for item in items[:first])
+
+
+def _is_one_bool(item: Any) -> bool:
+    if isinstance(item, (TensorState, np.ndarray)):
+        array = value_of(item)
+        return array.dtype == dtypes.bool_ and len(array.shape) == 0
+    return isinstance(item, (bool, np.bool_))
+
+
+def _host_bool(item: Any) -> Any:
+    return (
+        state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
+        if (isinstance(item, TensorState))
+        else item
+    )
+
+
 def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple[Any, ...]]:
     """(arrays, spec) as ops.indexing takes them. Raises IndexError for what is out of range or too many."""
     items = list(index) if isinstance(index, tuple) else [index]
@@ -63,8 +98,6 @@ def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple[Any, ...
 def _dims_taken(item: Any) -> int:
     if item is None or item is Ellipsis:
         return 0
-    if isinstance(item, (bool, np.bool_)):
-        return 0
     dtype = getattr(item, "dtype", None)
     if dtype is None and isinstance(item, (list, tuple)):
         item = np.asarray([np.asarray(i) if isinstance(i, TensorState) else i for i in item])
@@ -89,10 +122,6 @@ def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
     if isinstance(item, (list, tuple)):
         item = np.asarray(
             [np.asarray(i) if isinstance(i, TensorState) else i for i in item], dtype=None if len(item) else np.int64
-        )
-    if isinstance(item, (bool, np.bool_)):
-        raise IndexError(
-            "a Python bool is not an index here; use a bool Tensor of the dim's size, or None for a new dim"
         )
     if not isinstance(item, TensorState):
         item = np.asarray(item)

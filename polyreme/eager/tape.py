@@ -319,7 +319,7 @@ def edge_key(edge: Edge) -> Any:
 
 def apply(kernel: Kernel, arrays: tuple[Any, ...], edges: tuple[Edge, ...]) -> Any:
     """Run a kernel; tape it if some edge wants a gradient. Returns Tensors in the structure the kernel returns."""
-    if not grad_mode.enabled or not any(mask := _mask(edges)):
+    if not grad_mode.enabled or kernel.constant or not any(mask := _mask(edges)):
         return untaped(turns.end(kernel.forward(*arrays)))
     if kernel.saves and saved_hooks.pair is None:
         watcher = state.code_watcher()

@@ -26,7 +26,7 @@ from polyreme.eager.casts import Casts
 from polyreme.eager.dispatch import rebind, refuse_copy, written
 from polyreme.eager.dist_members import DistMembers
 from polyreme.eager.host import as_array, like, put
-from polyreme.eager.index import check_mask, split_index, value_of
+from polyreme.eager.index import check_mask, split_index, value_of, without_bools
 from polyreme.eager.memory import ElementCount, MemoryMembers, Size
 from polyreme.eager.methods import OpMethods
 from polyreme.eager.rewriting import Rewriting
@@ -491,8 +491,9 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     @recorded
     def __getitem__(self, index: Any) -> Tensor:
         """The part that an index says. One of ints, slices, ... and None alone is a view: see eager.views."""
-        if isinstance(index, (bool, np.bool_)):  # a new dim, of size 1 for True and 0 for False
-            return self[None] if index else self[None][0:0]
+        index, empty = without_bools(index, len(self._array.shape))
+        if empty is not None:
+            return self[index][(*[slice(None)] * empty, slice(0, 0))]
         arrays, spec = split_index(index, list(self._array.shape))
         part: Tensor = subscripts.getitem(self, arrays, spec)
         if ("array",) not in spec and not isinstance(self._array, Symbol):
@@ -504,16 +505,15 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         return weakref.ref(self)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(index, (bool, np.bool_)):
-            if not index:
-                return
-            index = None
         if not isinstance(value, TensorState):
             value = np.asarray(value) if not isinstance(value, (bool, int, float, complex)) else value
             dtypes.check_holds("x[index] = value", self.dtype, value)
         if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
             check_mask(index, list(self._array.shape))
             rebind(self, subscripts.setitem_where(self, value, index), "x[mask] = value")
+            return
+        index, empty = without_bools(index, len(self._array.shape))
+        if empty is not None:
             return
         if state.recording():
             rebind(self, _with_item(self, index, value), "x[index] = value")

@@ -132,9 +132,9 @@ def divide(x: Array, y: Array, *, rounding_mode: str | None = None) -> Array:
 
 
 @preceded(_divides("floor_divide"))
-@op(inplace=True, rule=elementwise, real=True)
+@op(inplace=True, rule=elementwise, real=True, constant=True)
 def floor_divide(x: Array, y: Array) -> Array:
-    """floor(x / y), elementwise. Raises ZeroDivisionError for integers by 0."""
+    """floor(x / y), elementwise; no gradient flows through. Raises ZeroDivisionError for integers by 0."""
     return _divide(jnp.floor_divide, x, y)
 
 

@@ -63,7 +63,7 @@ def creator(fn: Callable[..., Any] | None = None, *, rule: RuleFor | None = None
     """
     if fn is None:
         return functools.partial(creator, rule=rule)
-    declared = op(fn, method=False, rule=rule, integers="any")
+    declared = op(fn, method=False, rule=rule, integers="any", constant=True)
     sized = fn.__code__.co_varnames[:2] == ("shape", "dtype")
 
     def public(

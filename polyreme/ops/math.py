@@ -18,7 +18,7 @@ from jax import Array, lax
 from polyreme.core import dtype as dtypes
 from polyreme.core.annotations import AnyTensor
 from polyreme.core.dtype import floating, promote, promote_floating
-from polyreme.core.op import op
+from polyreme.core.op import OPS, op
 from polyreme.core.sharding_rule import OpCall, ShardingRule
 from polyreme.errors import ConfigError, DTypeError, ShapeError
 from polyreme.ops.bounds import check_index, preceded
@@ -264,14 +264,24 @@ def _scale_rule(call: OpCall) -> ShardingRule:
     return dataclasses.replace(elementwise(call), linear="alone" if linear else "no", linear_in=(0,))
 
 
+def _with_whole_factors(x: Any, scale: Any = 1, bias: Any = 0, *rest: Any, **options: Any) -> Any:
+    # 2.0 is written for 2: PaddlePaddle's own default is 1.0
+    factors = (scale, bias)
+    whole = [int(f) if f.__class__ is float and f.is_integer() else f for f in factors]
+    if any(w is not f for w, f in zip(whole, factors, strict=True)) and dtypes.is_integer(getattr(x, "dtype", object)):
+        return OPS["scale"](x, *whole, *rest, **options)
+    return None
+
+
+@preceded(_with_whole_factors)
 @op(inplace=True, rule=_scale_rule, integers="wrap")
 def scale(
     x: Array, scale: Array | float = 1, bias: Array | float = 0, bias_after_scale: bool = True, act: Any = None
 ) -> Array:
     """scale * x + bias, or scale * (x + bias) with bias_after_scale=False; scale and bias are numbers or one element.
 
-    act: None, "relu", "sigmoid" or "tanh", applied to the result. Integers stay integers unless scale or bias is
-    floating.
+    act: None, "relu", "sigmoid" or "tanh", applied to the result. Integers stay integers unless scale or bias
+    has a fraction or is a floating Tensor.
     """
     activations = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh}
     if act not in activations:
@@ -433,10 +443,10 @@ def copysign(x: Array, y: Array) -> Array:
     return jnp.copysign(*promote_floating(x, y))
 
 
-@op(rule=elementwise, integers="any")
+@op(rule=elementwise, integers="any", constant=True)
 def nextafter(x: Array, y: Array) -> Array:
-    """The number that follows x on the way to y; its gradient is 0."""
-    return jnp.nextafter(*(lax.stop_gradient(v) for v in promote_floating(x, y)))
+    """The number that follows x on the way to y; no gradient flows through."""
+    return jnp.nextafter(*(lax.stop_gradient(v) for v in promote_floating(x, y)))  # jax knows no derivative of it
 
 
 @op(inplace=True, rule=elementwise, integers="any")

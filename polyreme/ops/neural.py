@@ -20,7 +20,7 @@ from polyreme.ops import arithmetic
 from polyreme.ops.activation import positive_dim, wide
 from polyreme.ops.attention import over_devices
 from polyreme.ops.by_index import bounded, read
-from polyreme.ops.creation import republish
+from polyreme.ops.creation import clone, republish
 from polyreme.ops.ids import check_range
 from polyreme.ops.losses.elementwise import cosine
 from polyreme.ops.matrices.norms import p_norm
@@ -221,8 +221,8 @@ def dropout(
 
     mode "upscale_in_train" divides the rest by 1 - p in training; "downscale_in_infer" multiplies x by 1 - p
     outside it. axis: draw once for each index along these dims, and for all elements of the others together.
-    inplace writes into x. Draws no random numbers unless training and p > 0. Raises ConfigError for a p outside [0,
-    1] or another mode.
+    Outside of training a copy. inplace writes into x. Draws no random numbers unless training and p > 0. Raises
+    ConfigError for a p outside [0, 1] or another mode.
     """
     p = _probability(p, "dropout")
     if mode not in ("upscale_in_train", "downscale_in_infer"):
@@ -232,7 +232,7 @@ def dropout(
         return dropout_train(x, p, axis, mode, **out)
     if not training and mode == "downscale_in_infer":
         return scaled_by_keep(x, p, **out)
-    return x
+    return x if training or inplace else clone(x)
 
 
 def _channel_dropout(x: Any, p: float, training: bool, data_format: str, n: int) -> Any:
@@ -283,8 +283,10 @@ def alpha_dropout_train(x: Array, p: float, num_dims: int | None = None, key: Ke
 
 def _alpha_dropout(x: Any, p: float, training: bool, num_dims: int | None, what: str) -> Any:
     p = _probability(p, what)
-    if not training or p == 0:
+    if not training:
         return x
+    if p == 0:
+        return clone(x)
     return scaled_by_keep(x, 1.0) if p == 1 else alpha_dropout_train(x, p, num_dims)
 
 

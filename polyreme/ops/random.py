@@ -179,7 +179,7 @@ def randint(
     return _integers(key, as_shape(shape, "randint"), low, high, to)
 
 
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, constant=True)
 def randint_like(
     x: Array, low: int = 0, high: int | None = None, dtype: DTypeLike | None = None, key: Key = DRAWN
 ) -> Array:
@@ -236,7 +236,7 @@ def _is_chance(p: Array) -> Array:
 
 
 @preceded(lambda x, p=None, **_: _within("bernoulli", x if p is None else p, 1))
-@op(method=False, rule=elementwise)
+@op(method=False, rule=elementwise, constant=True)
 def bernoulli(x: Array, p: float | None = None, key: Key = DRAWN) -> Array:
     """1 with probability x (or p, for every element), else 0, in x's shape and dtype."""
     chance = dtypes.floating(x) if p is None else jnp.full(x.shape, p, dtypes.float32)

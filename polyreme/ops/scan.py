@@ -1,6 +1,6 @@
 """Running sums, products and extremes along a dim, differences, and integrals by the trapezoidal rule.
 
-axis None flattens the Tensor first.
+axis None flattens the Tensor first: a 0-D one gives [1].
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _along(x: Array, axis: int | None, what: str) -> tuple[Array, int]:
     return x, dims_of(x, axis, what)[0]
 
 
-def _shape(result: Array, x: Array) -> Array:
-    return result.reshape(()) if x.ndim == 0 else result
+def _shape(result: Array, x: Array, axis: int | None) -> Array:
+    return result.reshape(()) if x.ndim == 0 and axis is not None else result
 
 
 def _cast(x: Array, dtype: Any) -> Array:
@@ -43,14 +43,14 @@ def cumsum(x: Array, axis: int | None = None, dtype: DTypeLike | None = None) ->
     """Sums of the elements up to and including each one; int64 of integers and bools unless dtype says otherwise."""
     wide = dtypes.int64 if dtype is None and not dtypes.is_inexact(x.dtype) else dtype
     flat, dim = _along(_cast(x, wide), axis, "cumsum")
-    return _shape(jnp.cumsum(flat, dim, dtype=flat.dtype), x)
+    return _shape(jnp.cumsum(flat, dim, dtype=flat.dtype), x, axis)
 
 
 @op(amp="fp32", inplace=True, rule=along_axis())
 def cumprod(x: Array, dim: int | None = None, dtype: DTypeLike | None = None) -> Array:
     """Products of the elements up to and including each one; gradients are right at zeros too."""
     flat, at = _along(_cast(x, dtype), dim, "cumprod")
-    return _shape(jnp.cumprod(flat, at, dtype=flat.dtype), x)
+    return _shape(jnp.cumprod(flat, at, dtype=flat.dtype), x, dim)
 
 
 @op(amp="fp32", rule=along_axis())
@@ -62,7 +62,7 @@ def logcumsumexp(x: Array, axis: int | None = None, dtype: DTypeLike | None = No
     if dtypes.is_complex(sums.dtype):
         # the scan adds multiples of 2 pi as its blocks fall
         sums = lax.complex(sums.real, jnp.arctan2(jnp.sin(sums.imag), jnp.cos(sums.imag)))
-    return _shape(sums, x)
+    return _shape(sums, x, axis)
 
 
 @op(rule=along_axis(), real=True)
@@ -89,7 +89,7 @@ def _running(x: Array, axis: int | None, dtype: Any, what: str, scan: Any) -> tu
     index = lax.broadcasted_iota(dtypes.int64, flat.shape, dim)
     index = lax.cummax(jnp.where(found, index, -1), axis=dim)
     values = jnp.take_along_axis(flat, index, dim)
-    return _shape(values, x), _shape(index, x).astype(to)
+    return _shape(values, x, axis), _shape(index, x, axis).astype(to)
 
 
 @op(rule=along_axis())

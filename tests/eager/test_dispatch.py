@@ -47,6 +47,24 @@ def test_a_repeated_call_is_taped_as_the_first_and_says_what_is_wrong():
             paddle.multiply(x, paddle.ones([2, 2]))
 
 
+def test_results_without_a_derivative_want_no_gradient():
+    x = paddle.to_tensor([1.5, 2.0], stop_gradient=False)
+    constant = {
+        "ones_like": lambda: paddle.ones_like(x),
+        "full_like": lambda: paddle.full_like(x, 3.0),
+        "randn_like": lambda: paddle.randn_like(x),
+        "bernoulli": lambda: paddle.bernoulli(x * 0),
+        "nextafter": lambda: paddle.nextafter(x, x + 1),
+        "floor_divide": lambda: x // 2.0,
+    }
+    for name, call in constant.items():
+        assert all(call().stop_gradient for _ in range(2)), name
+        assert paddle.jit.to_static(call)().stop_gradient, name
+    y = x * (x // 1.0)
+    y.sum().backward()
+    assert x.grad.tolist() == [1.0, 2.0]
+
+
 def test_autocast_and_default_dtype_choose_the_kernel_of_a_repeated_call():
     x = paddle.ones([4, 4])
     for _ in range(2):

@@ -24,6 +24,11 @@ X = np.arange(24, dtype="float32").reshape(2, 3, 4)
         True,
         False,
         np.True_,
+        np.array(False),
+        np.s_[True, 0],
+        np.s_[:, False],
+        np.s_[..., np.array(True)],
+        np.s_[[1, 0], None, :, [2, 0]],
     ],
     ids=str,
 )
@@ -41,6 +46,33 @@ def test_writing_is_numpy_indexing(index):
     value = -np.arange(want[index].size, dtype="float32").reshape(want[index].shape)
     x[index], want[index] = value, value
     np.testing.assert_array_equal(x, want)
+
+
+@pytest.mark.parametrize(
+    ("index", "first", "then"),
+    [
+        (np.s_[0, :, [0, 1]], 0, np.s_[:, [0, 1]]),
+        (np.s_[np.array(1), ..., [[2, 0], [1, 3]]], 1, np.s_[:, [[2, 0], [1, 3]]]),
+        (np.s_[1, None, [2, 0]], 1, np.s_[None, [2, 0]]),
+    ],
+    ids=str,
+)
+def test_ints_are_taken_before_arrays(index, first, then):
+    # NumPy counts an int as an array, and has the dims of arrays that stand apart first
+    x, want = paddle.to_tensor(X), X.copy()
+    np.testing.assert_array_equal(x[index], X[first][then])
+    x[index] = want[first][then] = -np.arange(X[first][then].size, dtype="float32").reshape(X[first][then].shape)
+    np.testing.assert_array_equal(x, want)
+
+
+def test_a_bool_tensor_without_dims_is_a_new_dim():
+    x = paddle.to_tensor(X, stop_gradient=False)
+    (x[paddle.to_tensor(True)] * 2).sum().backward()
+    np.testing.assert_array_equal(x.grad, np.full_like(X, 2))
+    y = paddle.to_tensor(X)
+    y[paddle.to_tensor(False)] = 5.0
+    y[paddle.to_tensor(True), 0] = 7.0
+    np.testing.assert_array_equal(y, np.stack([np.full_like(X[0], 7), X[1]]))
 
 
 def test_backward_through_a_negative_step():

@@ -6,6 +6,7 @@ import pytest
 import polyreme.nn as nn
 from polyreme import amp
 from polyreme.core import unique_name
+from polyreme.core.dtype import set_default_dtype
 from polyreme.eager.tensor import to_tensor
 from polyreme.errors import CheckpointError, ConfigError, ShapeError
 from polyreme.jit import to_static
@@ -372,6 +373,18 @@ def test_embedding_scales_rows_and_gradients_when_asked():
     np.testing.assert_allclose(table.weight.numpy()[0], [0.6, 0.8], rtol=rtol)
     out.sum().backward()
     np.testing.assert_array_equal(table.weight.grad.numpy(), np.ones((2, 2)))
+
+
+def test_statistics_of_float64_layers_are_float64():
+    set_default_dtype("float64")
+    try:
+        net = nn.BatchNorm1D(2, momentum=0.5)
+    finally:
+        set_default_dtype("float32")
+    x = np.random.default_rng(0).normal(3.0, 2.0, (16, 2))
+    net(to_tensor(x))
+    assert net._mean.dtype == net._variance.dtype == np.float64
+    np.testing.assert_allclose(net._mean.numpy(), 0.5 * x.mean(0), rtol=32 * np.finfo(np.float64).eps)
 
 
 def test_batch_norm_uses_running_statistics_in_eval_and_sync_shares_them():

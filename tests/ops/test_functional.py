@@ -91,6 +91,13 @@ def test_dropout_draws_a_key_only_when_it_drops():
     assert (rng.default_generator.get_state() != before).any()
 
 
+def test_what_dropout_gives_in_evaluation_can_be_written_to():
+    x = tensor(random(3, 4))
+    before = x.numpy()
+    F.dropout(x, 0.5, training=False).zero_()
+    np.testing.assert_array_equal(x.numpy(), before)
+
+
 def test_alpha_dropout_of_everything_gives_zeros_as_dropout_does():
     x = tensor(random(3, 4))
     np.testing.assert_array_equal(F.alpha_dropout(x, 1.0).numpy(), np.zeros((3, 4)))

@@ -95,6 +95,7 @@ CASES = [
     Case("scale", lambda rng: (*within(-2, 2)(rng), 2.5, 0.5), lambda x, a, b: a * x + b, bad=((np.ones(2), 1.0, 0.0, True, "gelu"), ShapeError, "act='gelu'")),
     Case("scale", lambda rng: (*within(-2, 2)(rng), np.array(2.0, "float32"), 0.5, False, "tanh"), lambda x, a, b, *_: np.tanh(a * (x + b)), tag="before"),
     Case("scale", given(np.array([1, 2]), 3, 1), lambda x, a, b: a * x + b, no_grad=INT, tag="int", check=returns(np.array([4, 7]))),
+    Case("scale", given(np.array([1, 2]), 3.0, 1.0), lambda x, a, b: (a * x + b).astype("int64"), no_grad=INT, tag="int-whole", check=returns(np.array([4, 7]))),
     Case("scale", given(np.array([1, 2]), 3), lambda x, a: a * x, no_grad=INT, tag="int-alone", check=returns(np.array([3, 6]))),
     unary("stanh", lambda x: 1.7159 * np.tanh(0.67 * x)),
     Case("clip", lambda rng: (*within(-2, 2)(rng), -0.5, 0.7), np.clip, bad=((np.ones(2, "float32"), 0.7, -0.5), ConfigError, "min=0.7 is above max=-0.5")),

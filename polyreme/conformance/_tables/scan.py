@@ -42,6 +42,7 @@ CASES = [
     Case("cumsum", floats(0), np.cumsum, tag="axis"),
     Case("cumsum", lambda rng: (rng.integers(0, 9, (3, 4)).astype("int32"), 1, "float64"), lambda x, a, d: np.cumsum(x, a).astype(d), no_grad="integers", tag="dtype"),
     Case("cumsum", floats(0, shape=()), lambda x, a: x, tag="0d", bad=((np.array(1.0), 1), ShapeError, "axis 1 of a 0-D Tensor")),
+    Case("cumsum", floats(shape=()), np.cumsum, tag="0d-flat"),
     Case("cumprod", floats(1), np.cumprod, bad=BAD_AXIS),
     Case("cumprod", given(np.float32([2, 0, 3, 4])), np.cumprod, tag="zero"),
     Case("logcumsumexp", floats(1), np.logaddexp.accumulate, bad=BAD_AXIS),

@@ -62,8 +62,9 @@ class _BatchNorm(Layer):
 
     def _statistic(self, name: str | None, start: float) -> Any:
         # statistics of half-precision activations would not add up in half precision
+        wide = dtypes.float64 if dtypes.default_dtype() == dtypes.float64 else dtypes.float32
         attr = ParamAttr(name=name, initializer=Constant(start), trainable=False)
-        statistic = self.create_parameter([self._num_features], attr, dtypes.float32)
+        statistic = self.create_parameter([self._num_features], attr, wide)
         statistic.is_statistic = True
         return statistic
 

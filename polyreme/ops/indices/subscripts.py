@@ -2,12 +2,15 @@
 
 An index is split into a static spec (slices, new dims) and arrays (integers too, so that x[i] in a loop
 compiles once). Spec entries: ("int",), ("array",), ("new",), ("all",), ("slice", start, stop, step).
+
+Arrays take the place of their dims if they stand side by side once ints are taken, else they come first.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -35,6 +38,32 @@ def _index(arrays: list[Array], spec: Spec) -> tuple:
             case _:
                 index.append(slice(*entry[1:]))
     return tuple(index)
+
+
+def _dims_of_arrays(arrays: list[Array], spec: Spec) -> tuple[int, int]:
+    """(how many dims the arrays have together, where in the result they belong), where NumPy has them first because an
+    int, which it counts as an array, stands apart from them; (0, 0) where NumPy has them right."""
+    rest = iter(arrays)
+    kinds = ["slice" if entry[0] not in ("int", "array") else next(rest).ndim for entry in spec]
+    every = [at for at, kind in enumerate(kinds) if kind != "slice"]
+    wide = [at for at in every if kinds[at]]
+    apart = any(kinds[at] == "slice" for at in range(every[0], every[-1])) if every else False
+    if not apart or not wide or any(kinds[at] == "slice" for at in range(wide[0], wide[-1])):
+        return 0, 0
+    before = kinds[: wide[0]].count("slice")
+    return max(kinds[at] for at in wide), before
+
+
+def _without_all(spec: Spec, x: Array) -> Spec:
+    """spec with a slice for each dim that its "all" stands for."""
+    taken = sum(entry[0] in ("int", "array", "slice") for entry in spec)
+    whole = (("slice", None, None, None),) * (x.ndim - taken)
+    return tuple(part for entry in spec for part in (whole if entry[0] == "all" else (entry,)))
+
+
+def _move_dims(x: Array, many: int, to: int, *, back: bool = False) -> Array:
+    first, place = tuple(range(many)), tuple(range(to, to + many))
+    return jnp.moveaxis(x, place, first) if back else jnp.moveaxis(x, first, place)
 
 
 def _getitem_rule(call: OpCall) -> ShardingRule | None:
@@ -68,7 +97,10 @@ def getitem(x: Array, arrays: list[Array], spec: tuple[Any, ...]) -> Array:
     # plain ints were checked where they were written, and need no mask
     index = _index(arrays, spec)
     ranged = any(entry[0] == "array" for entry in spec)
-    return read(x, index) if ranged else x.at[index].get(mode="promise_in_bounds")
+    if not ranged:
+        return x.at[index].get(mode="promise_in_bounds")
+    many, to = _dims_of_arrays(arrays, _without_all(spec, x))
+    return _move_dims(read(x, index), many, to) if to else read(x, index)
 
 
 @op(method=False, rule=like_first())
@@ -76,7 +108,8 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple[Any, ...]) 
     """A copy of x with x[index] = value, value broadcast and cast to x's dtype."""
     index = _index(arrays, spec)
     value = _keep(value, x)
-    room = x[index].shape
+    many, to = _dims_of_arrays(arrays, _without_all(spec, x))
+    room = jax.eval_shape(lambda x, arrays: _move_dims(x[_index(arrays, spec)], many, to), x, arrays).shape
     # NumPy lets a value have extra leading dims of size 1
     if value.ndim > len(room):
         value = jnp.reshape(value, value.shape[value.ndim - len(room) :])
@@ -85,6 +118,8 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple[Any, ...]) 
             f"x[index] = value: the index selects {list(room)} of x {list(x.shape)}, which a value of shape "
             f"{list(value.shape)} does not fill; make its dims equal or 1"
         )
+    if to:
+        value = _move_dims(jnp.broadcast_to(value, room), many, to, back=True)
     return write(x, index, value)
 
 

@@ -161,7 +161,7 @@ def _run(kernel: DistKernel, arrays: Sequence[Any], tensors: Sequence[Any], mesh
     forms = kernel.outs if kernel.outs is not None else [None] * len(outs)
     results = [_result(o, f, mesh) for o, f in zip(outs, forms, strict=True)]
     edges = tuple(_edge(t) for t in tensors)
-    if tape.grad_mode.enabled and any(e is not None for e in edges):
+    if tape.grad_mode.enabled and not kernel.base.constant and any(e is not None for e in edges):
         _tape(kernel, tuple(arrays), edges, results, [_layout_of(t) for t in tensors])
     return results
 
