@@ -40,8 +40,9 @@ class Optimizer(NamesKeywords, RuleUpdate):
     """Base of all optimizers.
 
     learning_rate: a number or an LRScheduler. parameters: a list of Parameters, or of dicts {"params": [...],
-    "learning_rate": factor, "weight_decay": ..., "grad_clip": ..., or a setting of the optimizer}. weight_decay: a
-    coefficient (L2) or a regularizer. grad_clip: a clip; parameters that share one are clipped together.
+    "learning_rate": factor, "weight_decay": ..., "grad_clip": ..., or a setting of the optimizer}, which replace what
+    ParamAttr said. weight_decay: a coefficient (L2) or a regularizer. grad_clip: a clip; parameters that share one are
+    clipped together.
     multi_precision: float16 and bfloat16 parameters have a float32 master weight, which is what the update changes.
 
     Subclasses set `slots` (arrays like the parameter: name -> initial value), `scalars` (numbers per parameter),
@@ -424,8 +425,10 @@ class Optimizer(NamesKeywords, RuleUpdate):
     def _options(self, p: Any) -> ParameterOptions:
         settings = self._group_of[id(p)].settings
         decay = settings.get("weight_decay", self._weight_decay)
-        factor = getattr(p, "optimize_attr", {}).get("learning_rate", 1.0) * settings.get("learning_rate", 1.0)
-        own = getattr(p, "regularizer", None)
+        # what a group says replaces what ParamAttr said
+        factor = settings.get("learning_rate", getattr(p, "optimize_attr", {}).get("learning_rate", 1.0))
+        in_group = settings.get("weight_decay") is not None and not self.decoupled
+        own = None if in_group else getattr(p, "regularizer", None)
         coefficient = float(decay) if isinstance(decay, (int, float)) else 0.0
         regularizer = own if own is not None or isinstance(decay, (int, float)) else decay
         named = tuple((n, self.setting(p, n)) for n in self._settings)

@@ -117,6 +117,19 @@ def test_a_parameters_own_regularizer_and_rate_win():
     np.testing.assert_allclose(b.numpy(), [1.95, 1.95], rtol=4 * 2.0**-24)
 
 
+def test_what_a_group_says_replaces_a_parameters_own_rate_and_regularizer():
+    a, b, c = parameter(2.0, "a"), parameter(2.0, "b"), parameter(2.0, "c")
+    for p in (a, b, c):
+        p.regularizer = L1Decay(0.5)
+        p.optimize_attr = {"learning_rate": 0.5}
+    groups = [{"params": [a], "learning_rate": 0.25}, {"params": [b], "weight_decay": 1.0}, {"params": [c]}]
+    optimizer = opt.SGD(1.0, groups)
+    for p in (a, b, c):
+        give(p, 0.0, 0.0)
+    optimizer.step()
+    assert [p.tolist() for p in (a, b, c)] == [[1.875] * 2, [1.0] * 2, [1.75] * 2]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
