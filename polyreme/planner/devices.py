@@ -27,11 +27,6 @@ def device_kinds() -> tuple[str, ...]:
     return tuple(_sheet()["kinds"])
 
 
-def node_types() -> tuple[str, ...]:
-    """Names of the machines that devices.yaml has."""
-    return tuple(_sheet()["nodes"])
-
-
 @lru_cache(maxsize=256)
 def device_kind(name: str) -> DeviceKind:
     """A kind by its name in devices.yaml, or another that it goes by; upper or lower case.

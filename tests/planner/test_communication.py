@@ -293,7 +293,6 @@ def test_every_kind_has_a_sheet_with_a_source():
             assert [x for x, _ in curve] == sorted(x for x, _ in curve)
             assert [y for _, y in curve] == sorted(y for _, y in curve)
         assert cluster.links[0].devices in (4, 8, 16, 72, 384)
-    assert len(devices.node_types()) >= 5
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 12, 16, 32, 64, 100, 256, 512, 1024, 4096])

@@ -199,11 +199,8 @@ class PipelineLayer(Layer):
         """The layers and functions that a chunk calls, in order."""
         return [item.call for item in self._chunks[k].items]
 
-    def run_chunk(self, k: int, x: Any) -> Any:
-        """The chunk's result on x, which is what the chunk before it gave."""
-        return self._chunks[k](x)
-
     def forward(self, input: Any, chunk_id: int | None = None) -> Any:
+        """The result of all chunks, or of one on what the chunk before it gave."""
         chunks = self._chunks if chunk_id is None else [self._chunks[chunk_id]]
         for chunk in chunks:
             input = chunk(input)

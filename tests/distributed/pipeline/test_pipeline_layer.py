@@ -243,11 +243,11 @@ def test_chunk_after_chunk_is_the_whole():
     net = tied(num_stages=2, num_virtual_pipeline_stages=2)
     x = TOKENS
     for k in range(net.num_chunks):
-        x = net.run_chunk(k, x)
+        x = net(x, chunk_id=k)
     np.testing.assert_array_equal(x.numpy(), net(TOKENS).numpy())
     assert sum(len(net.chunk_items(k)) for k in range(net.num_chunks)) == 7
     first = net(TOKENS, chunk_id=0)
-    np.testing.assert_array_equal(first.numpy(), net.run_chunk(0, TOKENS).numpy())
+    np.testing.assert_array_equal(first.numpy(), net(TOKENS, chunk_id=0).numpy())
 
 
 def test_layers_pass_tuples_and_dicts():
@@ -255,7 +255,7 @@ def test_layers_pass_tuples_and_dicts():
         [Linear(4, 4), lambda x: (x, None, 3), lambda x: {"sum": x[0] * x[2]}, lambda x: x["sum"]], num_stages=4
     )
     x = to_tensor(np.ones((2, 4), "float32"))
-    np.testing.assert_array_equal(net(x).numpy(), 3 * net.run_chunk(0, x).numpy())
+    np.testing.assert_array_equal(net(x).numpy(), 3 * net(x, chunk_id=0).numpy())
 
 
 def test_train_and_eval_reach_every_chunk_and_losses_stay_outside():
