@@ -4,9 +4,11 @@ Run it with an interpreter that has PaddlePaddle, for the modules that scripts i
 `python tools/write_paddle_internals.py MODULE...`. Modules that the file has already are written anew.
 """
 
+import contextlib
 import importlib
 import runpy
 import sys
+import tempfile
 import types
 import typing
 from pathlib import Path
@@ -78,4 +80,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # PaddlePaddle's key-value server writes http.log where it is imported
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -137,6 +138,10 @@ class Optimizer:
         """Train the parameters that have gradients now, as code up to 1.6 does, whose optimizers are given none."""
         if self._chosen is not None:
             return
+        known = {id(p) for p in self.optimizer._parameters} if "optimizer" in self.__dict__ else set()
+        if given is None and any(id(p) not in known for p in parameters_with_gradients()):
+            # a model that nothing refers to any more is not trained, whenever Python would come to see that
+            gc.collect()
         trained = parameters_with_gradients() if given is None else list(given)
         if "optimizer" not in self.__dict__:
             if not trained:
@@ -146,7 +151,6 @@ class Optimizer:
                 )
             self.optimizer = self._make(parameters=trained)
             return
-        known = {id(p) for p in self.optimizer._parameters}
         new = [p.name for p in trained if id(p) not in known]
         if new:
             raise ConfigError(

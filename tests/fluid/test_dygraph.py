@@ -1,5 +1,6 @@
 """Dygraph of 1.7 and 1.8: layers against polyreme.nn and NumPy, decays against their formulas, whole small scripts."""
 
+import gc
 import math
 
 import numpy as np
@@ -433,3 +434,21 @@ def test_layers_by_name_scopes_are_made_at_their_first_call_and_trained(monkeypa
         monkeypatch.setattr(optimizer, "parameters_with_gradients", list)
         with pytest.raises(ConfigError, match="no parameter has a gradient"):
             fluid.optimizer.SGD(0.5).minimize(loss)
+
+
+def test_a_model_that_nothing_refers_to_is_not_trained():
+    """Whether or not Python has looked for cycles since."""
+    gc.disable()
+    try:
+        with fluid.dygraph.guard():
+            x = dygraph.to_variable(ROWS)
+            gone, net = dygraph.Linear(6, 1), dygraph.Linear(6, 1)
+            gone.__dict__["itself"] = gone
+            for layer in (gone, net):
+                fluid.layers.mean(layer(x)).backward()
+            del gone, layer
+            sgd = fluid.optimizer.SGD(0.5)
+            sgd.minimize(fluid.layers.mean(net(x)))
+            assert [id(p) for p in sgd.optimizer._parameters] == [id(p) for p in net.parameters()]
+    finally:
+        gc.enable()
