@@ -28,14 +28,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"polyreme.{name}")
     api = importlib.import_module(_LATE.get(name, "polyreme.api"))
     if not hasattr(api, name):
-        raise AttributeError(f"polyreme has no name {name!r}{_instead(name)}")
+        missing = importlib.import_module("polyreme.module_names").MissingName
+        raise missing(f"polyreme has no name {name!r}", __name__, name, __dir__)
     value = getattr(api, name)
     globals()[name] = value
     return value
-
-
-def _instead(name: str) -> str:
-    return importlib.import_module("polyreme.module_names").instead(__name__, name, __dir__())
 
 
 def __dir__() -> list[str]:

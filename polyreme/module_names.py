@@ -47,12 +47,32 @@ def instead(module: str, name: str, choices: Iterable[str]) -> str:
     return f"; write paddle.{words.replace(', ', ', paddle.')}" if words else nearest(name, choices)
 
 
+class MissingName(AttributeError):
+    """An AttributeError whose message ends with `instead`, looked for when it is read: hasattr() reads none."""
+
+    def __init__(self, message: str, module: str, name: str, choices: Callable[[], Iterable[str]]) -> None:
+        super().__init__(message)
+        self._asked = module, name, choices
+
+    def __str__(self) -> str:
+        module, name, choices = self._asked
+        return super().__str__() + instead(module, name, choices())
+
+    def __reduce__(self) -> tuple[type[AttributeError], tuple[str]]:
+        return AttributeError, (str(self),)
+
+
+# tracebacks name the class as Python does
+MissingName.__name__ = MissingName.__qualname__ = "AttributeError"
+MissingName.__module__ = "builtins"
+
+
 class _Suggesting(ModuleType):
     def __getattr__(self, name: str) -> NoReturn:
         message = f"module {self.__name__!r} has no attribute {name!r}"
-        if not name.startswith("_"):
-            message += instead(self.__name__, name, (known for known in dir(self) if not known.startswith("_")))
-        raise AttributeError(message)
+        if name.startswith("_"):
+            raise AttributeError(message)
+        raise MissingName(message, self.__name__, name, lambda: [n for n in dir(self) if not n.startswith("_")])
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         # what pickles functions by value knows plain modules, which it imports by name as this does

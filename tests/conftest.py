@@ -52,9 +52,12 @@ def pytest_collection_modifyitems(config, items):
     """Mark as slow the cases that slow_cases names and all but one of each few that one_in counts; each test with the
     tier of what it needs.
     """
-    named, seen, counts = {}, set(), Counter()
+    named, seen, counts, tier_of = {}, set(), Counter(), {}
     for item in items:
-        item.add_marker(tiers.tier(item))
+        cases = (item.parent, item.function)  # they share a tier
+        if cases not in tier_of:
+            tier_of[cases] = tiers.tier(item)
+        item.add_marker(tier_of[cases])
         function = item.nodeid.split("[")[0]
         for mark in item.iter_markers("slow_cases"):
             named[function] = mark.args

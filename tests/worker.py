@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from polyreme.core import layout
 from polyreme.core.engine import program_bound
@@ -19,6 +20,8 @@ from polyreme.distributed.placement import clear_plan
 # an example may meet a compilation or a busy machine: time says nothing of what is tested
 settings.register_profile("polyreme", deadline=None)
 settings.load_profile("polyreme")
+# it would parse the package's 1,300 modules for constants to draw, 4 s of each worker in a fresh clone
+providers._get_local_constants = lambda: providers._local_constants
 
 # tracing makes many small objects that live on; looking for cycles after each 700 of them takes a tenth of the time
 gc.set_threshold(30_000, 10, 10)
