@@ -35,6 +35,14 @@ def generator(model):
     return generator
 
 
+def test_each_sampling_draws_anew(model):
+    first, second = (
+        model.generate(PROMPTS[:1], decode_strategy="sampling", max_length=8)[0].numpy().tolist() for _ in range(2)
+    )
+    model.train()
+    assert first != second
+
+
 @pytest.mark.slow
 def test_greedy_search_and_sampling_write_as_a_generator(model, generator):
     ids, scores = model.generate(IDS, attention_mask=MASK, max_length=9, eos_token_id=END, pad_token_id=23)
@@ -58,10 +66,6 @@ def test_greedy_search_and_sampling_write_as_a_generator(model, generator):
     ]
     model.train()
     check(ids, rows_of(drawn), 20)
-    first, second = (
-        model.generate(PROMPTS[:1], decode_strategy="sampling", max_length=8)[0].numpy().tolist() for _ in range(2)
-    )
-    assert first != second
     assert model.training
 
 

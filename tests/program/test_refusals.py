@@ -52,15 +52,12 @@ def test_a_size_is_no_constant(static_mode):
     assert [f.tolist() for f in found] == [8.0, [4, 8]]
 
 
-@pytest.mark.slow
 def test_a_number_of_results_that_is_not_known_is_refused(static_mode):
     x = static.data("x", [None, 3])
+    before = static_mode[0].global_block().ops
     with pytest.raises(ProgramError, match="unbind: how many Tensors it gives depends on a size"):
         paddle.unbind(x, 0)
-    y = x + 1
-    np.testing.assert_array_equal(
-        static.Executor().run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[y])[0], np.full((2, 3), 2.0)
-    )
+    assert static_mode[0].global_block().ops == before
 
 
 def test_code_that_raises_in_a_branch_or_loop_leaves_the_program_as_it_was(static_mode):

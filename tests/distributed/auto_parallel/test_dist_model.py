@@ -8,6 +8,7 @@ from polyreme import nn
 from polyreme.distributed import ProcessMesh, Replicate, Shard, shard_layer, shard_optimizer, shard_tensor
 from polyreme.distributed.auto_parallel.engine.dist_model import DistModel, to_static
 from polyreme.distributed.auto_parallel.engine.strategy import Strategy
+from polyreme.distributed.gradient_merge import COUNT
 from polyreme.errors import CheckpointError, ConfigError, PlacementError, ProgramError
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
@@ -85,6 +86,13 @@ def test_sharded_and_recomputed_equals_one_device(eager, strategy, mesh):
     assert str(model.plan.mesh) == mesh
     state = model.optimizer._slots["moment1"][id(model.network[0].weight)]._array
     assert state.sharding.shard_shape(state.shape) != state.shape
+
+
+def test_an_optimizer_that_was_told_to_accumulate_does():
+    layer, mesh = network(), ProcessMesh(list(range(8)), ["dp"])
+    optimizer = shard_optimizer(adam(shard_layer(layer, mesh)), gradient_accumulation_steps=3)
+    assert COUNT in to_static(layer, None, nn.CrossEntropyLoss(), optimizer).state_dict("opt")
+    assert COUNT not in made().state_dict("opt")
 
 
 @pytest.mark.slow

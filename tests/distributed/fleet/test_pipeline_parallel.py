@@ -14,10 +14,12 @@ from polyreme.core import rng
 from polyreme.distributed import fleet
 from polyreme.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, PipelineParallel, SharedLayerDesc
 from polyreme.distributed.pipeline import run
+from polyreme.distributed.pipeline.update import frozen_settings
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.nn.clip import ClipGradByGlobalNorm
 from polyreme.optimizer import SGD, AdamW
 from polyreme.optimizer.lr import StepDecay
+from polyreme.regularizer import L2Decay
 
 VOCAB, WIDTH, PARTS, ROWS = 16, 8, 4, 8
 DATA = np.random.default_rng(0).integers(0, VOCAB, (4, PARTS * ROWS, 7))
@@ -302,6 +304,26 @@ def test_a_step_updates_in_place_and_leaves_nothing_behind(schedule):
     grads = sum(size(p.grad._array) for p in model.parameters())
     assert held()[1] <= before[1] + grads + 1024
     assert [places(p) for p in model.parameters()] == where
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"need_clip": False},
+        {"stop_gradient": True},
+        {"regularizer": L2Decay(0.1)},
+        {"optimize_attr": {"learning_rate": 2.0}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_step_is_made_anew_for_other_settings_of_a_parameter(change):
+    weight = nn.Linear(2, 2).weight
+    optimizer = SGD(1.0, parameters=[weight])
+    before = frozen_settings(optimizer)
+    assert frozen_settings(optimizer) == before
+    for name, value in change.items():
+        setattr(weight, name, value)
+    assert frozen_settings(optimizer) != before
 
 
 @pytest.mark.slow

@@ -29,9 +29,10 @@ def test_is_the_function_of_deepseek_v3():
     parity.assert_same_function(model, recording, parity.as_ours(model, recording.grads))
 
 
-@pytest.mark.slow
-def test_is_its_function_without_latent_queries_groups_and_yarn():
-    model, recording = recorded("deepseek_v3_plain")
+# plain: without latent queries, groups and YaRN
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_plain"])
+def test_its_logits_are_those_of_deepseek_v3(name):
+    model, recording = recorded(name)
     want = recording.arrays["logits"]
     atol = parity.tolerance(parity.forward_terms(recording.config, 13), want)
     np.testing.assert_allclose(model(to_tensor(recording.tokens)).numpy(), want, rtol=0, atol=atol)
