@@ -74,10 +74,15 @@ def relu6(x: Array) -> Array:
     return jax.nn.relu6(x)
 
 
+def _at_most_0(x: Array) -> Array:
+    """min(x, 0), whose gradient at 0 is 1: jnp.minimum halves it."""
+    return jnp.where(x > 0, jnp.zeros((), x.dtype), x)
+
+
 @op(method=False, inplace=True, rule=elementwise, real=True)
 def elu(x: Array, alpha: float = 1.0) -> Array:
     """x where x > 0, else alpha * (e^x - 1). Source: arXiv:1511.07289."""
-    return _wide_inside(lambda v: jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0))), x)
+    return _wide_inside(lambda v: jnp.where(v > 0, v, alpha * jnp.expm1(_at_most_0(v))), x)
 
 
 @op(method=False, rule=elementwise, real=True)
@@ -88,7 +93,7 @@ def selu(x: Array, scale: float = 1.0507009873554805, alpha: float = 1.673263242
     """
     if scale <= 1.0 or alpha < 0:
         raise ConfigError(f"selu: scale={scale}, alpha={alpha}; needs scale > 1 and alpha >= 0")
-    return _wide_inside(lambda v: scale * jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0))), x)
+    return _wide_inside(lambda v: scale * jnp.where(v > 0, v, alpha * jnp.expm1(_at_most_0(v))), x)
 
 
 @op(method=False, rule=elementwise, real=True)
@@ -96,7 +101,7 @@ def celu(x: Array, alpha: float = 1.0) -> Array:
     """max(x, 0) + min(0, alpha * (e^(x / alpha) - 1)). Source: arXiv:1704.07483. Raises ConfigError for alpha = 0."""
     if alpha == 0:
         raise ConfigError("celu: alpha=0 divides by zero; give another")
-    return _wide_inside(lambda v: jnp.where(v > 0, v, alpha * jnp.expm1(jnp.minimum(v, 0) / alpha)), x)
+    return _wide_inside(lambda v: jnp.where(v > 0, v, alpha * jnp.expm1(_at_most_0(v) / alpha)), x)
 
 
 @op(method=False, rule=elementwise)
@@ -208,9 +213,9 @@ def softsign(x: Array) -> Array:
 
 @op(method=False, inplace=True, rule=elementwise, real=True)
 def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
-    """x where x > 0, else negative_slope * x."""
+    """x where x >= 0, else negative_slope * x; the gradient at 0 is 1."""
     x = floating(x)
-    return jnp.where(x > 0, x, negative_slope * x)
+    return jnp.where(x >= 0, x, negative_slope * x)
 
 
 def _prelu_rule(call: OpCall) -> ShardingRule:
@@ -243,10 +248,10 @@ def prelu(x: Array, weight: Array, data_format: str = "NCHW") -> Array:
 
 @op(method=False, rule=elementwise)
 def rrelu_train(x: Array, lower: float, upper: float, key: Key = DRAWN) -> Array:
-    """x where x > 0, else x times a slope drawn uniformly from [lower, upper), one for each element."""
+    """x where x >= 0, else x times a slope drawn uniformly from [lower, upper), one for each element."""
     x = floating(x)
     slope = jax.random.uniform(key, x.shape, jnp.promote_types(x.dtype, dtypes.float32), lower, upper)
-    return jnp.where(x > 0, x, slope.astype(x.dtype) * x)
+    return jnp.where(x >= 0, x, slope.astype(x.dtype) * x)
 
 
 @composite(method=False)

@@ -15,6 +15,7 @@ from jax.scipy import special
 
 from polyreme.core.dtype import floating, promote
 from polyreme.core.op import op
+from polyreme.ops.math import magnitude
 from polyreme.ops.sharding import elementwise
 
 
@@ -96,7 +97,8 @@ def _pair(x: Array, y: Array) -> tuple[Array, Array]:
 @op(amp="fp32", inplace=True, rule=elementwise)
 def i0(x: Array) -> Array:
     """Modified Bessel function of the first kind, order 0."""
-    return special.i0(floating(x))
+    x = floating(x)
+    return jnp.exp(magnitude(x)) * special.i0e(x)
 
 
 @op(amp="fp32", rule=elementwise)

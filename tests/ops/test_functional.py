@@ -44,7 +44,17 @@ def test_a_bound_that_is_no_number_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "at", "want"), [("relu", 0, 0), ("relu6", 6, 0), ("leaky_relu", 0, 0.01), ("hardtanh", 1, 0)]
+    ("name", "at", "want"),
+    [
+        ("relu", 0, 0),
+        ("relu6", 6, 0),
+        ("leaky_relu", 0, 1),
+        ("hardtanh", 1, 0),
+        ("elu", 0, 1),
+        ("celu", 0, 1),
+        ("selu", 0, 1.0507009873554805 * 1.6732632423543772),
+        ("i0", 0, 0),
+    ],
 )
 def test_subgradient_at_the_kink(name, at, want):
     np.testing.assert_allclose(gradient(OPS[name], [at])[0], [want], rtol=EPS)
