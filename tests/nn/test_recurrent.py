@@ -197,6 +197,18 @@ class Pair(nn.RNNCellBase):
         return {"y": total * 2}, {"sum": total, "past": [states["past"][0] + inputs["b"], states["past"][1]]}
 
 
+def test_a_cell_begins_with_the_states_of_its_class():
+    class Ones(nn.GRUCell):
+        def get_initial_states(self, *args, **kwargs):
+            return super().get_initial_states(*args, **kwargs) + 1
+
+    cell, plain = Ones(2, 3), nn.GRUCell(2, 3)
+    plain.set_state_dict(cell.state_dict())
+    ones, x = to_tensor(np.ones((2, 3), "float32")), to_tensor(np.ones((2, 4, 2), "float32"))
+    np.testing.assert_array_equal(cell(x[:, 0])[0].numpy(), plain(x[:, 0], ones)[0].numpy())
+    np.testing.assert_array_equal(nn.RNN(cell)(x)[0].numpy(), nn.RNN(plain)(x, ones)[0].numpy())
+
+
 def test_nested_inputs_states_and_outputs():
     a, b = wave((2, 3, 2), 1), wave((2, 3, 3), 2)
     outputs, last = nn.RNN(Pair())({"a": to_tensor(a), "b": to_tensor(b)}, scale=0.5)

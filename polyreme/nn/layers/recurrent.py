@@ -42,7 +42,7 @@ def swap_steps(x: Any) -> Any:
 def over_time(cell: Layer, x: Any, states: Any, lengths: Any, reverse: bool, **kwargs: Any) -> tuple[Any, Any]:
     """(outputs, last states) of a cell over x [steps, batch, ...]."""
     if isinstance(cell, BuiltInCell) and not kwargs and _runs_as_written(cell):
-        h, c = pair_of(cell, states)
+        h, c = pair_of(cell, states, x, batch_dim=1)
         flat = layout.active.layout is None
         outputs, *last = recurrent_layer(
             x, *cell.weights(), h, c, lengths=lengths, mode=cell.mode, reverse=reverse, flat=flat

@@ -115,7 +115,7 @@ class BuiltInCell(RNNCellBase):
 
     def forward(self, inputs: Any, states: Any = None) -> tuple[Any, Any]:
         """inputs [batch, input_size], states [batch, hidden_size] or None for zeros -> (outputs, new states)."""
-        h, c = pair_of(self, states)
+        h, c = pair_of(self, states, inputs)
         new = recurrent_step(inputs, *self.weights(), h, c, mode=self.mode)
         return new[0], tuple(new) if len(new) > 1 else new[0]
 
@@ -123,8 +123,13 @@ class BuiltInCell(RNNCellBase):
         return f"{self.input_size}, {self.hidden_size}"
 
 
-def pair_of(cell: BuiltInCell, states: Any) -> tuple[Any, Any]:
-    """(h, c) of states; None where there is none. Raises ConfigError for states of another structure."""
+def pair_of(cell: BuiltInCell, states: Any, inputs: Any, batch_dim: int = 0) -> tuple[Any, Any]:
+    """(h, c) of states, or of those that a subclass begins with; None where there is none, which means zeros.
+
+    Raises ConfigError for states of another structure.
+    """
+    if states is None and type(cell).get_initial_states is not RNNCellBase.get_initial_states:
+        states = cell.get_initial_states(inputs, batch_dim_idx=batch_dim)
     if states is None:
         return None, None
     pair = isinstance(states, (list, tuple))
