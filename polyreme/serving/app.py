@@ -449,4 +449,6 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return _as_response(HttpRefusal(500, "the server failed on this request; its log says how", code="internal_error"))
+    message = "the server failed on this request; its log says how"
+    # uvicorn closes the connection after the exception
+    return _as_response(HttpRefusal(500, message, code="internal_error", headers={"Connection": "close"}))

@@ -536,9 +536,10 @@ class ScoreBody(Strict):
 
 
 def _documents(value: Any) -> list[str]:
-    texts = [part.get("text") if isinstance(part, dict) and set(part) == {"text"} else part for part in value or ()]
+    parts = value if isinstance(value, list) else []
+    texts = [part.get("text") if isinstance(part, dict) and set(part) == {"text"} else part for part in parts]
     strings = [text for text in texts if isinstance(text, str) and text]
-    if not isinstance(value, list) or not texts or len(strings) < len(texts):
+    if not texts or len(strings) < len(texts):
         raise ValueError('give a list of strings that are not empty, or of {"text": "..."}')
     if len(texts) > MOST_INPUTS:
         raise ValueError(f"give at most {MOST_INPUTS} texts, not {len(texts)}")

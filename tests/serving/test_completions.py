@@ -296,6 +296,7 @@ BAD = [
         "response_format.json_schema.name",
         "is missing",
     ),
+    ("/v1/rerank", {"query": "a", "documents": 1}, 400, "documents", "give a list of strings"),
     ("/v1/completions", {"prompt": "a", "seed": 2**63}, 400, "seed", "less than"),
     (
         "/v1/chat/completions",
