@@ -173,7 +173,7 @@ def test_over_devices_experts_without_tokens_do_not_drift(kinds, mesh, tmp_path,
 
 
 def test_a_checkpoint_of_experts_over_devices_goes_anywhere(tmp_path):
-    run = Run(tmp_path / "run", {"expert": "host"}, ep=2, sharding=2, sharding_stage=3).steps(0, 2)
+    run = Run(tmp_path / "run", {"expert": "host"}, ep=2, sharding=2, sharding_stage=3, num_microbatches=2).steps(0, 2)
     with CheckpointStore(tmp_path / "kept") as store:
         store.save(2, run.arrays(), {})
         want = run.values()

@@ -133,7 +133,7 @@ def test_the_same_bits_as_the_same_chunks_in_memory(how, tmp_path):
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param({}, id="one"),
+        pytest.param({"num_microbatches": 2}, id="one"),
         pytest.param({"dp": 2, "sharding": 2, "mp": 2, "sharding_stage": 3}, id="sharded"),
     ],
 )
