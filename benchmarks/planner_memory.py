@@ -10,7 +10,6 @@ compiled bytes exceed all of it; every configuration is held against the smalles
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -32,6 +31,7 @@ from polyreme.distributed.auto_parallel.dims.infer import infer_dims
 from polyreme.errors import ConfigError, PlacementError
 from polyreme.hapi.input_spec import InputSpec
 from polyreme.mesh import Plan
+from polyreme.models.decoders.llama import Llama, LlamaConfig
 from polyreme.models.encoder_decoders.t5 import T5Config, T5ForConditionalGeneration
 from polyreme.models.encoders.bert import BertConfig, BertForMaskedLM
 from polyreme.nn import functional as F
@@ -478,17 +478,19 @@ def _tuned_at_random(draw: random.Random) -> Case:
 
 def fine_tuned(width: int, layers: int, vocab: int, settings: dict[str, Any]) -> Case:
     """Fine-tuning of a LLaMA of 4 heads, rows not packed."""
-    dims = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "vocab_size": vocab}
-    base = {"model_type": "llama", "intermediate_size": 3 * width, "max_position_embeddings": 512, "rms_norm_eps": 1e-6}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(dims | base), encoding="utf-8")
-        data = {"data": {"train": "rows.jsonl"}, "packing": False, "device": "cpu"}
-        config = FinetuneConfig.model_validate({"model": folder, **data, **settings})
-        graph, rows = graph_of_run(config)
-        told = [settings["stage"], settings["fine_tuning"], *settings.get("lora_target", [])]
-        told += [f"m{config.train.accumulation}"] * (config.train.accumulation > 1) + [config.parallel_plan.recompute]
-        name = f"llama {width} x {layers}, {config.train.amp_level}, {' '.join(told)}"
-        return Case(name, "fine-tuning", job_of(config), graph, config.parallel_plan, rows, fused_training(config))
+    folder = tempfile.mkdtemp(dir=_BASES.name)  # weights are read when the case is compiled
+    sizes = LlamaConfig(vocab, width, layers, 4, num_kv_heads=4, ffn_size=3 * width, seq_len=512, tie_embeddings=False)
+    Llama(sizes).save_pretrained(folder)
+    data = {"data": {"train": "rows.jsonl"}, "packing": False, "device": "cpu"}
+    config = FinetuneConfig.model_validate({"model": folder, **data, **settings})
+    graph, rows = graph_of_run(config)
+    told = [settings["stage"], settings["fine_tuning"], *settings.get("lora_target", [])]
+    told += [f"m{config.train.accumulation}"] * (config.train.accumulation > 1) + [config.parallel_plan.recompute]
+    name = f"llama {width} x {layers}, {config.train.amp_level}, {' '.join(told)}"
+    return Case(name, "fine-tuning", job_of(config), graph, config.parallel_plan, rows, fused_training(config))
+
+
+_BASES = tempfile.TemporaryDirectory()
 
 
 @dataclass(frozen=True)

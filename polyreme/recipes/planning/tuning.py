@@ -32,10 +32,29 @@ def tuning_graph(config: FinetuneConfig, attention: str = "fused") -> ModelGraph
     shape = shape_of(config.dimensions)
     if config.fine_tuning == "freeze" and config.plan.pp == 1:
         shape = replace(shape, layers=min(config.freeze_trainable_layers, shape.layers))
-    graph = replace(shape.graph(attention), besides=functools.partial(with_besides, config))
+    graph = replace(_scored(config, shape.graph(attention)), besides=functools.partial(with_besides, config))
     if config.fine_tuning != "lora" or config.lora_target == ["all"]:
         return graph
     return beside_adapters(graph, [_MAPS.get(name, name) for name in config.lora_target])
+
+
+def _scored(config: FinetuneConfig, graph: ModelGraph) -> ModelGraph:
+    """The graph, whose last block gives a score of each row and no logits where the stage's loss reads hidden values;
+    the head's weight lies there even so."""
+    loss = config.record.loss
+    if loss is None or getattr(loss.load(), "reads", "logits") != "hidden":
+        return graph
+    *blocks, head = graph.blocks
+    score = Value("score", ("batch", None), (1, 1), itemsize=WIDE)
+    operations = tuple(
+        replace(op, inputs=(score,), is_whole=True)
+        if op.kind == "loss"
+        else replace(op, name="score", output=score, weights=(), flops=2.0 * op.inputs[0].shape[-1])
+        if op.output.name == "logits"
+        else op
+        for op in head.operations
+    )
+    return replace(graph, blocks=(*blocks, replace(head, operations=operations)))
 
 
 def rows_of(config: FinetuneConfig) -> int:
