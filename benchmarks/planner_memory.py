@@ -589,7 +589,11 @@ def main() -> None:
                 most = max(s.total for s in memory(case.graph, case.plan, case.batch, case.training, "cpu"))
                 print(f"| {case.name} | {case.plan.mesh} | {most / 2**20:.1f} |", flush=True)
             elif args.only in case.name:
-                rows.append(measured(case))
+                try:
+                    rows.append(measured(case))
+                except ConfigError as error:  # drawn, but what the model cannot do
+                    print(f"{which}: {case.name}: refused: {error}", flush=True)
+                    continue
                 print(f"{which}: {case.name}: {100 * rows[-1].error:+.1f} % ({rows[-1].seconds:.0f} s)", flush=True)
         if args.predict:
             continue

@@ -16,6 +16,7 @@ from polyreme.recipes import config_file
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.planning import calibrate
 from polyreme.recipes.planning import verify as plan_verify
+from polyreme.recipes.planning.tuning import tuning_graph
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -90,6 +91,11 @@ def test_a_fine_tuning_run_is_planned_with_what_it_trains(tmp_path, capsys):
     assert "sft of LoRA of rank 8" in told
     assert f"polyreme finetune {written}" in told.replace("\n", "")
     assert config_file.load(written, (), FinetuneConfig).config.plan.num_devices == 2
+    heads = [
+        tuning_graph(config_file.load(file, [f"stage={n}"], FinetuneConfig).config).blocks[-1] for n in ("dpo", "rm")
+    ]
+    read = [op.inputs[0].shape[-1] for head in heads for op in head.operations if op.kind == "loss"]
+    assert read == [1024, 1]  # a reward model gives a score of each row, and no logits
     bytes_held = []
     for codes in ([], ["weight_quantize_algo=nf4"]):
         assert main([*words, *codes, "--json", "--without", "sharding"]) == 0
