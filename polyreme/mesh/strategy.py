@@ -134,6 +134,17 @@ class Strategy:
         """
         return _spec(self.rule("param"), dims, shape, mesh)
 
+    def use_spec(self, dims: Sequence[Dim], shape: Sequence[int] | None = None, mesh: MeshShape | None = None) -> Spec:
+        """Placement of a parameter while an op reads it: param_spec, gathered over the axes that may move (ANY).
+
+        Parameter sharding keeps a parameter in pieces between its uses; each use needs the whole of it. Source:
+        arXiv:1910.02054, section 5.3.
+        """
+        rule = self.rule("param")
+        movable = rule.get(ANY, ())
+        kept = {dim: tuple(a for a in axes if a not in movable) for dim, axes in rule.items() if dim != ANY}
+        return _spec(Rule(kept), dims, shape, mesh)
+
     def act_spec(self, dims: Sequence[Dim], shape: Sequence[int] | None = None, mesh: MeshShape | None = None) -> Spec:
         """Placement of an activation with these logical dims; see param_spec."""
         return _spec(self.rule("act"), dims, shape, mesh)
