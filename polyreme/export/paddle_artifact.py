@@ -55,14 +55,15 @@ class PaddleArtifact(Artifact):
 
 
 def read_paddle(program_file: Path, parameter_file: Path | None) -> PaddleArtifact:
-    """Reads a program and its parameters' file, None for a program that has none. Raises CheckpointError for files that
-    are missing, damaged, or hold operations that are not known here.
+    """Reads a program and its parameters' file, or folder of files, None for a program that has none.
+
+    Raises CheckpointError for files that are missing, damaged, or hold operations that are not known here.
     """
     program = read_program(program_file, parameter_file)
     inputs = [_spec(v, _input_symbol(v.name, len(program.inputs))) for v in program.inputs]
     outputs = [_spec(v, lambda dim, name=v.name: _symbol_of(name, dim)) for v in program.outputs]
     file = _file(program_file)
-    weights = file if parameter_file is None else _file(parameter_file)
+    weights = file if parameter_file is None or parameter_file.is_dir() else _file(parameter_file)
     names = [s.name for s in inputs]
     record = ProgramRecord(file, {}, inputs, outputs)
     manifest = ArtifactManifest(

@@ -15,7 +15,8 @@ def read(prefix: str | os.PathLike[str], parameters: str | os.PathLike[str] | No
     """Reads PREFIX.json and what it names, as `write` wrote it, checking every digest; or PREFIX.pdmodel or PREFIX.json
     with PREFIX.pdiparams, as PaddlePaddle wrote them. Runs no code of the model.
 
-    parameters: a file of PaddlePaddle's parameters; prefix is then the program's file by its whole name.
+    parameters: a file of PaddlePaddle's parameters, or a folder with one for each; prefix is then the program's file by
+    its whole name.
     Raises CheckpointError for a file that is missing, changed (which, the digest expected and the one found), cut, or
     of a program with operations that are not known here.
     """

@@ -19,7 +19,7 @@ from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
 from polyreme.export.reading import is_paddle
 from polyreme.fluid.reader import DataLoader, PyReader
-from polyreme.io.paddle_tensors import read_all
+from polyreme.io.paddle_tensors import is_record, read_all
 from polyreme.nn.parameter import Parameter
 from polyreme.program import stored
 from polyreme.program.current import defaults
@@ -215,9 +215,17 @@ def load_params(
 def load_persistables(
     executor: Any, dirname: str | os.PathLike[str], main_program: Any = None, filename: str | None = None
 ) -> None:
-    """What save_persistables wrote, so that training continues exactly; the startup program need not have run."""
+    """What save_persistables wrote, so that training continues exactly; the startup program need not have run.
+
+    Files that PaddlePaddle wrote are read too, with the state of optimizers.
+    """
     program, scope = _plain(main_program), global_scope()
     where, declared = os.fspath(dirname), stored.persistables(program)
+    if _is_from_paddle(dirname, filename, declared):
+        from_folder = filename is None
+        arrays = stored.paddle_folder(dirname) if from_folder else stored.paddle_file(program, _path(dirname, filename))
+        stored.put_paddle_state(program, scope, arrays, where)
+        return
     everything = None if filename is None else _open(_path(dirname, filename), declared)
     stored.put(program, scope, _take(where, declared, everything, dirname), where)
     training = list(_optimizer_state(program, scope))
@@ -233,6 +241,14 @@ def load_persistables(
         state = {key: _from_bytes(kept[f"{_SCHEDULE}{key}"], where) for key in schedules}
         arrays = _take(where, training, everything, dirname)
         stored.put_training_state(program, scope, arrays, state, where)
+
+
+def _is_from_paddle(dirname: Any, filename: str | None, declared: Iterable[str]) -> bool:
+    name = next(map(_file_of, declared), None) if filename is None else filename
+    if name is None or not os.path.isfile(path := _path(dirname, name)):
+        return False
+    with open(path, "rb") as file:
+        return is_record(file.read(12))
 
 
 def _take(where: str, names: Iterable[str], everything: Arrays | None, dirname: Any) -> Arrays:
@@ -350,15 +366,15 @@ def load_inference_model(
     dirname: str | os.PathLike[str], executor: Any, model_filename: str | None = None,
     params_filename: str | None = None, pserver_endpoints: Any = None,
 ) -> list[Any]:  # fmt: skip
-    """-> [Program, names to feed, Variables to fetch] of what save_inference_model wrote; of a program and a file of
-    all parameters that PaddlePaddle wrote, what static.load_inference_model gives.
+    """-> [Program, names to feed, Variables to fetch] of what save_inference_model wrote; of a program and parameters
+    that PaddlePaddle wrote, in one file or one each, what static.load_inference_model gives.
 
     Raises CheckpointError for files that are missing or changed, ConfigError for pserver_endpoints.
     """
     if pserver_endpoints is not None:
         raise ConfigError("load_inference_model: there are no parameter servers here; leave pserver_endpoints out")
     model = model_filename or _MODEL
-    if params_filename is not None and is_paddle(Path(_path(dirname, model))):
+    if is_paddle(Path(_path(dirname, model))):
         return static_io.load_inference_model(dirname, executor, model_filename=model, params_filename=params_filename)
     return static_io.load_inference_model(_path(dirname, model), executor)
 

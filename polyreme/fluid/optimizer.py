@@ -303,9 +303,12 @@ class RMSPropOptimizer(Optimizer):
 
 
 class LambOptimizer(Optimizer):
-    """LAMB. Source: arXiv:1904.00962. exclude_from_weight_decay_fn: parameter -> True to leave its decay out."""
+    """LAMB, without corrected means, as in 1.7. exclude_from_weight_decay_fn: parameter -> True to leave its decay out.
 
-    of = ours.Lamb
+    Source: arXiv:1904.00962.
+    """
+
+    of = update_rules.Lamb
 
     def __init__(
         self, learning_rate: Any = 0.001, lamb_weight_decay: float = 0.01, beta1: float = 0.9, beta2: float = 0.999,

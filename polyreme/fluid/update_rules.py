@@ -1,4 +1,5 @@
-"""Update rules of 1.7 that polyreme.optimizer has not, or otherwise: Adadelta, LARS, decayed Adagrad, FTRL."""
+"""Update rules of 1.7 that polyreme.optimizer has not, or otherwise: Adadelta, LAMB, LARS, decayed
+Adagrad, FTRL."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from polyreme.errors import ConfigError
-from polyreme.optimizer import adaptive
+from polyreme.optimizer import adaptive, lamb
 from polyreme.optimizer.groups import fraction, nonnegative
 from polyreme.optimizer.optimizer import Check, Optimizer, ParameterOptions
 from polyreme.optimizer.update import Slots
@@ -25,6 +26,19 @@ class Adadelta(adaptive.Adadelta):
         self, p: jax.Array, g: jax.Array, lr: jax.Array, slots: Slots, scalars: Slots, options: ParameterOptions
     ) -> tuple[jax.Array, Slots, Slots]:
         return super().rule(p, g, jnp.ones_like(lr), slots, scalars, options)
+
+
+class Lamb(lamb.Lamb):
+    """LAMB with means as they are, not corrected for their start, and lr |p| / |r| whatever the decay is.
+
+    Source: arXiv:1904.00962v3, algorithm 2, without its lines on corrected means.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(always_adapt=True, **settings)
+
+    def numbers(self, scalars: Slots, options: ParameterOptions) -> Slots:
+        return {"of_mean": jnp.ones_like(scalars["step"]), "of_square": jnp.ones_like(scalars["step"])}
 
 
 class LarsMomentum(Optimizer):

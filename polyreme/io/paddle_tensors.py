@@ -78,6 +78,15 @@ def read_one(data: bytes, where: str) -> tuple[np.ndarray, int]:
     return records.tensor(""), records.place
 
 
+def read_every(data: bytes, where: str) -> list[np.ndarray]:
+    """The Tensors of a file of records, however many. Raises CheckpointError for a file that is cut, or of another
+    format."""
+    records, arrays = _Records(data, where), []
+    while records.place < len(data):
+        arrays.append(records.tensor(f"Tensor {len(arrays)}"))
+    return arrays
+
+
 def read_all(data: bytes, names: Sequence[str], where: str) -> dict[str, np.ndarray]:
     """The Tensors of a file of as many records, in this order.
 

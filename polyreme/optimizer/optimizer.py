@@ -419,6 +419,15 @@ class Optimizer(NamesKeywords, RuleUpdate):
         own = self._group_of[id(param)].settings
         return own[name] if name in own else self._settings[name]
 
+    def paddle_entries(self) -> set[str]:
+        """What PaddlePaddle keeps of a parameter: slots by its names, and powers of betas in the place of steps."""
+        theirs = {own: name for name, own in self.paddle_slots.items() if own is not None}
+        names = {theirs.get(slot, slot) for slot in self.slots}
+        names |= {name for name, own in self.paddle_slots.items() if own is None}
+        if "step" in self.scalars and "beta1" in self._settings:
+            names |= {"beta1_pow_acc"} | ({"beta2_pow_acc"} if "moment2" in names else set())
+        return names
+
     def _beta_of(self, param: Any, name: str) -> float | None:
         return float(self.setting(param, name)) if name in self._settings else None
 

@@ -26,10 +26,10 @@ _NO_EFFECT = {
     "op_role", "op_role_var", "op_callstack", "op_namescope", "op_device", "with_quant_attr", "is_test", "use_cudnn",
     "use_mkldnn", "use_onednn", "use_quantizer", "mkldnn_data_type", "onednn_data_type", "workspace_size_MB",
     "exhaustive_search", "force_fp32_output", "Scale_in", "Scale_out", "Scale_weights", "Scale_x", "Scale_y",
-    "Scale_in_eltwise", "x_data_format", "y_data_format", "use_addto", "fuse_alpha", "fuse_beta", "is_sparse",
-    "fuse_brelu_threshold", "force_cpu", "place_type", "trainable_statistics", "momentum", "fix_seed", "seed",
-    "seed_offset", "remote_prefetch", "is_distributed", "use_global_beta_pow", "infer_flags",
-    "op_version", "in_dtype",
+    "Scale_in_eltwise", "scale_x", "scale_y", "scale_out", "x_data_format", "y_data_format", "use_addto",
+    "fuse_alpha", "fuse_beta", "is_sparse", "fuse_brelu_threshold", "force_cpu", "place_type", "trainable_statistics",
+    "momentum", "fix_seed", "seed", "seed_offset", "remote_prefetch", "is_distributed", "use_global_beta_pow",
+    "infer_flags", "op_version", "in_dtype",
 }  # fmt: skip
 _UNSET: tuple[Any, ...] = (None, False, 0, 0.0, "", [], -1)
 

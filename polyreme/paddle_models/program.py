@@ -93,7 +93,7 @@ _BORDERS = {"feed": "feeds", "fetch": "fetches"}
 
 
 def read_program(program_file: Path, parameter_file: Path | None) -> PaddleProgram:
-    """Reads a program and its parameters, None for a program that has none.
+    """Reads a program and its parameters, None for a program that has none; a folder has a file for each.
 
     Raises CheckpointError for files that are missing, cut or of another format, and for operations that are not in the
     table, all of them by name.
@@ -143,7 +143,18 @@ def _parameters(names: list[str], path: Path | None, where: str) -> dict[str, np
                 f"{where}: has {len(names)} parameters ({', '.join(names[:3])}, ...), and no file of them was given"
             )
         return {}
-    return read_all(_bytes(path), names, str(path))
+    if not path.is_dir():
+        return read_all(_bytes(path), names, str(path))
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{path}: has no file for {len(missing)} parameters of {where}: {', '.join(missing[:3])}; if all are in "
+            "one file, give its name: params_filename"
+        )
+    parameters: dict[str, np.ndarray] = {}
+    for name in names:
+        parameters |= read_all(_bytes(path / name), [name], str(path / name))
+    return parameters
 
 
 def _ends(block: PaddleBlock, kind: str, slot: str, where: str) -> tuple[PaddleVariable, ...]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from polyreme.core import state
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, ProgramError, did_you_mean
-from polyreme.io import safetensors_file
+from polyreme.io import paddle_tensors, safetensors_file
 from polyreme.io.complex_pairs import from_pairs, to_pairs
 from polyreme.program.encoding import Arrays
 from polyreme.program.placing import HasValues, updated
@@ -188,6 +189,66 @@ def put_training_state(
             tensor.set_value(np.asarray(arrays[name]))
         if stream in arrays:
             scope.generator(program.random_seed).set_state(arrays[stream])
+
+
+def put_paddle_state(
+    program: HasValues, scope: Scope, arrays: Mapping[str, Any], where: str, names: Sequence[str] | None = None
+) -> None:
+    """Continue from values by the names that PaddlePaddle's Programs have for them: persistable variables, slots of
+    optimizers, powers of betas and the learning rate; what the Program has no use for is left out. names: these alone.
+
+    Raises CheckpointError for variables that are missing, and for what does not fit.
+    """
+    wanted = persistables(program) if names is None else names
+    missing = {name for name in wanted if name not in arrays}
+    if missing:
+        raise CheckpointError(f"{where} lacks {_some(missing)}; load some of the variables by name")
+    put(program, scope, {name: arrays[name] for name in wanted}, where)
+    if names is not None:
+        return
+    updated(program, scope)
+    rates = [np.asarray(a) for name, a in arrays.items() if re.fullmatch(r"learning_rate_\d+", name)]
+    for op in optimizers(program):
+        parameters = {name for name, _ in op.pairs}
+        entries = {k: v for k, v in arrays.items() if k not in wanted and _parameter_of(k, parameters)}
+        scope.optimizer(op).set_state_dict(entries)
+        if op.rate is None and op.optimizer._scheduler is None and len(rates) == 1:
+            op.optimizer.set_lr(float(rates[0].reshape(())))
+
+
+def paddle_file(program: HasValues, path: str | os.PathLike[str]) -> Arrays:
+    """The values in a file of all, which PaddlePaddle wrote in the order of their names, and without these: variables
+    alone, or with the state of optimizers too, and a learning rate that is a number.
+    """
+    arrays = paddle_tensors.read_every(read_file(path), os.fspath(path))
+    names = set(persistables(program))
+    entries = {
+        f"{p}_{slot}_0" for op in optimizers(program) for p, _ in op.pairs for slot in op.optimizer.paddle_entries()
+    }
+    for known in (names | entries | {"learning_rate_0"}, names | entries, names):
+        if len(known) == len(arrays):
+            return dict(zip(sorted(known), arrays, strict=True))
+    raise CheckpointError(
+        f"{os.fspath(path)}: holds {len(arrays)} Tensors, without names; the Program has {len(names)} persistable "
+        f"variables, and {len(entries)} of its optimizers: it is of another program"
+    )
+
+
+def paddle_folder(folder: str | os.PathLike[str]) -> Arrays:
+    """The values in a folder in which PaddlePaddle wrote a file for each variable, by its names."""
+    arrays: Arrays = {}
+    for path in sorted(Path(folder).iterdir()):
+        if path.is_file() and paddle_tensors.is_record((data := read_file(path))[:12]):
+            arrays |= paddle_tensors.read_all(data, [path.name], str(path))
+    if not arrays:
+        raise CheckpointError(f"{os.fspath(folder)}: holds no file of a variable that PaddlePaddle wrote")
+    return arrays
+
+
+def _parameter_of(entry: str, parameters: Collection[str]) -> bool:
+    """Whether an optimizer's entry is one of these parameters'."""
+    parts = entry.split("_")
+    return any("_".join(parts[:n]) in parameters for n in range(1, len(parts)))
 
 
 def _check(where: str, name: str, array: Any, declared: Tensor) -> None:

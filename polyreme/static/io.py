@@ -95,10 +95,14 @@ def load(
     keep their place. Schedules of the Program's optimizers continue too.
 
     Raises CheckpointError, naming what, for a file that is missing or changed, for names, shapes and dtypes that do not
-    fit, and for a .pdopt that was saved with another .pdparams.
+    fit, and for a .pdopt that was saved with another .pdparams. Files that PaddlePaddle wrote are read as well.
     """
     _program("static.load", program)
     base, scope = stored.file_prefix("static.load", model_path), global_scope()
+    if _is_pickle(f"{base}.pdparams"):
+        names = None if var_list is None else [_name_of(v) for v in var_list]
+        stored.put_paddle_state(program, scope, _pickled_state(base), f"{base}.pdparams", names)
+        return
     arrays, digest = _parameters_in(base)
     if var_list is not None:
         names = [_name_of(v) for v in var_list]
@@ -117,21 +121,20 @@ def load_program_state(
     model_path: str | os.PathLike[str], var_list: Sequence[Any] | None = None
 ) -> dict[str, np.ndarray]:
     """Values by name that static.save wrote, those of optimizers too; var_list: of these only. PaddlePaddle's files of
-    these names are read as well.
+    these names are read as well, and a folder in which it wrote one for each variable.
 
     Raises CheckpointError for files that are missing or changed, and for names that are not there.
     """
-    base = stored.file_prefix("load_program_state", model_path)
-    with_training = os.path.exists(f"{base}.pdopt")
-    if _is_pickle(f"{base}.pdparams"):
-        arrays: Arrays = {}
-        for path in (f"{base}.pdparams", *[f"{base}.pdopt"] * with_training):
-            loaded = load_file(path, return_numpy=True)
-            arrays |= {name: value for name, value in loaded.items() if isinstance(value, np.ndarray)}
+    if os.path.isdir(model_path) and not os.path.exists(f"{os.fspath(model_path)}.pdparams"):
+        base, arrays = os.fspath(model_path), stored.paddle_folder(model_path)
     else:
-        arrays, digest = _parameters_in(base)
-        if with_training:
-            arrays.update(_training_in(base, digest)[0])
+        base = stored.file_prefix("load_program_state", model_path)
+        if _is_pickle(f"{base}.pdparams"):
+            arrays = _pickled_state(base)
+        else:
+            arrays, digest = _parameters_in(base)
+            if os.path.exists(f"{base}.pdopt"):
+                arrays.update(_training_in(base, digest)[0])
     if var_list is None:
         return arrays
     names = [_name_of(v) for v in var_list]
@@ -146,6 +149,15 @@ def set_program_state(program: Program, state_dict: dict[str, Any]) -> list[str]
     Raises CheckpointError for a shape or dtype that does not fit, ProgramError if no name fits.
     """
     return stored.set_state(_program("set_program_state", program), global_scope(), state_dict, "set_program_state")
+
+
+def _pickled_state(base: str) -> Arrays:
+    """Arrays by name in BASE.pdparams and, if there is one, BASE.pdopt, as PaddlePaddle writes them."""
+    arrays: Arrays = {}
+    for path in (f"{base}.pdparams", *[f"{base}.pdopt"] * os.path.exists(f"{base}.pdopt")):
+        loaded = load_file(path, return_numpy=True)
+        arrays |= {name: value for name, value in loaded.items() if isinstance(value, np.ndarray)}
+    return arrays
 
 
 def _is_pickle(path: str) -> bool:
@@ -392,7 +404,7 @@ def load_inference_model(path_prefix: str | os.PathLike[str], executor: Any, **k
 
     Of PATH_PREFIX.pdmodel and PATH_PREFIX.pdiparams, which PaddlePaddle wrote, it gives a LoadedModel in the place of
     the Program, which an Executor runs and which keeps its own values. model_filename, params_filename: names of such
-    files in the folder path_prefix.
+    files in the folder path_prefix; without params_filename each parameter has a file there, as 1.x writes them.
 
     >>> import tempfile
     >>> from polyreme.program.executor import Executor
@@ -407,14 +419,15 @@ def load_inference_model(path_prefix: str | os.PathLike[str], executor: Any, **k
 
     Raises CheckpointError for files that are missing or changed (which), and for artefacts of jit.save.
     """
-    files = [kwargs.pop(name, None) for name in ("model_filename", "params_filename")]
-    if kwargs or (None in files and files != [None, None]):
+    model_file, parameter_file = (kwargs.pop(name, None) for name in ("model_filename", "params_filename"))
+    if kwargs or (model_file is None and parameter_file is not None):
         raise ConfigError(
-            f"load_inference_model: {', '.join(kwargs) or 'one of model_filename and params_filename'}: files are "
-            "found by path_prefix alone, or by both names in the folder path_prefix"
+            f"load_inference_model: {', '.join(kwargs) or 'params_filename without model_filename'}: files are "
+            "found by path_prefix alone, or by their names in the folder path_prefix"
         )
-    if files != [None, None]:
-        return _loaded(export.read(*(os.path.join(path_prefix, str(name)) for name in files)))
+    if model_file is not None:
+        parameters = os.path.join(path_prefix, str(parameter_file or ""))
+        return _loaded(export.read(os.path.join(path_prefix, str(model_file)), parameters))
     base = stored.file_prefix("load_inference_model", path_prefix)
     artifact = export.read(base)
     if isinstance(artifact, export.PaddleArtifact):

@@ -2,6 +2,7 @@
 
 import os
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from polyreme import static
 from polyreme.errors import CheckpointError, ConfigError, ProgramError
 from polyreme.fluid import io
 
+EPS = float(np.finfo("float32").eps)
 X = np.random.default_rng(0).normal(size=(4, 3, 4, 4)).astype("float32")
 
 
@@ -192,3 +194,63 @@ def test_parameters_that_paddlepaddle_saved(script, tmp_path, filename):
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="cut"):
         script.io.load_params(exe, str(tmp_path), filename=filename)
+
+
+FLUID = Path(__file__).parents[1] / "paddle_files" / "fluid"  # what tools/write_fluid_files.py writes
+READ = {
+    "folder": lambda f, exe: f.io.load_persistables(exe, FLUID / "variables"),
+    "one file": lambda f, exe: f.io.load_persistables(exe, FLUID, filename="all"),
+    "save": lambda f, exe: f.load(f.default_main_program(), FLUID / "model"),
+    "state": lambda f, exe: io.set_program_state(
+        f.default_main_program(),
+        {k: v for k, v in io.load_program_state(FLUID / "variables").items() if "pow" not in k},
+    ),
+}
+
+
+@pytest.fixture
+def trained_by_paddlepaddle(script):
+    """(fluid, executor, output, loss) of the Program of tools/write_fluid_files.py."""
+    layers = script.layers
+    x, y = script.data("x", [None, 2]), script.data("y", [None, 1])
+    hidden = layers.batch_norm(layers.fc(x, 2, bias_attr=False))
+    out = layers.fc(hidden, 1, act="tanh", param_attr="weight")
+    loss = layers.mean(layers.square_error_cost(out, y))
+    evaluation = script.default_main_program().clone(for_test=True)
+    script.optimizer.Adam(layers.exponential_decay(0.1, 2, 0.5)).minimize(loss)
+    exe = script.Executor(script.CPUPlace())
+    exe.run(script.default_startup_program())
+    return script, exe, evaluation, out, loss
+
+
+@pytest.mark.parametrize("read", READ)
+def test_training_continues_from_what_paddlepaddle_1_8_saved(trained_by_paddlepaddle, read):
+    fluid, exe, evaluation, out, loss = trained_by_paddlepaddle
+    known = np.load(FLUID / "values.npz")
+    feed = {"x": known["x"], "y": known["y"]}
+    READ[read](fluid, exe)
+    # sums of three products, scaled by a norm
+    (value,) = exe.run(evaluation, feed=feed, fetch_list=[out])
+    np.testing.assert_allclose(value, known["out"], atol=32 * EPS)
+    if read != "state":  # without the number of steps
+        losses = [exe.run(feed=feed, fetch_list=[loss])[0].item() for _ in known["losses"]]
+        np.testing.assert_allclose(losses, known["losses"], rtol=1024 * EPS)  # three steps, each a division by a root
+
+
+def test_a_model_of_paddlepaddle_1_8_with_a_file_for_each_parameter(script):
+    known, exe = np.load(FLUID / "values.npz"), script.Executor(script.CPUPlace())
+    program, feeds, fetches = io.load_inference_model(FLUID / "inference", exe)
+    (value,) = exe.run(program, feed={feeds[0]: known["x"]}, fetch_list=fetches)
+    np.testing.assert_allclose(value, known["out"], atol=32 * EPS)
+
+
+def test_what_paddlepaddle_1_8_saved_of_another_program(script, tmp_path):
+    x = script.data("x", [None, 2])
+    script.layers.fc(x, 3, param_attr="weight", bias_attr="other")
+    with pytest.raises(CheckpointError, match="lacks 'other'"):
+        script.load(script.default_main_program(), FLUID / "model")
+    with pytest.raises(CheckpointError, match="holds 28 Tensors, without names; the Program has 2 persistable"):
+        io.load_persistables(None, FLUID, filename="all")
+    (tmp_path / "notes").write_text("none")
+    with pytest.raises(CheckpointError, match="holds no file of a variable"):
+        io.load_program_state(tmp_path)

@@ -115,6 +115,12 @@ def adadelta(p, g, s):
     return p - move
 
 
+def lamb(p, g, s):
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.999 * s.get("v", 0) + 0.001 * g * g
+    r = s["m"] / (np.sqrt(s["v"]) + 1e-6)
+    return p - 0.1 * np.linalg.norm(p) / np.linalg.norm(r) * r
+
+
 @pytest.mark.slow_cases("<lambda>-ftrl", "<lambda>-decayed_adagrad")
 @pytest.mark.parametrize(
     ("made", "rule"),
@@ -126,6 +132,7 @@ def adadelta(p, g, s):
         ),
         (lambda o: o.DecayedAdagrad(0.5, decay=0.8), decayed_adagrad),
         (lambda o: o.Adadelta(1e-9, 1e-3, 0.9), adadelta),
+        (lambda o: o.LambOptimizer(0.1, 0.0), lamb),
         (lambda o: o.Ftrl(0.5, l1=0.25, l2=0.1), ftrl),
     ],
 )

@@ -419,7 +419,9 @@ def test_arguments_of_models(static_mode, tmp_path):
         static.save_inference_model(path, [x], [x], exe, programm=1)
     with pytest.raises(ConfigError, match="unknown options skip"):
         static.normalize_program(static_mode[0], [x], [x], skip=True)
-    with pytest.raises(ConfigError, match="params_filename: files are found by path_prefix alone"):
+    with pytest.raises(
+        ConfigError, match="params_filename without model_filename: files are found by path_prefix alone"
+    ):
         static.load_inference_model(path, exe, params_filename="p")
     with pytest.raises(CheckpointError, match="no such file"):
         static.load_inference_model(path, exe)
