@@ -161,7 +161,9 @@ class PaddlePredictor:
         return [PaddleTensor(np.asarray(t), n, t.lod()) for n, t in zip(self._outputs, found, strict=True)]
 
     def _call(self, feed: dict[str, Any]) -> list[LoDTensor]:
-        return self._exe.run(self._program, feed, self._fetches, scope=self._scope, return_numpy=False)
+        values = self._exe.run(self._program, feed, self._fetches, scope=self._scope, return_numpy=False)
+        # a model that PaddlePaddle wrote gives Tensors, without sequences
+        return [v if isinstance(v, LoDTensor) else create_lod_tensor(np.asarray(v), [], "cpu") for v in values]
 
     def get_input_names(self) -> list[str]:
         """Names of what is fed."""

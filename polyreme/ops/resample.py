@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +20,7 @@ from polyreme.core.op import op
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.creation import as_shape
+from polyreme.ops.indices.gather import gather
 from polyreme.ops.sharding import by_batch, by_image
 from polyreme.ops.windows.geometry import per_dim
 from polyreme.ops.windows.pooling import adaptive_average, even_bins
@@ -383,3 +384,14 @@ def temporal_shift(x: Array, seg_num: int, shift_ratio: float = 0.25, data_forma
 
 
 ALIASES = {"upsample": "interpolate"}
+
+
+def nearest_corners(x: Any, sizes: Sequence[int], first: int) -> Any:
+    """The pixels nearest to i * (size - 1) / (new - 1), rounded half up, in dims of new sizes from `first` on.
+
+    So PaddlePaddle 1.x reads "nearest" with align_corners.
+    """
+    for dim, new in enumerate(sizes, first):
+        ratio = (x.shape[dim] - 1) / (new - 1) if new > 1 else 0.0
+        x = gather(x, np.floor(np.arange(new) * ratio + 0.5).astype(np.int64), axis=dim)
+    return x

@@ -130,7 +130,8 @@ class PaddleCall:
                 raise CheckpointError(f"{self.operation}: has an input {slot}, which is not known here")
         for name, value in self.operation.attributes.items():
             unset = any(value is u or (type(value) is type(u) and value == u) for u in _UNSET)
-            if name not in self._read and name not in _NO_EFFECT and not unset:
+            has_effect = name not in _NO_EFFECT and not name.startswith("@")  # notes for kernels
+            if name not in self._read and has_effect and not unset:
                 raise CheckpointError(f"{self.operation}: has {name}={value!r:.80}, which is not known here")
 
     def named(self, results: Results) -> dict[str, Value]:

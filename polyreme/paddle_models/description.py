@@ -1,6 +1,6 @@
 """What a .pdmodel says: blocks of variables and operations, read from protocol buffers by field number.
 
-Source: files written by PaddlePaddle 2.4 to 3.3.1; the numbers of fields as its documentation of the format gives them.
+Source: files written by PaddlePaddle 1.8 to 3.3.1; the numbers of fields as its documentation of the format gives them.
 """
 
 from __future__ import annotations

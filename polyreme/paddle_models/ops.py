@@ -1,12 +1,12 @@
 """What each type of operation of PaddlePaddle's programs is here: a table of calls of our ops.
 
-The types and attributes are those that files written by PaddlePaddle 2.4 to 3.3.1 have.
+The types and attributes are those that files written by PaddlePaddle 1.8 to 3.3.1 have.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,10 @@ from polyreme.core import dtype as dtypes
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError
+from polyreme.ops.resample import nearest_corners
 from polyreme.paddle_models.call import PaddleCall, Results, as_tensor
-
-Rule = Callable[[PaddleCall], Results]
-
-
-def plain(op: str, *slots: str, out: str = "Out", **attributes: tuple[str, Any]) -> Rule:
-    """One of our ops on the Tensors in slots ("Bias?": if there is one); attributes: of ours -> theirs, its default."""
-
-    def rule(call: PaddleCall) -> Results:
-        tensors = [call.optional(s[:-1]) if s.endswith("?") else call.tensor(s) for s in slots or ("X",)]
-        settings = {ours: call.attribute(theirs, default) for ours, (theirs, default) in attributes.items()}
-        return {out: OPS[op](*tensors, **settings)}
-
-    return rule
-
+from polyreme.paddle_models.fluid_ops import FLUID_TABLE
+from polyreme.paddle_models.rules import Rule, layout_of, plain
 
 # numbers by numbers
 
@@ -137,6 +126,8 @@ def _matmul(call: PaddleCall) -> Results:
     flags = [
         call.attribute(a, call.attribute(b, False)) for a, b in (("trans_x", "transpose_X"), ("trans_y", "transpose_Y"))
     ]
+    if call.attribute("head_number", 1) != 1:
+        raise CheckpointError(f"multiplies {call.attribute('head_number')} heads apart, which is not known")
     product, alpha = OPS["matmul"](x, y, *flags), call.attribute("alpha", 1.0)
     return product if alpha == 1 else product * alpha
 
@@ -168,11 +159,6 @@ def _fc(call: PaddleCall) -> Results:
 # windows
 
 
-def _layout(call: PaddleCall, name: str = "data_format", known: tuple[str, ...] = ("NCHW", "NHWC")) -> str:
-    layout = call.attribute(name, known[0])
-    return known[0] if layout == "AnyLayout" else layout
-
-
 def _padding(call: PaddleCall) -> Any:
     algorithm, sizes = call.attribute("padding_algorithm", "EXPLICIT"), call.attribute("paddings", [0, 0])
     return sizes if algorithm == "EXPLICIT" else algorithm
@@ -185,7 +171,7 @@ def _conv(op: str, ndim: int) -> Rule:
         return {
             "Output": OPS[op](
                 call.tensor("Input"), call.tensor("Filter"), call.optional("Bias"), padding=_padding(call),
-                groups=call.attribute("groups", 1), data_format=_layout(call, known=_LAYOUTS[ndim]),
+                groups=call.attribute("groups", 1), data_format=layout_of(call, known=_LAYOUTS[ndim]),
                 **{ours: call.attribute(theirs, ones) for ours, theirs in settings.items()},
             )
         }  # fmt: skip
@@ -206,7 +192,7 @@ def _conv_transpose(op: str, ndim: int) -> Rule:
                 stride=call.attribute("strides", ones), padding=_padding(call),
                 output_padding=call.attribute("output_padding", []) or 0, output_size=size,
                 groups=call.attribute("groups", 1), dilation=call.attribute("dilations", ones),
-                data_format=_layout(call, known=_LAYOUTS[ndim]),
+                data_format=layout_of(call, known=_LAYOUTS[ndim]),
             )
         }  # fmt: skip
 
@@ -215,7 +201,7 @@ def _conv_transpose(op: str, ndim: int) -> Rule:
 
 def _pool(ndim: int) -> Rule:
     def rule(call: PaddleCall) -> Results:
-        x, kind, layout = call.tensor("X"), call.attribute("pooling_type", "max"), _layout(call, known=_LAYOUTS[ndim])
+        x, kind, layout = call.tensor("X"), call.attribute("pooling_type", "max"), layout_of(call, known=_LAYOUTS[ndim])
         size, exclusive = _integers(call, ("Sizes",), "ksize"), call.attribute("exclusive", True)
         settings = {"stride": call.attribute("strides", [1] * ndim), "padding": _padding(call)}
         settings["ceil_mode"] = call.attribute("ceil_mode", False)
@@ -254,7 +240,7 @@ def _interpolate(mode: str, ndim: int, by_scale: bool) -> Rule:
     """by_scale: whether where values come from follows from the scale, not from the sizes, as in the newer types."""
 
     def rule(call: PaddleCall) -> Results:
-        x, layout = call.tensor("X"), _layout(call, "data_layout", _LAYOUTS[ndim])
+        x, layout = call.tensor("X"), layout_of(call, "data_layout", _LAYOUTS[ndim])
         names = {1: ("out_w",), 2: ("out_h", "out_w"), 3: ("out_d", "out_h", "out_w")}[ndim]
         call.ignore("out_d", "out_h", "out_w", "interp_method")
         scale: Any = call.numbers("Scale") or call.attribute("scale", [])
@@ -269,6 +255,8 @@ def _interpolate(mode: str, ndim: int, by_scale: bool) -> Rule:
             inner = x.shape[2:] if layout == _LAYOUTS[ndim][0] else x.shape[1:-1]
             size = [int(n * s) for n, s in zip(inner, scale, strict=True)]
         size = [call.attribute(name, -1) for name in names] if size is None else [int(n) for n in size]
+        if mode == "nearest" and settings["align_corners"]:
+            return nearest_corners(x, size, 2 if layout == _LAYOUTS[ndim][0] else 1)
         return OPS["interpolate"](x, size, **settings)
 
     return rule
@@ -284,7 +272,7 @@ def _batch_norm(call: PaddleCall) -> Results:
             "takes the statistics of the batch: the program is one for training, save it for inference"
         )
     names = ("X", "Mean", "Variance", "Scale", "Bias")
-    layout = _layout(call, "data_layout")
+    layout = layout_of(call, "data_layout")
     call.ignore("MomentumTensor")
     return {"Y": OPS["batch_norm_eval"](*map(call.tensor, names), call.attribute("epsilon", 1e-5), layout)}
 
@@ -304,7 +292,7 @@ def _instance_norm(call: PaddleCall) -> Results:
 def _group_norm(call: PaddleCall) -> Results:
     x, scale, bias = call.tensor("X"), call.optional("Scale"), call.optional("Bias")
     groups, epsilon = call.attribute("groups", 1), call.attribute("epsilon", 1e-5)
-    return {"Y": OPS["group_norm"](x, groups, epsilon, scale, bias, _layout(call, "data_layout"))}
+    return {"Y": OPS["group_norm"](x, groups, epsilon, scale, bias, layout_of(call, "data_layout"))}
 
 
 def _unit_length(call: PaddleCall) -> Results:
@@ -364,6 +352,11 @@ def _flatten(call: PaddleCall) -> Results:
     return OPS["reshape"](
         x := call.tensor("X"), [math.prod(x.shape[: (axis := call.attribute("axis", 1))]), math.prod(x.shape[axis:])]
     )
+
+
+def _transpose(call: PaddleCall) -> Results:
+    call.ignore("data_format")  # a hint for kernels
+    return OPS["transpose"](call.tensor("X"), call.attribute("axis", []))
 
 
 def _concat(call: PaddleCall) -> Results:
@@ -447,7 +440,7 @@ def _expand_times(call: PaddleCall) -> Results:
 def _pad3d(call: PaddleCall) -> Results:
     sizes = _integers(call, ("Paddings",), "paddings")
     mode, value = call.attribute("mode", "constant"), call.attribute("value", 0.0)
-    x, layout = call.tensor("X"), _layout(call, "data_format", ("NCDHW", "NDHWC"))
+    x, layout = call.tensor("X"), layout_of(call, "data_format", ("NCDHW", "NDHWC"))
     return OPS["pad"](x, sizes, mode, value, layout)
 
 
@@ -455,7 +448,7 @@ def _pad2d(call: PaddleCall) -> Results:
     top, bottom, left, right = _integers(call, ("Paddings",), "paddings")
     mode = {"edge": "replicate"}.get(mode := call.attribute("mode", "constant"), mode)
     value = call.attribute("pad_value", 0.0)
-    return OPS["pad"](call.tensor("X"), [left, right, top, bottom], mode, value, _layout(call))
+    return OPS["pad"](call.tensor("X"), [left, right, top, bottom], mode, value, layout_of(call))
 
 
 def _pad(call: PaddleCall) -> Results:
@@ -596,11 +589,16 @@ def _argsort(call: PaddleCall) -> Results:
 
 
 def _cumsum(call: PaddleCall) -> Results:
-    if call.attribute("exclusive", False) or call.attribute("reverse", False):
-        raise CheckpointError("is exclusive or reversed, which is not known")
-    axis = None if call.attribute("flatten", False) else int(_number(call, "Axis", "axis", -1))
+    is_flat, backward = call.attribute("flatten", False), call.attribute("reverse", False)
+    axis = 0 if is_flat else int(_number(call, "Axis", "axis", -1))
     call.ignore("axis", "Axis")
-    return OPS["cumsum"](call.tensor("X"), axis)
+    x = OPS["reshape"](call.tensor("X"), [-1]) if is_flat else call.tensor("X")
+    x = OPS["flip"](x, [axis]) if backward else x
+    if call.attribute("exclusive", False):
+        none = OPS["zeros_like"](OPS["slice"](x, [axis], [0], [1]))
+        x = OPS["concat"]([none, OPS["slice"](x, [axis], [0], [-1])], axis)
+    total = OPS["cumsum"](x, axis)
+    return OPS["flip"](total, [axis]) if backward else total
 
 
 # by index
@@ -778,6 +776,7 @@ def _einsum(call: PaddleCall) -> Results:
 
 
 TABLE: dict[str, Rule] = {
+    **FLUID_TABLE,
     **{f"elementwise_{name}": elementwise(op) for name, op in {
         "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "max": "maximum", "min": "minimum",
         "pow": "pow", "mod": "remainder", "floordiv": "floor_divide", "fmax": "fmax", "fmin": "fmin",
@@ -823,7 +822,7 @@ TABLE: dict[str, Rule] = {
     "squeeze2": _squeeze,
     "squeeze": _squeeze, "unsqueeze2": _unsqueeze, "unsqueeze": _unsqueeze, "flatten2": _flatten, "flatten": _flatten,
     "flatten_contiguous_range": plain("flatten", "X", start_axis=("start_axis", 1), stop_axis=("stop_axis", 1)),
-    "transpose2": plain("transpose", "X", perm=("axis", [])), "transpose": plain("transpose", "X", perm=("axis", [])),
+    "transpose2": _transpose, "transpose": _transpose,
     "concat": _concat, "split": _split, "stack": _stack, "unstack": _unstack, "unbind": _unbind, "slice": _slice,
     "strided_slice": _strided_slice, "set_value": _set_value, "expand_v2": _expand, "expand_as_v2": _expand_as,
     "expand": _expand_times, "tile": _tile, "pad": _pad, "pad2d": _pad2d, "pad3d": _pad3d,

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from polyreme.core import state
+from polyreme.core.op import OPS
 from polyreme.eager.tensor import Tensor
 from polyreme.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from polyreme.io.paddle_tensors import read_all
@@ -47,7 +48,7 @@ class PaddleProgram:
         lacking = [v.name for v in self.outputs if v.name not in values]
         if lacking:
             raise CheckpointError(f"{self.where}: fetches {lacking[0]!r}, which no operation gives")
-        return [as_tensor(values[v.name]) for v in self.outputs]
+        return [_as_declared(as_tensor(values[v.name]), v) for v in self.outputs]
 
     def _run_block(self, block: PaddleBlock, values: dict[str, Value]) -> dict[str, Value]:
         for operation in block.operations:
@@ -87,6 +88,11 @@ class PaddleProgram:
             ) from error
         call.check_all_was_read()
         return call.named(results)
+
+
+def _as_declared(value: Tensor, variable: PaddleVariable) -> Tensor:
+    """A number in the shape [1] where the program says so: those of 1.x and 2.x have none without dims."""
+    return OPS["reshape"](value, [1]) if not value.shape and variable.shape == (1,) else value
 
 
 _BORDERS = {"feed": "feeds", "fetch": "fetches"}

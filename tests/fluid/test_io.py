@@ -10,7 +10,7 @@ import pytest
 import polyreme as paddle
 from polyreme import static
 from polyreme.errors import CheckpointError, ConfigError, ProgramError
-from polyreme.fluid import io
+from polyreme.fluid import core, io
 
 EPS = float(np.finfo("float32").eps)
 X = np.random.default_rng(0).normal(size=(4, 3, 4, 4)).astype("float32")
@@ -242,6 +242,8 @@ def test_a_model_of_paddlepaddle_1_8_with_a_file_for_each_parameter(script):
     program, feeds, fetches = io.load_inference_model(FLUID / "inference", exe)
     (value,) = exe.run(program, feed={feeds[0]: known["x"]}, fetch_list=fetches)
     np.testing.assert_allclose(value, known["out"], atol=32 * EPS)
+    predictor = core.create_paddle_predictor(core.AnalysisConfig(str(FLUID / "inference")))
+    np.testing.assert_array_equal(predictor.run([core.PaddleTensor(known["x"])])[0].as_ndarray(), value)
 
 
 def test_what_paddlepaddle_1_8_saved_of_another_program(script, tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from polyreme.core.op import recorded
 from polyreme.core.rng import fixed_key
 from polyreme.errors import ConfigError
@@ -15,9 +13,9 @@ from polyreme.nn import functional as F
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
-from polyreme.ops.indices.gather import gather
 from polyreme.ops.manipulation import reshape
 from polyreme.ops.neural import dropout_train
+from polyreme.ops.resample import nearest_corners
 
 
 def _pool(
@@ -175,7 +173,7 @@ def image_resize(
         raise ConfigError("fluid.layers.image_resize: actual_shape cannot be honoured; give out_shape")
     if resample == "NEAREST" and align_corners:
         first = 2 if data_format.startswith("NC") else 1
-        return nearest_corners(input, None if out_shape is None else list(out_shape), scale, first)
+        return _nearest_corners(input, None if out_shape is None else list(out_shape), scale, first)
     return F.interpolate(
         input, None if out_shape is None else list(out_shape), scale, _RESAMPLE[resample], align_corners,
         align_mode, data_format,
@@ -183,14 +181,11 @@ def image_resize(
 
 
 @recorded(draws=False)
-def nearest_corners(x: Any, out_shape: Any, scale: Any, first: int) -> Any:
-    """The pixel nearest to i * (size - 1) / (new - 1), rounded half up, of images whose height is dim `first`."""
+def _nearest_corners(x: Any, out_shape: Any, scale: Any, first: int) -> Any:
     sizes = x.shape[first : first + 2]
-    new = [int(s * scale) for s in sizes] if out_shape is None else [int(s) for s in out_shape]
-    for dim, (size, out) in enumerate(zip(sizes, new, strict=True), first):
-        ratio = (size - 1) / (out - 1) if out > 1 else 0.0
-        x = gather(x, np.floor(np.arange(out) * ratio + 0.5).astype(np.int64), axis=dim)
-    return x
+    return nearest_corners(
+        x, [int(s * scale) for s in sizes] if out_shape is None else [int(s) for s in out_shape], first
+    )
 
 
 @layer
