@@ -25,7 +25,7 @@ import yaml
 from polyreme.errors import ConfigError, did_you_mean
 from polyreme.planner.calibration import calibration_file, declared, resized
 from polyreme.planner.cluster import Cluster, DeviceKind, Link
-from polyreme.planner.devices import MOST, cluster_of_kind, device_kinds
+from polyreme.planner.devices import MOST, check_slice, cluster_of_kind, device_kinds
 from polyreme.yaml_loader import YamlLoader
 
 _MAX_BYTES = 1 << 20  # written by hand; more is some other file given by mistake
@@ -99,7 +99,12 @@ def of_topology(text: str) -> Cluster:
     if len(sizes) not in (1, dims, dims + 1):
         raise ConfigError(f"--topology {text}: {kind} has a torus of {dims} dims; give as many lengths, or a count")
     slices = sizes[0] if len(sizes) > dims else 1
-    return cluster_of_kind(kind, math.prod(sizes), slices=slices, torus=sizes[-dims:] if len(sizes) > 1 else ())
+    torus = sizes[-dims:] if len(sizes) > 1 else ()
+    try:
+        check_slice(kind, math.prod(sizes) // slices, torus)
+    except ConfigError as error:
+        raise ConfigError(f"--topology {text}: {error}") from None
+    return cluster_of_kind(kind, math.prod(sizes), slices=slices, torus=torus)
 
 
 def of_devices(count: int) -> Cluster:
@@ -141,6 +146,8 @@ def _basis(values: Mapping[str, Any], count: int, path: str) -> Cluster:
     lengths = _torus(torus, f"{path}: torus")
     try:
         cluster = cluster_of_kind(device, count, node=None if node is None else str(node), slices=slices, torus=lengths)
+        if node is None:
+            check_slice(device, count // slices, lengths)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if slices > 1 and not cluster.links[0].torus:

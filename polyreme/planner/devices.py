@@ -76,6 +76,57 @@ def most_in_a_slice(name: str) -> int:
     return _sheet()["nodes"][_row(name)["node"]].get("most", _EVERYWHERE)
 
 
+def possible_slices(name: str) -> tuple[tuple[int, ...], ...]:
+    """Lengths of every slice of a TPU that there is, the smallest first; () for kinds that are joined by switches.
+
+    Raises ConfigError for a kind that is not known.
+
+    >>> possible_slices("v5e")[:4]
+    ((1, 1), (2, 2), (2, 4), (4, 4))
+    """
+    node = _sheet()["nodes"][_row(name)["node"]]
+    small = [tuple(lengths) for lengths in node.get("slices", ())]
+    return tuple(sorted([*small, *_of_cubes(node.get("unit", 0), node.get("most", 0))], key=math.prod))
+
+
+def check_slice(name: str, num_devices: int, torus: Sequence[int] = ()) -> None:
+    """Raise ConfigError, with the nearest that there are, if no slice of a TPU has so many devices, or these lengths.
+
+    Other kinds pass: switches join any number of devices.
+    """
+    slices = possible_slices(name)
+    lengths = tuple(sorted(torus))
+    counts = [math.prod(each) for each in slices]
+    if not slices or num_devices > counts[-1]:  # of more than the largest has, cluster_of_kind says how many make them
+        return
+    if lengths in [tuple(sorted(each)) for each in slices] if torus else num_devices in counts:
+        return
+    near = (max(n for n in counts if n <= num_devices), min(n for n in counts if n >= num_devices))
+    asked = [math.log(length) for length in lengths or torus_of(num_devices, len(slices[0]))]
+
+    def how_unlike(each: tuple[int, ...]) -> float:
+        return math.dist(asked, [math.log(length) for length in sorted(each)])
+
+    nearest = [min((each for each in slices if math.prod(each) == n), key=how_unlike) for n in dict.fromkeys(near)]
+    words = " or ".join(f"{name}:{'x'.join(map(str, each))} (of {math.prod(each)})" for each in nearest)
+    what = f"the lengths {'x'.join(map(str, torus))}" if torus else f"{num_devices} devices"
+    raise ConfigError(f"no slice of {name!r} has {what}; give {words}")
+
+
+@lru_cache(maxsize=8)
+def _of_cubes(unit: int, most: int) -> tuple[tuple[int, ...], ...]:
+    """Rising lengths in multiples of unit with at most so many devices together; none for a unit of 0."""
+    if not unit:
+        return ()
+    cubes = most // unit**3
+    return tuple(
+        (unit * a, unit * b, unit * c)
+        for a in range(1, cubes + 1)
+        for b in range(a, cubes // a + 1)
+        for c in range(b, cubes // (a * b) + 1)
+    )
+
+
 def unknown_kind(name: str, num_devices: int, flops: float, memory: float) -> Cluster:
     """Devices of a kind of which only FLOP/s and bytes are known: the rest is its nearest relative's, in proportion."""
     basis = cluster_of_kind(relative(name), num_devices)

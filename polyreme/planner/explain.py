@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from polyreme.errors import ConfigError
 from polyreme.mesh.axes import AXES
 from polyreme.planner.calibration import resized
-from polyreme.planner.cluster import Cluster
-from polyreme.planner.devices import cluster_of_kind, device_kind, device_kinds
+from polyreme.planner.cluster import Cluster, Link
+from polyreme.planner.devices import check_slice, cluster_of_kind, device_kind, device_kinds, possible_slices, torus_of
 from polyreme.planner.graph import ModelGraph
 from polyreme.planner.model_shape import ModelShape
 from polyreme.planner.prediction import Training
@@ -132,7 +132,9 @@ def _asked(
         kind = f"devices of kind {name}" if name else ""
         if count and (words or kind):
             both = f"{words}, of kind {name}" if words and kind else words or kind
-            yield both, of_size(like, count), training, space
+            asked = of_size(like, count)
+            slices = count // asked.links[0].devices if asked.links and asked.links[0].torus else 1
+            yield both + (f", in {slices} slices" if slices > 1 else ""), asked, training, space
 
 
 def _allowed(space: Space) -> Iterator[tuple[str, Space]]:
@@ -168,6 +170,7 @@ def _other_kinds(cluster: Cluster, training: Training) -> Iterator[tuple[str, Cl
     for memory, name in kinds:
         if memory > cluster.device.memory * 1.05 and name.startswith("tpu") is is_tpu:
             try:
+                check_slice(name, cluster.num_devices)
                 yield name, cluster_of_kind(name, cluster.num_devices)
             except ConfigError:  # no slice of so many
                 continue
@@ -181,7 +184,11 @@ def _fewest(fits: Callable[[Cluster], bool], cluster: Cluster) -> int:
         return cluster.num_devices
     count = failed = cluster.num_devices
     while (count := 2 * count) <= cluster.num_devices * _MOST_TIMES:
-        if fits(of_size(cluster, count)):
+        try:
+            larger = of_size(cluster, count)
+        except ConfigError:  # no slice of so many
+            continue
+        if fits(larger):
             unit = -(-(count - failed) // (8 * node)) * node if node and failed % node == 0 else count
             return next((n for n in range(failed + unit, count, unit) if fits(of_size(cluster, n))), count)
         failed = count
@@ -189,17 +196,30 @@ def _fewest(fits: Callable[[Cluster], bool], cluster: Cluster) -> int:
 
 
 def of_size(cluster: Cluster, count: int) -> Cluster:
-    """A cluster like this one with another number of devices; of a torus the shortest lengths grow."""
+    """A cluster like this one with another number of devices; of a TPU one slice of so many, or several of the largest
+    that divides them, and of a torus that is not known the shortest lengths grow. Raises ConfigError if there are no
+    such slices."""
+    if count == cluster.num_devices:
+        return cluster
     if cluster.shared > 1:
         return resized(cluster, count)
-    links = []
-    for link in cluster.links:
-        lengths = list(link.torus)
-        while lengths and math.prod(lengths) < count:
-            at = lengths.index(min(lengths))
-            lengths[at] *= 2
-        devices = max(link.devices, math.prod(lengths)) if lengths else link.devices
-        links.append(replace(link, devices=devices, torus=tuple(lengths)))
+    links = [_grown(link, cluster, count) if link.torus else link for link in cluster.links]
     if links and links[-1].devices < count:
         links[-1] = replace(links[-1], devices=count)
     return replace(cluster, num_devices=count, links=tuple(links))
+
+
+def _grown(link: Link, cluster: Cluster, count: int) -> Link:
+    """The link whose torus has so many devices, or a slice of them."""
+    try:
+        sizes = [math.prod(each) for each in possible_slices(cluster.device.name)]
+    except ConfigError:  # a device that a cluster file describes
+        lengths = list(link.torus)
+        while math.prod(lengths) < count:
+            lengths[lengths.index(min(lengths))] *= 2
+        return replace(link, devices=math.prod(lengths), torus=tuple(lengths))
+    check_slice(cluster.device.name, count)
+    size = count if count in sizes else max(n for n in sizes if count % n == 0)
+    if size < count and link is cluster.links[-1]:
+        raise ConfigError(f"{count} devices are {count // size} slices, which no link joins; describe one in links")
+    return replace(link, devices=size, torus=torus_of(size, len(link.torus)))

@@ -79,6 +79,7 @@ def test_a_file_names_a_kind_or_gives_every_figure(tmp_path):
         ("device: h100\nmemory: -1\n", "memory is -1; give a number above 0"),
         ("device: 3\n", "device is 3; give the name of a kind"),
         ("device: v5e\ntorus: 4\n", "torus is 4; give its lengths"),
+        ("device: v5e\nnodes: 15\ntorus: [3, 5]\n", "no slice of 'v5e' has the lengths 3x5"),
         (OWN.replace("flops: {bfloat16: 1e14}", "flops: 3"), "flops is 3; give FLOP/s by dtype"),
         (OWN.replace("memory: 8e10, ", ""), "memory is missing"),
         (OWN.replace("latency: 5e-6", "latncy: 5e-6"), "unknown key 'latncy'; did you mean 'latency'"),
@@ -133,6 +134,8 @@ def test_topologies_as_text():
     assert (pod.num_devices, pod.links[0].torus) == (256, (16, 16))
     assert (two.num_devices, two.links[0].devices) == (512, 256)
     assert cluster_file.of_topology("a100:1024").num_devices == 1024
+    assert cluster_file.of_topology("v4:2x2x1").links[0].torus == (2, 2, 1)
+    assert cluster_file.of_topology("v5p:1536").links[0].torus == (8, 12, 16)
     for text, problem in {
         "v5e": "needs KIND:SHAPE",
         "v5e:4y4": "needs KIND:SHAPE",
@@ -140,6 +143,10 @@ def test_topologies_as_text():
         "v5:4x4": "unknown device kind 'v5'",
         "v5e:2x2x2x2": "a torus of 2 dims",
         "h100:2x16": "of which a machine has 8",
+        "v5e:3x5": r"no slice of 'v5e' has the lengths 3x5; give v5e:2x4 \(of 8\) or v5e:4x4 \(of 16\)",
+        "v5e:2x1x8": r"has the lengths 1x8; give v5e:2x4 \(of 8\)$",
+        "v5p:96": r"has 96 devices; give v5p:4x4x4 \(of 64\) or v5p:4x4x8 \(of 128\)",
+        "v6e:16x32": "give more slices",
     }.items():
         with pytest.raises(ConfigError, match=problem):
             cluster_file.of_topology(text)

@@ -254,6 +254,25 @@ def test_the_nearest_numbers_of_devices_that_divide_are_told():
         assert list(shapes(BIG.graph(), explain.of_size(odd, count), 1536, Space(), Refused()))
 
 
+def test_other_numbers_of_devices_are_slices_that_there_are():
+    """More than the largest slice has are several of it, joined by the network, and no larger torus."""
+    pod = cluster_of_kind("v5e", 256)
+    sizes = {n: explain.of_size(pod, n).links for n in (8, 128, 1024)}
+    assert {n: (links[0].torus, links[0].devices) for n, links in sizes.items()} == {
+        8: ((2, 4), 8),
+        128: ((8, 16), 128),
+        1024: ((16, 16), 256),
+    }
+    assert explain.of_size(cluster_of_kind("v5p", 64), 8192).links[0].torus == (16, 16, 16)
+    with pytest.raises(ConfigError, match="no slice of 'TPU-v5e' has 96 devices"):
+        explain.of_size(pod, 96)
+    alone = replace(pod, links=pod.links[:1])
+    with pytest.raises(ConfigError, match="512 devices are 2 slices, which no link joins"):
+        explain.of_size(alone, 512)
+    unknown = replace(pod, device=replace(pod.device, name="chip of our own"))
+    assert explain.of_size(unknown, 512).links[0].torus == (32, 16)
+
+
 def test_a_prediction_says_how_sure_it_is():
     spreads = {}
     for kind in ("h100", "b200"):
