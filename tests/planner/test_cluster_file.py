@@ -144,7 +144,7 @@ def test_topologies_as_text():
         "v5e:2x2x2x2": "a torus of 2 dims",
         "h100:2x16": "of which a machine has 8",
         "v5e:3x5": r"no slice of 'v5e' has the lengths 3x5; give v5e:2x4 \(of 8\) or v5e:4x4 \(of 16\)",
-        "v5e:2x1x8": r"has the lengths 1x8; give v5e:2x4 \(of 8\)$",
+        "v5e:2x1x8": r"has the lengths 1x8; give v5e:2x4 \(of 8\)\n",
         "v5p:96": r"has 96 devices; give v5p:4x4x4 \(of 64\) or v5p:4x4x8 \(of 128\)",
         "v6e:16x32": "give more slices",
     }.items():
