@@ -68,14 +68,6 @@ def cluster_of_kind(
     return Cluster(device_kind(name), num_devices, links)
 
 
-def most_in_a_slice(name: str) -> int:
-    """Devices that the near links of a kind's usual machine can join: of a TPU its largest slice; others have no limit.
-
-    Raises ConfigError for a kind that is not known.
-    """
-    return _sheet()["nodes"][_row(name)["node"]].get("most", _EVERYWHERE)
-
-
 def possible_slices(name: str) -> tuple[tuple[int, ...], ...]:
     """Lengths of every slice of a TPU that there is, the smallest first; () for kinds that are joined by switches.
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from polyreme.errors import ConfigError
 from polyreme.mesh import ANY, Plan, Strategy, default_schedule, nearest_divisor
 from polyreme.planner.cluster import Cluster
-from polyreme.planner.devices import cluster_of_kind, most_in_a_slice, relative, unknown_kind
+from polyreme.planner.devices import cluster_of_kind, possible_slices, relative, unknown_kind
 from polyreme.planner.frameworks import FRAMEWORKS, IDLE_OF_DEEPSPEED, Framework, framework
 from polyreme.planner.graph import PipelineCut
 from polyreme.planner.model_shape import ModelShape
@@ -25,7 +25,7 @@ from polyreme.planner.predict import predict, times_of
 from polyreme.planner.prediction import Prediction, Training
 from polyreme.planner.published_cells import Cells
 from polyreme.planner.published_models import of_name
-from polyreme.planner.published_words import CAPACITY, not_modelled
+from polyreme.planner.published_words import CAPACITY, not_divided, not_modelled, taken_otherwise
 
 COLUMNS = (
     *("id", "system", "date", "source", "model", "params_b", "h", "layers", "heads", "kv_heads", "head_dim", "ffn"),
@@ -97,8 +97,10 @@ def run_of(row: Mapping[str, Any]) -> PublishedRun:
         for plan, batch, recompute in _candidates(cells, model, degrees, folded)
     ]
     best = runs[0] if len(runs) == 1 else _fastest_that_fits(runs)
-    lost = tuple(dict.fromkeys((*cells.not_understood, *not_modelled(cells))))
-    return replace(best, assumed=_choices(cells, best) | cells.assumed, not_understood=lost)
+    assumed = _choices(cells, best) | cells.assumed
+    otherwise = (*taken_otherwise(cells, assumed), *not_divided(model, best.plan))
+    lost = tuple(dict.fromkeys((*cells.not_understood, *otherwise, *not_modelled(cells))))
+    return replace(best, assumed=assumed, not_understood=lost)
 
 
 def _of_plan(training: Training, model: ModelShape, plan: Plan, recompute: _Recompute) -> Training:
@@ -300,6 +302,8 @@ def _training(cells: Cells, flops: Mapping[str, float]) -> Training:
     if low == "float4" and low not in flops:
         cells.not_understood.append(f"dtype {text!r}: the device has no such products, 8 bits are taken")
         low = "float8"
+    elif low and low not in flops:
+        cells.not_understood.append(f"dtype {text!r}: the device has no such products, {dtype} is taken")
     return Training(
         dtype=dtype,
         products=low if low in flops else "",
@@ -402,6 +406,8 @@ def _recompute(cells: Cells) -> _Recompute | None:
     share = re.search(r"(\d+) ?(?:of|/) ?(\d+) layers", text)
     if share and 0 < int(share[1]) <= int(share[2]):
         return _Recompute("full", int(share[1]) / int(share[2]))
+    if re.search(r"\b\d+ layers", text):
+        cells.not_understood.append(f"recompute {text!r}: of how many layers is not told, as in '12 of 80 layers'")
     for words, value in _RECOMPUTES:
         if any(word in text for word in words):
             return value
@@ -512,15 +518,18 @@ def _cluster(cells: Cells, total: int) -> Cluster:
     slices = int(match[1]) if match and total % int(match[1]) == 0 else 1
     peak, memory = cells.rate("peak_bf16_tflops"), cells.rate("hbm_gb")
     try:
-        most = most_in_a_slice(name)
+        sizes = [math.prod(each) for each in possible_slices(name)] or [total]
     except ConfigError:
         if not peak:
             raise
         cells.assumed["hardware"] = f"{name!r} is not known: curves of {relative(name)}, peak and memory of the row"
         cells.not_understood.append(f"hardware {cells.assumed['hardware']}")
         return unknown_kind(name, total, peak * 1e12, (memory or 80) * 1e9)
-    while total % slices or total // slices > most:
+    least = max(slices, -(-total // sizes[-1]))
+    while total % slices or total // slices not in sizes:
         slices += 1
+    if slices > least:
+        cells.assumed["n_dev"] = f"{slices} slices of {total // slices}"
     return _with_network(cells, cluster_of_kind(name, total, slices=slices))
 
 
@@ -558,6 +567,8 @@ def _candidates(
     ways, pp = degrees["dp"] * degrees["sharding"] * degrees["ep"], degrees["pp"]
     per_stage = (model.layers if model.layers % pp == 0 else model.layers + 2) // pp
     virtual = min(cells.number("vpp") or 0, per_stage)
+    if virtual and virtual < cells.need("vpp") and pp > 1:
+        cells.assumed["vpp"] = virtual
     if not virtual and pp > 1:
         least = 2 if "interleav" in cells.text("vpp").lower() or cells.has("interleaved") else 1
         whole = [v for v in range(least, min(per_stage, 8) + 1) if per_stage % v == 0]

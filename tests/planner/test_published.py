@@ -270,6 +270,29 @@ def test_models_that_names_tell_of():
     assert run_of({**ROW, "notes": "MTP 1"}).model.ahead == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"n_dev": 24, "tp": 3, "pp": 1, "heads": 16, "h": 1024}, "tp 3: does not divide the 16 heads"),
+        ({"n_dev": 24, "tp": 1, "pp": 1, "experts": 8, "ep": 3}, "ep 3: does not divide the 8 experts"),
+        ({"n_dev": 64, "tp": 8, "pp": 1, "dp": 4}, "dp '4': taken as 8"),
+        ({"n_dev": 8, "tp": 1, "pp": 1, "dp": 8, "gbs": 61, "mbs": 1}, "gbs '61': taken as 64"),
+        ({"n_dev": 8, "tp": 1, "pp": 8, "dp": 1, "layers": 16, "vpp": 4}, "vpp '4': taken as 2"),
+        ({"hardware": "A100", "dtype": "fp8"}, "dtype 'fp8': the device has no such products, bfloat16 is taken"),
+        ({"dtype": "int5"}, "dtype 'int5': taken as bfloat16"),
+        ({"recompute": "full, 12 layers"}, "of how many layers is not told"),
+        ({"notes": "host offload of moments"}, "'host offload': nothing is offloaded"),
+        (
+            {"hardware": "v5e", "n_dev": 15, "tp": 1, "pp": 1, "dp": 15, "gbs": 15},
+            "n_dev '15': taken as 15 slices of 1",
+        ),
+    ],
+)
+def test_a_cell_that_is_taken_otherwise_is_told(changes, line):
+    lines = run_of({**ROW, "dp": "", "vpp": "", "mbs": "", **changes}).not_understood
+    assert any(line in each for each in lines), lines
+
+
 def test_what_is_not_followed_is_told_and_strict_fails(tmp_path):
     said = {
         "LoRA": lambda run: run.training.trains == "adapters",
