@@ -56,6 +56,7 @@ class Optimizer:
         self.regularization = regularization
         self._chosen = parameter_list
         self._decay = learning_rate if isinstance(learning_rate, LearningRateDecay) else None
+        self._has_stepped = False
         self._grad_clip = grad_clip
         extra: dict[str, Any] = {"grad_clip": grad_clip}
         if regularization is not None:
@@ -166,6 +167,7 @@ class Optimizer:
                 p.grad = g
         if self._decay is not None:
             self.optimizer.set_lr(float(self._decay()))
+            self._has_stepped = True
         return self.optimizer.minimize(loss, None, parameters, no_grad_set)
 
     def clear_gradients(self) -> None:
@@ -173,8 +175,9 @@ class Optimizer:
         self.optimizer.clear_grad()
 
     def current_step_lr(self) -> float:
-        """The learning rate of the next step, if it is a number."""
-        return self.optimizer.get_lr() if self._decay is None else float(self._decay.step())
+        """The learning rate of the last step; before the first one, that of the first."""
+        begins = self._decay is not None and not self._has_stepped
+        return float(self._decay.step()) if begins else self.optimizer.get_lr()
 
     def set_lr(self, value: Any) -> None:
         """Change the learning rate to a number. Raises ConfigError where a decay sets it."""

@@ -257,7 +257,7 @@ class PRelu(Layer):
         self, mode: str, channel: int | None = None, input_shape: Sequence[int] | None = None, param_attr: Any = None,
         dtype: Any = "float32",
     ) -> None:  # fmt: skip
-        super().__init__(dtype=dtype)
+        super().__init__("prelu", dtype)
         shapes = {"all": [1]}
         if channel is not None:
             shapes["channel"] = [1, channel, 1, 1]

@@ -15,6 +15,7 @@ from polyreme.fluid.layer import layer, one
 from polyreme.fluid.layers.elementwise import put
 from polyreme.fluid.mode import begin
 from polyreme.nn.initializer import Constant
+from polyreme.nn.layer import Layer
 from polyreme.nn.parameter import ParamAttr
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import creation as cr
@@ -251,9 +252,11 @@ def create_parameter(
     shape: Sequence[int], dtype: Any, name: str | None = None, attr: Any = None, is_bias: bool = False,
     default_initializer: Any = None,
 ) -> Any:  # fmt: skip
-    """A trained Variable: Xavier-uniform by default, zeros for a bias."""
+    """A trained Variable, in dygraph a Parameter: Xavier-uniform by default, zeros for a bias."""
     if attr is None and name is not None:
         attr = ParamAttr(name=name)
+    if not state.recording():
+        return Layer("create_parameter", dtype).create_parameter(shape, attr, dtype, is_bias, default_initializer)
     return LayerParameters("create_parameter").parameter(attr, shape, dtype, default_initializer, is_bias)
 
 
