@@ -341,13 +341,13 @@ def error_classes() -> list[type[Explained]]:
     >>> error_classes()[0].__name__
     'ShapeError'
     """
+    return sorted(set(_classes_below(Explained)), key=lambda kind: kind.code)
 
-    def below(kind: type[Explained]) -> Iterator[type[Explained]]:
-        for child in kind.__subclasses__():
-            yield from ([child] if child.__module__ == __name__ else [])
-            yield from below(child)
 
-    return sorted(set(below(Explained)), key=lambda kind: kind.code)
+def _classes_below(kind: type[Explained]) -> Iterator[type[Explained]]:
+    for child in kind.__subclasses__():
+        yield from ([child] if child.__module__ == __name__ else [])
+        yield from _classes_below(child)
 
 
 def explanation(name: str) -> type[Explained]:

@@ -7,7 +7,7 @@ captured equals eager, gradient equals finite differences, dtype under autocast,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -337,16 +337,15 @@ def _inexact_leaves(value: Any) -> list[np.ndarray]:
 
 def _shifted(args: Any, at: int, delta: np.ndarray) -> Any:
     """args with delta added to the at-th inexact array."""
-    counter = iter(range(10**6))
+    return _with_shift(args, iter(range(10**6)), at, delta)
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, np.ndarray) and dtypes.is_inexact(value.dtype):
-            return value + delta if next(counter) == at else value
-        if isinstance(value, (list, tuple)):
-            return type(value)(walk(v) for v in value)
-        return value
 
-    return walk(args)
+def _with_shift(value: Any, counter: Iterator[int], at: int, delta: np.ndarray) -> Any:
+    if isinstance(value, np.ndarray) and dtypes.is_inexact(value.dtype):
+        return value + delta if next(counter) == at else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_with_shift(v, counter, at, delta) for v in value)
+    return value
 
 
 def check_autocast(case: Case) -> None:

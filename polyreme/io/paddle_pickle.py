@@ -59,13 +59,13 @@ def read(data: bytes, where: str) -> tuple[Any, int]:
     if isinstance(value, dict) and BIG in value:
         value = _join_pieces(value, where)
     if not _any_tensor(value, where):
-        value = _map_leaves(value, lambda x: PickledTensor("", x) if isinstance(x, np.ndarray) else x)
+        value = _map_leaves(value, lambda x: PickledTensor("", x) if isinstance(x, np.ndarray) else x, {})
     return value, length
 
 
 def with_tensors(value: Any, tensor: Callable[[PickledTensor], Any]) -> Any:
     """The value with this in the place of every PickledTensor; one that is met again stays one."""
-    return _map_leaves(value, lambda x: tensor(x) if isinstance(x, PickledTensor) else x)
+    return _map_leaves(value, lambda x: tensor(x) if isinstance(x, PickledTensor) else x, {})
 
 
 def _join_pieces(value: dict[Any, Any], where: str) -> dict[Any, Any]:
@@ -102,22 +102,17 @@ def _any_tensor(value: Any, where: str) -> bool:
     return has_tensor
 
 
-def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with every leaf changed; one met again stays one."""
-    memo: dict[int, tuple[Any, Any]] = {}
-
-    def walk(item: Any) -> Any:
-        if id(item) not in memo:
-            if isinstance(item, dict):
-                result: Any = {key: walk(inner) for key, inner in item.items()}
-            elif isinstance(item, (list, tuple)):
-                result = type(item)([walk(inner) for inner in item])
-            else:
-                result = change(item)
-            memo[id(item)] = item, result
-        return memo[id(item)][1]
-
-    return walk(value)
+def _map_leaves(item: Any, change: Callable[[Any], Any], memo: dict[int, tuple[Any, Any]]) -> Any:
+    """The item with every leaf changed; one met again stays one. memo: those met so far, and what they became."""
+    if id(item) not in memo:
+        if isinstance(item, dict):
+            result: Any = {key: _map_leaves(inner, change, memo) for key, inner in item.items()}
+        elif isinstance(item, (list, tuple)):
+            result = type(item)([_map_leaves(inner, change, memo) for inner in item])
+        else:
+            result = change(item)
+        memo[id(item)] = item, result
+    return memo[id(item)][1]
 
 
 def _make_tensor(machine: PickleMachine, pair: Any) -> Any:

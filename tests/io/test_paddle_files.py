@@ -2,9 +2,11 @@
 
 import builtins
 import collections
+import gc
 import os
 import pickle
 import struct
+import weakref
 from io import BytesIO
 from pathlib import Path
 
@@ -135,6 +137,15 @@ def test_nested_values_and_loose_tensors():
     np.testing.assert_array_equal(load(FOLDER / "record.pdtensor").numpy(), [0.0, 1, 2])
     (dense,) = load(FOLDER / "dense.pdtensor")
     np.testing.assert_array_equal(dense.numpy(), np.ones((2, 2), np.float32))
+
+
+def test_arrays_that_nobody_keeps_are_freed_without_the_collector():
+    gc.disable()
+    try:
+        array = weakref.ref(load(FOLDER / "state_2.pdparams", return_numpy=True)["0.weight"])
+        assert array() is None
+    finally:
+        gc.enable()
 
 
 def test_several_in_one_stream():

@@ -89,17 +89,19 @@ def nested(bind: Bind, ins: Sequence[Any], series: Sequence[Series | None], orde
     def curve(t: Any) -> list[Any]:
         return bind(*(v if s is None else _polynomial(v, s, t) for v, s in zip(ins, series, strict=True)))
 
-    def orders(k: int, t: Any) -> list[list[Any]]:
-        if k == 0:
-            return [curve(t)]
-        values, slopes = jax.jvp(lambda t: orders(k - 1, t), (t,), (jnp.ones_like(t),))
-        return [*values, slopes[-1]]
-
-    every = orders(order, start)
+    every = _orders(curve, order, start)
     return [
         [_scale(1 / math.factorial(k), _not_float0(every[k][at])) for k in range(1, order + 1)]
         for at in range(len(every[0]))
     ]
+
+
+def _orders(curve: Callable[[Any], list[Any]], k: int, t: Any) -> list[list[Any]]:
+    """The values of a curve at t and its first k derivatives, one in another."""
+    if k == 0:
+        return [curve(t)]
+    values, slopes = jax.jvp(lambda t: _orders(curve, k - 1, t), (t,), (jnp.ones_like(t),))
+    return [*values, slopes[-1]]
 
 
 def _polynomial(value: Any, series: Series, t: Any) -> Any:
