@@ -152,26 +152,29 @@ class Match:
 
 def matches(pattern: Pattern, result: Any, source: Calls) -> Iterator[Match]:
     """Every way in which the pattern's result can be the one of the call `result`."""
-
-    def follow(left: Sequence[Line], calls: list[Any], bound: Bound) -> Iterator[Match]:
-        if not left:
-            yield Match(source, calls, bound)
-            return
-        line, rest = left[0], left[1:]
-        if line.out not in bound:
-            yield from follow(rest, calls, bound)
-            return
-        call = result if not calls else source.maker(bound[line.out])
-        name, given = ("", None) if call is None else source.parts(call)
-        for form in line.forms:
-            if given is not None and form.op == name:
-                for further in _unify(form, given, bound):
-                    yield from follow(rest, [*calls, call], further)
-        if line.same is not None and plain(bound.get(line.same, bound[line.out])) == plain(bound[line.out]):
-            yield from follow(rest, calls, {**bound, line.same: bound[line.out]})
-
     if source.parts(result)[1] is not None:
-        yield from follow(pattern.lines, [], {pattern.lines[0].out: source.result(result)})
+        start = Match(source, [], {pattern.lines[0].out: source.result(result)})
+        yield from _follow(pattern.lines, start, result)
+
+
+def _follow(left: Sequence[Line], match: Match, result: Any) -> Iterator[Match]:
+    """Every way in which a match goes on over the lines that are left."""
+    if not left:
+        yield match
+        return
+    line, rest = left[0], left[1:]
+    source, calls, bound = match.source, match.calls, match.bound
+    if line.out not in bound:
+        yield from _follow(rest, match, result)
+        return
+    call = result if not calls else source.maker(bound[line.out])
+    name, given = ("", None) if call is None else source.parts(call)
+    for form in line.forms:
+        if given is not None and form.op == name:
+            for further in _unify(form, given, bound):
+                yield from _follow(rest, Match(source, [*calls, call], further), result)
+    if line.same is not None and plain(bound.get(line.same, bound[line.out])) == plain(bound[line.out]):
+        yield from _follow(rest, Match(source, calls, {**bound, line.same: bound[line.out]}), result)
 
 
 def _unify(form: CallForm, arguments: dict[str, Any], bound: Bound) -> Iterator[Bound]:

@@ -338,7 +338,9 @@ class CapturedProgram:
             with host_calls.awaited():
                 return self._run(arguments)
         except jax.errors.JaxRuntimeError as error:
-            raise_explained(error, f"captured {where_defined(self.fn)}")
+            written = [t._array for t in self._current()[: self._num_written]]
+            donated = [a for a in written if isinstance(a, jax.Array) and a.is_deleted()]
+            raise_explained(error, f"captured {where_defined(self.fn)}", donated=donated)
 
     def _run(self, arguments: Sequence[TensorState]) -> Any:
         if self.discovery.differentiable:

@@ -1,6 +1,8 @@
 """Captured calls that fit a pattern give what they give uncaptured, to any order, whatever else looks at them."""
 
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -206,6 +208,25 @@ NOT_FUSED = {
 @pytest.mark.parametrize("case", NOT_FUSED)
 def test_what_has_no_one_call_stays(case):
     agree(NOT_FUSED[case], np.clip(LABELS, 0, None) if case == "probabilities" else LABELS, fused=())
+
+
+def test_looking_for_patterns_leaves_no_array_to_the_collector():
+    weight = paddle.to_tensor(WEIGHT)
+    before = weakref.ref(weight._array)
+
+    @to_static
+    def step(h, y):
+        loss = LOSSES["whole"](h, weight, y)
+        weight.set_value(weight * 2)
+        return loss
+
+    gc.disable()
+    try:
+        step(paddle.to_tensor(HIDDEN), paddle.to_tensor(LABELS))
+        assert step.fusions == ["linear_cross_entropy"]
+        assert before() is None
+    finally:
+        gc.enable()
 
 
 def test_the_flag_turns_it_off_and_on_again(unfused):

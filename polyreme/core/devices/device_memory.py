@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -59,10 +59,11 @@ def part(name: str, kind: type) -> Callable[[Find], Find]:
     return declare
 
 
-def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
+def by_part(failed: int = 0, donated: Sequence[jax.Array] = ()) -> tuple[Any, dict[str, int]]:
     """The fullest device, and the bytes on it of each part that there is, "other" last; None without any array.
 
     failed: bytes that could not be allocated; an array of so many is the one that they were for, and is not there.
+    donated: arrays that the failed program took for its own, which are deleted and lay there until it failed.
     """
     owner: dict[int, str] = {}
     keepers = _keepers()
@@ -73,7 +74,7 @@ def by_part(failed: int = 0) -> tuple[Any, dict[str, int]]:
                     owner.setdefault(id(array), name)
     # by device and part; the arrays themselves are what jax knows to be alive
     sizes: dict[Any, dict[str, int]] = {}
-    for array in jax.live_arrays():
+    for array in (*(a for a in jax.live_arrays() if not a.is_deleted()), *donated):
         for device, nbytes in _bytes_of(array):
             if failed and nbytes == failed:
                 continue
@@ -109,7 +110,7 @@ def _finds(kind: type) -> Iterator[tuple[str, Find]]:
 
 
 def _bytes_of(array: jax.Array) -> Iterator[tuple[Any, int]]:
-    if isinstance(array, Abstract) or array.is_deleted():
+    if isinstance(array, Abstract):
         return
     nbytes = array.dtype.itemsize
     for size in array.sharding.shard_shape(array.shape):
@@ -118,16 +119,19 @@ def _bytes_of(array: jax.Array) -> Iterator[tuple[Any, int]]:
         yield device, nbytes
 
 
-def raise_explained(error: BaseException, what: str, *, waited: bool = False) -> NoReturn:
+def raise_explained(
+    error: BaseException, what: str, *, waited: bool = False, donated: Sequence[jax.Array] = ()
+) -> NoReturn:
     """Raise an error of XLA again: as a DeviceMemoryError if an allocation failed in `what`, else as it is. waited:
-    what failed had been started before; the captured program that was called last is named."""
+    what failed had been started before; the captured program that was called last is named. donated: as for by_part.
+    """
     if not is_out_of_memory(error):
         raise error
     program = running.program() if waited else None
     if program is not None:
         what += f", after the call of {where_defined(program.fn)}"
     asked = _requested_bytes(str(error))
-    device, parts = by_part(asked)
+    device, parts = by_part(asked, donated)
     lines = [f"out of memory in {what}: {bytes_text(asked)} more asked for" if asked else f"out of memory in {what}"]
     if device is not None:
         total = f"{bytes_text(sum(parts.values()))}{_of_limit(device)}"
