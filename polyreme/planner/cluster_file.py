@@ -83,10 +83,12 @@ def of_topology(text: str) -> Cluster:
     """A Cluster from a kind and its shape.
 
     v5e:16x16 is one slice of a TPU, v5e:2x16x16 two of them; h100:64 is 64 GPUs in the machines they come in, h100:8x8
-    the same as machines x GPUs.
+    as machines x GPUs, of which a machine may have fewer (h100:16x4).
 
-    >>> of_topology("v5p:4x4x8").num_devices, of_topology("h100:2x8").links[0].devices
+    >>> of_topology("v5p:4x4x8").num_devices, of_topology("h100:16").links[0].devices
     (128, 8)
+    >>> of_topology("h100:4x4").links[0].devices
+    4
     """
     kind, _, shape = text.partition(":")
     if not re.fullmatch(r"\d+(x\d+)*", shape) or math.prod(map(int, shape.split("x"))) < 1:
@@ -126,7 +128,14 @@ def _of_machines(text: str, kind: str, sizes: list[int], node: int) -> Cluster:
             f"--topology {text}: give {kind} as a number of devices or as machines x devices, of which a machine has "
             f"{node}; describe other machines in a file for --cluster"
         )
-    return cluster_of_kind(kind, math.prod(sizes))
+    cluster = cluster_of_kind(kind, math.prod(sizes))
+    return _in_machines(cluster, sizes[1]) if len(sizes) == 2 else cluster
+
+
+def _in_machines(cluster: Cluster, inside: int) -> Cluster:
+    """The cluster in machines of so many devices: one of 1 has no near link."""
+    near, *far = cluster.links
+    return replace(cluster, links=(replace(near, devices=inside), *far) if inside > 1 else tuple(far))
 
 
 def _basis(values: Mapping[str, Any], count: int, path: str) -> Cluster:
@@ -154,9 +163,7 @@ def _basis(values: Mapping[str, Any], count: int, path: str) -> Cluster:
         raise ConfigError(f"{path}: slices is {slices}, but devices {device!r} are joined by switches; leave it out")
     if cluster.links[0].torus or "devices_per_node" not in values:
         return cluster
-    near, *far = cluster.links
-    inside = _whole(values["devices_per_node"], f"{path}: devices_per_node")
-    return replace(cluster, links=(replace(near, devices=inside), *far) if inside > 1 else tuple(far))
+    return _in_machines(cluster, _whole(values["devices_per_node"], f"{path}: devices_per_node"))
 
 
 def _torus(value: Any, where: str) -> tuple[int, ...]:

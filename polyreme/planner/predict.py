@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from polyreme.errors import ConfigError, did_you_mean
+from polyreme.errors import ConfigError
 from polyreme.mesh import Durations, Plan
 from polyreme.mesh.schedules import whole_seconds
 from polyreme.planner.block_time import BlockTime, Setting, added, block_time
@@ -143,7 +143,8 @@ def _check_dtype(training: Training, cluster: Cluster) -> None:
     for dtype in (training.dtype, training.products or training.dtype):
         if dtype not in known:
             raise ConfigError(
-                f"device kind {cluster.device.name!r} has no FLOP/s of dtype {dtype!r}{did_you_mean(dtype, known)}"
+                f"device kind {cluster.device.name!r} has no FLOP/s of dtype {dtype!r}; it multiplies "
+                f"{' and '.join(known)}: choose by train.amp_dtype and train.amp_level"
             )
 
 

@@ -245,14 +245,25 @@ def _misfit(graph: ModelGraph, inner: Shape) -> str:
         for block in graph.blocks:
             for p in block.parameters:
                 plan.strategy.param_spec(p.dims, p.shape, plan.mesh)
-            for value in {v for op in block.operations for v in (*op.inputs, op.output)}:
+            for value in dict.fromkeys(v for op in block.operations for v in (*op.inputs, op.output)):
                 # a sample is no dim to divide: the batch is checked as a whole; rows of experts have left their places
                 free = ("batch", "seq", "block_seq") if "expert" in value.dims else ("batch",)
                 dims = tuple(None if dim in free else dim for dim in value.dims)
                 plan.strategy.act_spec(dims, value.shape, plan.mesh)
     except PlacementError as error:
-        return f"{plan.mesh}: {error}"
+        return _in_short(str(error))
     return ""
+
+
+def _in_short(error: str) -> str:
+    """Which dim does not divide over which axes, the same of all meshes that differ elsewhere: without the tensor's
+    other dims, and without advice, whose degrees may be none of the cluster's.
+
+    >>> _in_short("dim 'heads' of size 6 (dims ('heads',), shape (6,)) does not divide into 4 equal parts; make it 8")
+    "dim 'heads' of size 6 does not divide into 4 equal parts"
+    """
+    dim, _, rest = error.partition("; ")[0].partition(" (dims ")
+    return dim + rest[rest.rfind(" does not divide") :]
 
 
 @lru_cache(maxsize=4096)

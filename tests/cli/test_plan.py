@@ -114,6 +114,15 @@ def test_float32_on_devices_that_are_faster_in_16_bits_is_told(small, capsys):
         assert "less sure than others by: borrowed curves, unmeasured software" in told
 
 
+def test_where_no_mesh_divides_the_nearest_numbers_of_devices_are_told(small, capsys):
+    assert main(["plan", str(small), "--topology", "h100:11x1", "--global-batch", "16"]) == 2
+    shown = capsys.readouterr()
+    assert "No mesh divides the model and the batch." in shown.out
+    assert "none divides the model and the batch; 10 and 12 devices do" in shown.err
+    assert main(["plan", str(small), "--topology", "h100:4x2", "--top", "1", *FAST]) == 0
+    assert "8 x H100-SXM5-80GB, joined by NVLink in groups of 2" in capsys.readouterr().out.replace("\n", " ")
+
+
 def test_a_plan_that_the_compiler_refutes_is_not_chosen(small, capsys, monkeypatch):
     stage = SimpleNamespace(total=1, exchanges=(plan_verify.Exchange("all-reduce", ("dp",), 3, 2048.0),))
     sizes = iter([1e15, 1.0, 2.0])

@@ -134,6 +134,9 @@ def test_topologies_as_text():
     assert (pod.num_devices, pod.links[0].torus) == (256, (16, 16))
     assert (two.num_devices, two.links[0].devices) == (512, 256)
     assert cluster_file.of_topology("a100:1024").num_devices == 1024
+    half, single = cluster_file.of_topology("h100:16x4"), cluster_file.of_topology("h100:16x1")
+    assert (half.num_devices, half.links[0].devices) == (64, 4)  # machines may have fewer than they usually do
+    assert (single.num_devices, [link.name for link in single.links]) == (16, ["InfiniBand"])
     assert cluster_file.of_topology("v4:2x2x1").links[0].torus == (2, 2, 1)
     assert cluster_file.of_topology("v5p:1536").links[0].torus == (8, 12, 16)
     for text, problem in {

@@ -469,7 +469,7 @@ def test_a_deeper_model_takes_no_more_calls():
         (
             lambda: predict(GPT, Plan(), ONE, 8, Training("float16")),
             ConfigError,
-            "device kind 'made up' has no FLOP/s of dtype 'float16'",
+            "device kind 'made up' has no FLOP/s of dtype 'float16'; it multiplies .*: choose by train.amp_dtype",
         ),
     ],
 )

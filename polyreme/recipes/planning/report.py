@@ -73,7 +73,8 @@ def _parts(answer: Answer) -> Iterator[RenderableType]:
         if answer.verified:
             yield _verify(answer)
     else:
-        yield Text(f"\nNo plan fits the {bytes_text(_capacity(answer))} that a device can use.", style="bold red")
+        why = f"No plan fits the {bytes_text(_capacity(answer))} that a device can use."
+        yield Text(f"\n{why if result.too_big else 'No mesh divides the model and the batch.'}", style="bold red")
     yield from _ruled_out(answer)
     if answer.changes:
         yield _changes(answer)
@@ -83,13 +84,21 @@ def _heading(answer: Answer) -> str:
     cluster, config = answer.cluster, answer.config
     model = config.dimensions
     count = f"{cluster.num_devices} x {cluster.device.name}"
-    shared = ", which share one machine's cores" if cluster.shared > 1 else ""
+    shared = ", which share one machine's cores" if cluster.shared > 1 else _joined(cluster)
     return (
         f"{model.family} of {_num_parameters(answer):,} parameters, {model.seq_len:,} tokens a row, "
         f"{graph_of_run(config)[1]:,} rows a step, {answer.training.dtype}{_tuning(config)}, on {count}{shared}\n"
         f"{answer.search.looked_at:,} plans predicted; figures of the devices: "
         f"{cluster.device.source or 'cluster file'}{_half_precision(answer)}"
     )
+
+
+def _joined(cluster: Cluster) -> str:
+    """How many devices the near link joins, where it does not join all."""
+    if len(cluster.links) < 2 or cluster.links[0].devices >= cluster.num_devices:
+        return ""
+    near = cluster.links[0]
+    return f", joined by {near.name} in groups of {near.devices}"
 
 
 def _tuning(config: RunConfig) -> str:
