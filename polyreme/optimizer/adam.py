@@ -31,6 +31,7 @@ class Adam(Optimizer):
     slots: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}  # amsgrad adds one in an instance
     scalars: ClassVar[Mapping[str, float]] = {"step": 0.0}
     checks: ClassVar[Mapping[str, Check]] = {"beta1": fraction, "beta2": fraction, "epsilon": nonnegative}
+    reads_options_alone: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class AdamW(Adam):
     """
 
     decoupled: ClassVar[bool] = True
+    reads_options_alone: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from polyreme.optimizer.late_updates import TakenStep
 from polyreme.optimizer.on_disk import BUCKET_BYTES, Bucket, StoredArray, StoredEntries, UpdateFile
 from polyreme.optimizer.own_update import OwnUpdate
 from polyreme.optimizer.shared import MeshGroup, Shared
-from polyreme.optimizer.update import Leaf, ParameterOptions, Update, compile_squares, compile_update
+from polyreme.optimizer.update import Leaf, ParameterOptions, Rule, RuleOfClass, Update, compile_squares, compile_update
 from polyreme.optimizer.update_by_kind import Common, KindUpdates, UpdateByKind, is_worthwhile
 
 
@@ -39,6 +39,15 @@ class RuleUpdate(OwnUpdate):
     prepare: Any
     _updates: dict[Any, Callable]
     _rate_dtype: np.dtype
+
+    reads_options_alone: ClassVar[bool] = False
+    """Said by a class of its own rule, not of a subclass's: it reads its arguments and nothing of the optimizer, so
+    that all optimizers of the class are traced once."""
+
+    @property
+    def _shared_rule(self) -> Rule:
+        """The rule, equal for all optimizers of a class that says so."""
+        return RuleOfClass(type(self)) if vars(type(self)).get("reads_options_alone", False) else self.rule
 
     def _options(self, p: Any) -> ParameterOptions:
         raise NotImplementedError
@@ -249,17 +258,18 @@ class RuleUpdate(OwnUpdate):
             leaves = self._leaves(live)
             if by_entry:
                 leaves = [replace(leaf, param_layout=None, state_layout=None) for leaf in leaves]
-            updates = KindUpdates(self.rule, self.numbers, self.prepare, leaves, name, together)
+            updates = KindUpdates(self._shared_rule, self.numbers, self.prepare, leaves, name, together)
             self._updates[key] = updates  # type: ignore[assignment]  # of another kind than the keys beside it
         return updates
 
     def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
         leaves, name = self._leaves(live), f"{type(self).__name__.lower()}_update"
-        whole = compile_update(self.rule, self.numbers, self.prepare, leaves, name, together)
+        rule = self._shared_rule
+        whole = compile_update(rule, self.numbers, self.prepare, leaves, name, together)
         arrays = [self.updated(p)._array for p in live]
         if state.watch.active is None and is_worthwhile(leaves, arrays):
-            return UpdateByKind(KindUpdates(self.rule, self.numbers, self.prepare, leaves, name, together), whole)
+            return UpdateByKind(KindUpdates(rule, self.numbers, self.prepare, leaves, name, together), whole)
         return whole
 
     # one mesh at a time

@@ -26,6 +26,17 @@ Update = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
+class RuleOfClass:
+    """The rule of an optimizer's class that reads nothing of an optimizer: equal for all of the class."""
+
+    optimizer: type
+
+    def __call__(self, *arguments: Any) -> tuple[jax.Array, Slots, Slots]:
+        # an optimizer without attributes: a rule that read one would say so
+        return self.optimizer.rule(object.__new__(self.optimizer), *arguments)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
 class ParameterOptions:
     """Static settings of the update of one parameter; part of the compiled update's identity.
 
@@ -119,8 +130,8 @@ def updated(
         for leaf, at in zip(leaves, positions, strict=True)
     ]
     # traced once for each kind and shape of parameter: jax takes 0.3 ms for each of some twenty operations
-    kinds = [kind_of(leaf) for leaf in leaves]
-    updates = {kind: jax.jit(functools.partial(_update_leaf, rule, kind), inline=True) for kind in set(kinds)}
+    kinds = [replace(kind_of(leaf), clip=None) for leaf in leaves]
+    updates = {kind: _leaf_update(rule, kind) for kind in set(kinds)}
     done = [
         updates[kind](*arrays, inputs["lr"], inputs["skip"])
         for kind, *arrays in zip(
@@ -200,6 +211,18 @@ def _as_state(g: jax.Array, leaf: Leaf) -> jax.Array:
 def kind_of(leaf: Leaf) -> Leaf:
     """The key shared by parameters that are updated alike."""
     return replace(leaf, position=0)
+
+
+def _leaf_update(rule: Rule, leaf: Leaf) -> Callable[..., dict[str, Any]]:
+    """_update_leaf of a kind, whose traces optimizers share if their rule is equal."""
+    if not isinstance(rule, RuleOfClass) or leaf.options.regularizer is not None:
+        return jax.jit(functools.partial(_update_leaf, rule, leaf), inline=True)
+    return _shared_leaf_update(rule, leaf)
+
+
+@functools.lru_cache(maxsize=512)
+def _shared_leaf_update(rule: RuleOfClass, leaf: Leaf) -> Callable[..., dict[str, Any]]:
+    return jax.jit(functools.partial(_update_leaf, rule, leaf), inline=True)
 
 
 def _update_leaf(

@@ -13,6 +13,7 @@ from polyreme.jit import to_static
 from polyreme.nn import Embedding, Layer, LayerNorm, Linear
 from polyreme.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from polyreme.nn.parameter import Parameter
+from polyreme.optimizer import adam
 from polyreme.optimizer.lr import StepDecay
 from polyreme.regularizer import L1Decay, L2Decay
 
@@ -543,6 +544,36 @@ def test_one_update_is_traced_for_each_kind_and_shape_of_parameter():
     assert sorted(traced) == [(2, 3), (3,), (3,)]
     assert all((p.numpy() == 0.0).all() for p in parameters)
     np.testing.assert_array_equal(slow.numpy(), 0.5)
+
+
+def test_equal_optimizers_share_a_trace_and_a_subclass_has_its_rule(monkeypatch):
+    traced, kernel = [], adam.adamw
+
+    def noting(*arrays, **settings):
+        traced.append(settings["beta1"])
+        return kernel(*arrays, **settings)
+
+    class Still(opt.AdamW):
+        scale = 0.0
+
+        def rule(self, p, g, lr, *rest):
+            return super().rule(p, g, lr * self.scale, *rest)
+
+    def stepped(kind, beta1, scale=0.0):
+        p = Parameter(np.ones((1, 5), "float32"))
+        optimizer = kind(0.5, beta1=beta1, parameters=[p])
+        optimizer.scale = scale
+        p.sum().backward()
+        optimizer.step()
+        return float(p[0, 0])
+
+    monkeypatch.setattr(adam, "adamw", noting)
+    assert stepped(opt.AdamW, 0.83) == stepped(opt.AdamW, 0.83) != 1.0
+    assert traced == [0.83]
+    stepped(opt.AdamW, 0.84)
+    stepped(opt.Adam, 0.83)
+    assert traced == [0.83, 0.84, 0.83]
+    assert stepped(Still, 0.83) == 1.0 != stepped(Still, 0.83, scale=1.0)
 
 
 def test_layers_in_a_plain_list_are_not_trained_in_silence():
