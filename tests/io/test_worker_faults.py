@@ -78,19 +78,19 @@ def test_a_dead_worker_is_named_with_its_sample(how, what):
 
 
 def test_a_hung_worker_is_named_after_the_timeout():
-    error = failure_of(sources.Faulty(40, 5, "hangs"), timeout=2)
+    error = failure_of(sources.Faulty(40, 5, "hangs"), timeout=1)
     assert "worker 0" in str(error)
-    assert "no batch within the timeout of 2 s while reading sample 5 (batch of samples 4, 5)" in str(error)
+    assert "no batch within the timeout of 1 s while reading sample 5 (batch of samples 4, 5)" in str(error)
 
 
 def test_a_worker_that_reads_nothing_is_hung_and_a_slow_one_is_not(monkeypatch):
-    monkeypatch.setenv("POLYREME_LOADER_STALL", "1")
-    # eight samples of 0.2 s: the batch takes longer than the limit, none of its samples does
-    monkeypatch.setenv("FAULTS", "data.worker:delay=0.2")
+    monkeypatch.setenv("POLYREME_LOADER_STALL", "0.6")
+    # eight samples of 0.1 s: the batch takes longer than the limit, none of its samples does
+    monkeypatch.setenv("FAULTS", "data.worker:delay=0.1")
     assert len(list(io.DataLoader(sources.Rows(8), batch_size=8, num_workers=1))) == 1
     monkeypatch.setenv("FAULTS", "data.worker:hang@2")
     error = failure_of(sources.Rows(8), num_workers=1)
-    assert "has read no sample for 1 s (POLYREME_LOADER_STALL) while reading sample 2" in str(error)
+    assert "has read no sample for 0.6 s (POLYREME_LOADER_STALL) while reading sample 2" in str(error)
 
 
 def test_no_shared_memory_is_said(monkeypatch):
@@ -164,9 +164,12 @@ def test_prefetch_factor_bounds_what_is_read_ahead(tmp_path):
     running = iter(loader)
     for delivered in range(1, 4):
         next(running)
-        time.sleep(0.5)
-        # in flight: 3 batches for each of 2 workers
-        assert dataset.count() == delivered + 6
+        in_flight = 3 * 2  # batches for each worker
+        deadline = time.monotonic() + BOUND
+        while dataset.count() < delivered + in_flight and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)  # what is read beyond the bound is read at once
+        assert dataset.count() == delivered + in_flight
 
 
 def test_the_parent_killed_leaves_no_worker_and_no_memory(tmp_path):
