@@ -5,16 +5,15 @@ on the device, so sizes are data. outer: a program for each tile of each group's
 Tiles begin where groups do, so a group costs at most one tile that is not full.
 """
 
+import importlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 MOST = 2**31
@@ -37,6 +36,14 @@ OUTER_TILES = Tiles(rows=128, columns=128, terms=64, warps=8, stages=3)
 FLOAT32_TILES = Tiles(rows=64, columns=128, terms=32, warps=4, stages=3)
 
 
+def _pallas() -> tuple[Any, Any]:
+    # imported where a GPU needs it: a twentieth of what a process needs to begin
+    return (
+        importlib.import_module("jax.experimental.pallas"),
+        importlib.import_module("jax.experimental.pallas.triton"),
+    )
+
+
 def takes(*arrays: jax.Array) -> bool:
     """Whether the kernels take these arrays: one dtype of DTYPES, fixed sizes, none 0, fewer than MOST entries."""
     sizes = [n for a in arrays for n in a.shape]
@@ -50,6 +57,7 @@ def matmul(
     transpose: bool, rows: jax.Array, weights: jax.Array, sizes: jax.Array, interpret: bool = False
 ) -> jax.Array:
     """grouped_matmul in Triton; rows after the last group are undefined."""
+    pl, _ = _pallas()
     tiles = FLOAT32_TILES if rows.dtype == jnp.float32 else MATMUL_TILES
     width = weights.shape[1 if transpose else 2]
     # as many tiles as there are at most
@@ -63,6 +71,7 @@ def matmul(
 
 def outer(x: jax.Array, y: jax.Array, sizes: jax.Array, interpret: bool = False) -> jax.Array:
     """grouped_outer in Triton."""
+    pl, _ = _pallas()
     tiles = FLOAT32_TILES if x.dtype == jnp.float32 else OUTER_TILES
     starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
     body = partial(_outer_tile, width=x.shape[1], columns=y.shape[1], tiles=tiles)
@@ -72,6 +81,7 @@ def outer(x: jax.Array, y: jax.Array, sizes: jax.Array, interpret: bool = False)
 
 
 def _call(body: Callable, grid: tuple[int, ...], out: jax.ShapeDtypeStruct, tiles: Tiles, interpret: bool) -> Callable:
+    pl, triton = _pallas()
     options = triton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages)
     call = pl.pallas_call(body, out_shape=out, grid=grid, compiler_params=options, interpret=interpret)
 
@@ -96,6 +106,7 @@ def _row_tiles(sizes: jax.Array, size: int, count: int) -> tuple[jax.Array, jax.
 
 
 def _matmul_tile(group_ref, first_ref, left_ref, x_ref, w_ref, out_ref, *, transpose, inner, width, tiles):
+    pl, triton = _pallas()
     tile, column = pl.program_id(0), pl.program_id(1) * tiles.columns
     group, first, left = group_ref[tile], first_ref[tile], left_ref[tile]
     rows = pl.ds(first, tiles.rows)
@@ -121,6 +132,7 @@ def _matmul_tile(group_ref, first_ref, left_ref, x_ref, w_ref, out_ref, *, trans
 
 
 def _outer_tile(start_ref, size_ref, x_ref, y_ref, out_ref, *, width, columns, tiles):
+    pl, triton = _pallas()
     group = pl.program_id(2)
     left, right = pl.program_id(0) * tiles.rows, pl.program_id(1) * tiles.columns
     start, size = start_ref[group], size_ref[group]
