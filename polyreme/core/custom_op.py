@@ -58,7 +58,7 @@ class CustomOp(Op):
         self.name = name
         self.amp: AmpClass = amp
         self.saves = saves
-        self.method = self.inplace = self.real = False
+        self.method = self.inplace = self.real = self.constant = False
         self.uncast = self.in_pieces = frozenset()
         self.kernels = {}
         self.calls = {}
