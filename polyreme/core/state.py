@@ -278,6 +278,28 @@ def write(tensor: TensorState, array: Any) -> None:
         tensor._array = array
 
 
+def write_value(tensor: TensorState, array: Any) -> None:
+    """Replace the tensor's array and nothing else: its gradients go on to what it was computed from before.
+
+    The tape keeps that history by itself; where jax differentiates captured code, the new array is tied to it here.
+    """
+    watcher = code_watcher()
+    if watcher is not None and watcher.detach and not tensor.stop_gradient and isinstance(array, (Tracer, jax.Array)):
+        before = watcher.read(tensor)
+        if (before.shape, before.dtype) == (array.shape, array.dtype) and jax.numpy.issubdtype(array.dtype, np.inexact):
+            array = _with_gradient_of(before, array)
+    write(tensor, array)
+
+
+@jax.custom_jvp
+def _with_gradient_of(before: jax.Array, array: jax.Array) -> jax.Array:
+    """array, whose derivative is that of before."""
+    return array
+
+
+_with_gradient_of.defjvp(lambda primals, tangents: (primals[1], tangents[0]))
+
+
 def touch(tensor: TensorState) -> None:
     """Tell the capture in progress that the tensor is about to be read or changed."""
     if watch.active is not None:

@@ -380,9 +380,10 @@ def rebind(target: T, result: TensorState, what: str, *, retype: bool = False, w
 
 def take_over(target: TensorState, result: TensorState) -> None:
     """rebind without its checks, and without a word to what shares the target's elements."""
-    state.write(target, result._array)
+    takes_history = tape.grad_mode.enabled and target.holder is target
+    (state.write if takes_history else state.write_value)(target, result._array)
     target.__dict__["_version"] = target.__dict__.get("_version", 0) + 1
-    if tape.grad_mode.enabled and target.holder is target:
+    if takes_history:
         target._node = result._node
         target._index = result._index
         target.stop_gradient = result.stop_gradient

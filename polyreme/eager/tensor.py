@@ -428,7 +428,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
             return
         if tuple(array.shape) != tuple(self._array.shape):
             raise ShapeError(f"set_value: the Tensor has shape {list(self.shape)}, the value {list(array.shape)}")
-        state.write(self, like(array, self._array))
+        state.write_value(self, like(array, self._array))
         written(self)
 
     @property
@@ -449,7 +449,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         refuse_copy(self, "x.data = value")
         array = state.read(value if isinstance(value, TensorState) else to_tensor(value))
         same = isinstance(array, jax.Array) and (array.shape, array.dtype) == (self._array.shape, self._array.dtype)
-        state.write(self, like(array, self._array) if same else array)
+        state.write_value(self, like(array, self._array) if same else array)
         self.__dict__["_version"] = self.inplace_version + 1
         written(self)
 

@@ -70,7 +70,7 @@ class Views:
                 continue
             taken = _taken(whole, listed.steps)
             if _is_fixed(part):
-                state.write(part, taken._array)
+                state.write_value(part, taken._array)
             else:
                 take_over(part, taken)
 

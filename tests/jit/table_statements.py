@@ -385,6 +385,19 @@ def handed_on_under_no_grad(x):
     return x * y
 
 
+@case(*V3)
+def written_outside_of_the_tape(x):
+    y, z, parts = x * x, x * 3, x * 2
+    with paddle.no_grad():
+        y.clip_(-1, 1)
+        y[0] = x[1]
+    z.set_value(z.detach() * 2)
+    parts[:2].set_value(x[1:])
+    if x[0] > 0:
+        z.data = x.detach()
+    return x * y + y * z * parts
+
+
 def absolute(z):
     if z > 0:
         return z
