@@ -113,8 +113,7 @@ class Transcriber:
                 words = tuple(token for token in segment.token_ids if token < first)
                 text = self.tokenizer.decode(words)
                 segments.append(SpeechText(segment.start, segment.end, text, words, window.score))
-            language_ = window.language
-            yield SpeechWindow(tuple(segments), language_ and language_.strip("<|>"))
+            yield SpeechWindow(tuple(segments), window.language and window.language.strip("<|>"))
 
 
 def joined(windows: list[SpeechWindow], samples: np.ndarray) -> Transcription:
@@ -125,10 +124,12 @@ def joined(windows: list[SpeechWindow], samples: np.ndarray) -> Transcription:
     return Transcription("".join(segment.text for segment in segments).strip(), segments, language, duration)
 
 
-def read_sound(file: str | Path | BinaryIO) -> np.ndarray:
+def read_sound(file: str | Path | BinaryIO, most_seconds: float | None = None) -> np.ndarray:
     """The samples of a WAVE file, [n], 16,000 a second, its channels averaged. Raises DataError for another file,
-    ConfigError for a rate outside of audio.resample.RATES."""
+    ConfigError for a rate outside of audio.resample.RATES, and for a sound of more than most_seconds."""
     samples, rate = read(file)
+    if most_seconds is not None and len(samples) > most_seconds * rate:
+        raise ConfigError(f"a sound of {len(samples)} samples, {rate} a second; give up to {most_seconds:g} seconds")
     return resampled(samples.mean(1), rate, SAMPLE_RATE)
 
 

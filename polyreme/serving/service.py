@@ -25,7 +25,6 @@ from polyreme.generation.sampling import SamplingParams
 from polyreme.generation.text_stream import TextStream
 from polyreme.generation.tokenizer import TextTokenizer
 from polyreme.generation.transcriber import Transcriber, Transcription, joined, read_sound
-from polyreme.models.encoder_decoders.whisper import SAMPLE_RATE
 from polyreme.serving.engine_thread import EngineRequest, EngineThread
 from polyreme.serving.metrics import ServerMetrics, TextClock
 from polyreme.serving.refusals import HttpRefusal
@@ -305,9 +304,9 @@ class TextService:
         self._admit(1)
         try:
             async with asyncio.timeout(self.limits.request_seconds):
-                samples = await loop.run_in_executor(self._embedding, read_sound, sound)
-                if not MOST_SECONDS >= len(samples) / SAMPLE_RATE > 0:
-                    raise ConfigError(f"file: {len(samples) / SAMPLE_RATE:g} seconds; give up to {MOST_SECONDS}")
+                samples = await loop.run_in_executor(self._embedding, read_sound, sound, MOST_SECONDS)
+                if not len(samples):
+                    raise ConfigError("file: has no samples; give a sound of some length")
                 coming, heard = transcriber.windows(samples, language, task, **settings), []
                 while (window := await loop.run_in_executor(self._embedding, next, coming, None)) is not None:
                     heard.append(window)

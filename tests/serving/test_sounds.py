@@ -125,7 +125,9 @@ def test_what_is_wrong_is_refused_by_name(served, name):
     [
         (None, 16_000, {"language": "fr"}, "language", "is not among those"),
         (None, 3_000, {}, "file", "3000 samples a second"),
-        (np.zeros((0, 1), np.float32), 16_000, {}, "file", "0 seconds"),
+        (np.zeros((0, 1), np.float32), 16_000, {}, "file", "has no samples"),
+        # before it is made one of 16,000 samples a second
+        (np.zeros((2000, 1), np.float32), 1, {}, "file", "give up to 1800 seconds"),
     ],
 )
 def test_sounds_that_the_model_does_not_take(served, tmp_path, samples, rate, fields, param, message):
