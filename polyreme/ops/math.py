@@ -265,9 +265,9 @@ def _scale_rule(call: OpCall) -> ShardingRule:
 
 
 def _with_whole_factors(x: Any, scale: Any = 1, bias: Any = 0, *rest: Any, **options: Any) -> Any:
-    # 2.0 is written for 2: PaddlePaddle's own default is 1.0
+    # 2.0 is written for 2: PaddlePaddle's own default is 1.0; what int64 does not hold is no integer
     factors = (scale, bias)
-    whole = [int(f) if f.__class__ is float and f.is_integer() else f for f in factors]
+    whole = [int(f) if f.__class__ is float and f.is_integer() and -(2**63) <= f < 2**63 else f for f in factors]
     if any(w is not f for w, f in zip(whole, factors, strict=True)) and dtypes.is_integer(getattr(x, "dtype", object)):
         return OPS["scale"](x, *whole, *rest, **options)
     return None

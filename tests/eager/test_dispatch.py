@@ -116,3 +116,5 @@ def test_a_numpy_float64_is_a_python_number():
     assert (paddle.scale(x, numbers[0]).dtype, (x ** numbers[0]).dtype) == ("float32", "float32")
     assert (x * np.float32(2)).dtype == "float32"
     assert (paddle.arange(3) * np.float32(2.5)).tolist() == [0.0, 2.5, 5.0]  # others keep their dtype
+    whole = paddle.arange(3)
+    assert (paddle.scale(whole, 2.0).dtype, paddle.scale(whole, 1e30).dtype) == ("int64", "float32")  # not in 64 bits
