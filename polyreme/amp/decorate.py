@@ -111,8 +111,7 @@ def add_up_in_float32(parameter: Any) -> None:
 def _keeps(layer: Layer, low: np.dtype, excluded: tuple[set[int], tuple[type, ...]]) -> bool:
     if id(layer) in excluded[0] or isinstance(layer, (*_ALWAYS_FLOAT32, *excluded[1])):
         return True
-    if (
-        getattr(layer, "_cast_to_low_precision", True) is False
-    ):  # gates of mixtures of experts in PaddlePaddle's projects
+    # gates of mixtures of experts in PaddlePaddle's projects say so
+    if getattr(layer, "_cast_to_low_precision", True) is False:
         return True
     return low == dtypes.float16 and isinstance(layer, _FLOAT32_BESIDE_FLOAT16)

@@ -39,7 +39,7 @@ def without_bools(index: Any, ndim: int) -> tuple[Any, int | None]:
     places = [at for at, item in enumerate(items) if _is_one_bool(item)]
     if not places:
         return index, None
-    true = all(bool(_host_bool(items[at])) for at in places)
+    true = all(bool(_on_host(items[at])) for at in places)
     first, rest = places[0], places[1:]
     items = tuple(None if at == first else item for at, item in enumerate(items) if at not in rest)
     if true:
@@ -57,12 +57,10 @@ def _is_one_bool(item: Any) -> bool:
     return isinstance(item, (bool, np.bool_))
 
 
-def _host_bool(item: Any) -> Any:
-    return (
-        state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
-        if (isinstance(item, TensorState))
-        else item
-    )
+def _on_host(item: Any) -> Any:
+    if not isinstance(item, TensorState):
+        return item
+    return state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
 
 
 def split_index(index: Any, shape: list[int]) -> tuple[list[Any], tuple[Any, ...]]:
@@ -127,11 +125,7 @@ def _index_arrays(item: Any, shape: list[int], dim: int) -> list[Any]:
         item = np.asarray(item)
     dtype = value_of(item).dtype
     if dtype == dtypes.bool_:
-        mask = (
-            state.host(item, "indexing with a bool Tensor, whose result has a shape only known on the host")
-            if isinstance(item, TensorState)
-            else item
-        )
+        mask = _on_host(item)
         if list(mask.shape) != shape[dim : dim + mask.ndim]:
             raise ShapeError(
                 f"a bool index of shape {list(mask.shape)} does not fit dims {shape[dim : dim + mask.ndim]} of {shape}"

@@ -76,9 +76,8 @@ def two_layer_rules(config: Any) -> list[WeightRule]:
 
 
 def _rules(config: Any) -> list[WeightRule]:
-    norms = {f"model.layers.{{n}}.{name}": f"blocks.{{n}}.{ours}" for name, ours in NORMS.items()} | {
-        "model.norm": "norm"
-    }
+    norms = {f"model.layers.{{n}}.{name}": f"blocks.{{n}}.{ours}" for name, ours in NORMS.items()}
+    norms["model.norm"] = "norm"
     biases = (WeightRule(f"{name}.bias", f"{ours}.bias", SAME) for name, ours in norms.items())
     return [*two_layer_rules(config), *biases]
 
