@@ -72,10 +72,11 @@ class Kernel:
         key = ("saving", mask)
         saving = self._derived.get(key)
         if saving is None:
+            fn = self.fn  # not self, which keeps what is compiled of this
 
             def forward(*arrays: jax.Array) -> tuple:
                 diff = tuple(a for a, m in zip(arrays, mask, strict=True) if m)
-                _, pullback, outs = jax.vjp(lambda *d: _inexact(self.fn(*_merge(arrays, d, mask))), *diff, has_aux=True)
+                _, pullback, outs = jax.vjp(lambda *d: _inexact(fn(*_merge(arrays, d, mask))), *diff, has_aux=True)
                 return outs, pullback
 
             saving = self._derived[key] = compiled(_name(forward, self.name), self.alone)
@@ -110,12 +111,12 @@ class Kernel:
         key = ("jet", spec, tuple(masks), tuple((a.shape, a.dtype) for a in arrays))
         kernel = self._derived.get(key)
         if kernel is None:
-            n = len(masks)
+            primal, n = self.fn, len(masks)
 
             def jets(*arrays: jax.Array) -> list[Flat | None]:
                 coming = iter(arrays[n:])
                 flat = [None if g is None else tuple(next(coming) if p else None for p in g) for g in masks]
-                return propagate(self.fn, arrays[:n], flat, spec)
+                return propagate(primal, arrays[:n], flat, spec)
 
             def fn(*arrays: jax.Array) -> tuple:
                 return tuple(c for flat in jets(*arrays) for c in flat or () if c is not None)
@@ -135,9 +136,11 @@ class Kernel:
         return alone._replace(fits=lambda *args: fits(*primals(*args)))
 
     def _vjp(self, mask: Mask) -> Callable[[tuple, tuple], tuple]:
+        fn = self.fn
+
         def vjp(primals: tuple, cotangents: tuple) -> tuple:
             diff = tuple(a for a, m in zip(primals, mask, strict=True) if m)
-            outs, pullback, _ = jax.vjp(lambda *d: _inexact(self.fn(*_merge(primals, d, mask))), *diff, has_aux=True)
+            outs, pullback, _ = jax.vjp(lambda *d: _inexact(fn(*_merge(primals, d, mask))), *diff, has_aux=True)
             return pull(pullback, outs, cotangents)
 
         return vjp

@@ -161,6 +161,14 @@ def _rename(pure: Callable[..., Any], fn: Any) -> Callable[..., Any]:
     return call
 
 
+@dataclass
+class _Results:
+    """The form of what a program gives, known once it is traced. one_array: its whole result is one array."""
+
+    form: Any = None
+    one_array: bool = False
+
+
 class CapturedProgram:
     """A function captured for one structure of arguments.
 
@@ -201,8 +209,7 @@ class CapturedProgram:
             self.pinned or self.discovery.kept_places
         ):  # in a second run other objects are made inside, and those before stay
             self.discovery = self._discover(arguments, self.discovery.kept_places)
-        self._outs: Any = None
-        self._one_array = False
+        self._results = _Results()
         self._free = [i for i in range(len(arguments)) if i not in self.pinned]
         order = sorted(range(len(self.discovery.tensors)), key=lambda i: not self.discovery.written[i])
         self._slots = [(self.discovery.tensors[i], self.discovery.leaf_of[i]) for i in order]
@@ -229,14 +236,17 @@ class CapturedProgram:
         self._hooks, self._hooks_seen = _hooks_of(self._fixed), state.leaf_hooks.version
         self._settle_placement()
         self._on_one_device = not any(_over_mesh(t._array) for t in (*self._fixed, *arguments))
+        # traced without what is compiled: a program that kept itself would keep its state until the collector comes by
+        traced = copy.copy(self)
         if self.discovery.differentiable:
-            self._kernel = Kernel(lambda *arrays: self._flat(*arrays), getattr(fn, "__name__", "captured"), saves=True)
+            name = getattr(fn, "__name__", "captured")
+            self._kernel = Kernel(lambda *arrays: traced._flat(*arrays), name, saves=True)
         else:
             self._compiled = False
             self._scratch: host_memory.Scratch | None = None
             # without empty lists of state, and of what _pure returns besides results, a small call costs a tenth less
             self._jitted = jax.jit(
-                _rename(self._pure_results if self.is_function else self._pure, fn),
+                _rename(traced._pure_results if self.is_function else traced._pure, fn),
                 donate_argnums=() if self.is_function else 0,
                 out_shardings=None if self.is_function else self._out_shardings(),
                 compiler_options=backend.step_options(),
@@ -389,7 +399,7 @@ class CapturedProgram:
             outs = self._jitted(*arrays)
             if turns.are_taken:
                 turns.end(outs)
-        if not self._one_array:
+        if not self._results.one_array:
             return self._result(outs, arguments)
         tensor = _new(Tensor)  # as eager.dispatch makes one: a constructor costs more than the rest of this function
         tensor._array = outs
@@ -471,7 +481,7 @@ class CapturedProgram:
                 argument._node, argument._index, argument.stop_gradient = result._node, result._index, False
 
     def _result(self, outs: Any, arguments: Sequence[TensorState]) -> Any:
-        spec, kinds = self._outs
+        spec, kinds = self._results.form
         given = iter(outs)
         built: list[Any] = []
         for kind, value in kinds:
@@ -671,7 +681,7 @@ class CapturedProgram:
         if shapes_of(arguments) != self.shapes:
             raise OtherShapes
         arrays = self._pure([], [], *arguments)[0]
-        return arrays[0] if self._one_array else arrays
+        return arrays[0] if self._results.one_array else arrays
 
     def _grad_of(self, leaf: TensorState) -> Any:
         if leaf._grad is None:
@@ -716,8 +726,8 @@ class CapturedProgram:
                 positions[id(leaf)] = len(kinds)
                 kinds.append(("array", leaf.stop_gradient or history_freed(leaf)))
                 arrays.append(leaf._array)
-        self._outs = (spec, kinds)
-        self._one_array = spec is LEAF and kinds[0][0] == "array"
+        self._results.form = (spec, kinds)
+        self._results.one_array = spec is LEAF and kinds[0][0] == "array"
         return arrays
 
     def _flat(self, *arrays: Any) -> tuple:

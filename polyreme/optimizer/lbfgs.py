@@ -25,7 +25,7 @@ from polyreme.optimizer.groups import nonnegative
 from polyreme.optimizer.lr import LRScheduler
 from polyreme.optimizer.optimizer import Optimizer
 from polyreme.optimizer.quasi_newton import CurvaturePairs, direction, no_history, remembered, with_room
-from polyreme.optimizer.update import compile_gradient, wide
+from polyreme.optimizer.update import called_weakly, compile_gradient, wide
 from polyreme.regularizer import L1Decay, L2Decay
 
 _FIRST_ROOM = 8  # pairs; the room for them doubles when it is full, so that few sizes are compiled
@@ -170,7 +170,7 @@ class LBFGS(Optimizer):
         compiled = self._updates.get(key)
         if compiled is None:
             leaves = self._leaves(live)
-            compiled = self._updates[key] = compile_gradient(leaves, self.prepare)
+            compiled = self._updates[key] = compile_gradient(leaves, called_weakly(self.prepare))
         params = [state.read(self.updated(p)) for p in live]
         grads = [jnp.zeros(p._array.shape, p.dtype) if p._grad is None else state.read(p._grad) for p in live]
         gradient = compiled(params, grads)

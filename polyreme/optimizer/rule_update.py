@@ -26,7 +26,16 @@ from polyreme.optimizer.late_updates import TakenStep
 from polyreme.optimizer.on_disk import BUCKET_BYTES, Bucket, StoredArray, StoredEntries, UpdateFile
 from polyreme.optimizer.own_update import OwnUpdate
 from polyreme.optimizer.shared import MeshGroup, Shared
-from polyreme.optimizer.update import Leaf, ParameterOptions, Rule, RuleOfClass, Update, compile_squares, compile_update
+from polyreme.optimizer.update import (
+    Leaf,
+    ParameterOptions,
+    Rule,
+    RuleOfClass,
+    Update,
+    called_weakly,
+    compile_squares,
+    compile_update,
+)
 from polyreme.optimizer.update_by_kind import Common, KindUpdates, UpdateByKind, is_worthwhile
 
 
@@ -258,19 +267,24 @@ class RuleUpdate(OwnUpdate):
             leaves = self._leaves(live)
             if by_entry:
                 leaves = [replace(leaf, param_layout=None, state_layout=None) for leaf in leaves]
-            updates = KindUpdates(self._shared_rule, self.numbers, self.prepare, leaves, name, together)
+            # entries that wait for their updates may outlive the optimizer
+            rules = (self._shared_rule, self.numbers, self.prepare) if by_entry else self._rules()
+            updates = KindUpdates(*rules, leaves, name, together)
             self._updates[key] = updates  # type: ignore[assignment]  # of another kind than the keys beside it
         return updates
 
     def _compile_update(self, live: list[Any], together: dict[int, list[int]]) -> Update:
         """The update of these parameters. In a capture it becomes part of that, and needs no programs of its own."""
         leaves, name = self._leaves(live), f"{type(self).__name__.lower()}_update"
-        rule = self._shared_rule
-        whole = compile_update(rule, self.numbers, self.prepare, leaves, name, together)
+        whole = compile_update(*self._rules(), leaves, name, together)
         arrays = [self.updated(p)._array for p in live]
         if state.watch.active is None and is_worthwhile(leaves, arrays):
-            return UpdateByKind(KindUpdates(rule, self.numbers, self.prepare, leaves, name, together), whole)
+            return UpdateByKind(KindUpdates(*self._rules(), leaves, name, together), whole)
         return whole
+
+    def _rules(self) -> tuple[Any, Any, Any]:
+        """What updates are compiled from: the optimizer keeps them, and they call it only while it steps."""
+        return called_weakly(self._shared_rule), called_weakly(self.numbers), called_weakly(self.prepare)
 
     # one mesh at a time
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import operator
+import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,6 +78,20 @@ class Leaf:
     wide: np.dtype
     home: Any
     has_entries: bool = False
+
+
+def called_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that does not keep its object alive, for what the object itself keeps: with it, an optimizer that nobody
+    has any more would keep the parameters of a model until Python's collector comes by. Functions are given back."""
+    if not isinstance(method, types.MethodType):
+        return method
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        live: Any = reference()
+        return live(*args)
+
+    return call
 
 
 def compile_update(

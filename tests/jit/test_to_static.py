@@ -385,6 +385,29 @@ def test_programs_of_a_dead_layer_are_freed():
     assert weight() is None
 
 
+def after_one_step(capture):
+    """Weak references to a weight and an optimizer that a step has used."""
+    layer = Linear(2, 2)
+    optimizer = AdamW(parameters=layer.parameters())
+
+    def step(x):
+        layer(x).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    (to_static(step) if capture else step)(to_tensor([[1.0, 2.0]]))
+    return weakref.ref(layer.weight), weakref.ref(optimizer)
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_what_a_step_used_is_freed_without_the_collector(capture):
+    gc.disable()
+    try:
+        assert [weak() for weak in after_one_step(capture)] == [None, None]
+    finally:
+        gc.enable()
+
+
 # donation
 
 
