@@ -38,8 +38,8 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="FEATURE",
-            help="Not to be used: recompute, offload, sharding, pp, mp, sep, sequence_parallel, virtual_stages; may be "
-            "repeated.",
+            help="Not to be used: recompute, offload, sharding, pp, mp, sep, ep, sequence_parallel, virtual_stages; "
+            "may be repeated.",
         ),
     ] = None,
     output: Annotated[

@@ -7,15 +7,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import pytest
 
 from polyreme.cli.main import main
+from polyreme.cli.plan import plan as plan_command
 from polyreme.planner import calibration
 from polyreme.recipes import config_file
 from polyreme.recipes.finetune_config import FinetuneConfig
 from polyreme.recipes.planning import calibrate
 from polyreme.recipes.planning import verify as plan_verify
+from polyreme.recipes.planning.plan import FEATURES
 from polyreme.recipes.planning.tuning import tuning_graph
 
 ROOT = Path(__file__).parents[2]
@@ -182,6 +185,11 @@ def test_refusals_are_one_line(small, capsys, words, problem):
     error = capsys.readouterr().err
     assert problem in error
     assert "Traceback" not in error
+
+
+def test_help_names_every_feature_that_may_be_left_out():
+    (option,) = get_type_hints(plan_command, include_extras=True)["without"].__metadata__
+    assert all(f" {name}," in option.help or f" {name};" in option.help for name in FEATURES)
 
 
 def test_output_replaces_no_device_and_no_picture(small, tmp_path, capsys):
