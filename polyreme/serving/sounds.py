@@ -21,6 +21,10 @@ def _number(value: Any) -> Any:
         return value
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 def _flag(value: Any) -> Any:
     return {"true": True, "false": False}.get(value, value)
 
@@ -39,7 +43,7 @@ class TranslationBody(Strict):
     prompt: Annotated[Any, PlainValidator(accept_only(""))] = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)] | None = None
+    seed: Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:

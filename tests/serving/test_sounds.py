@@ -101,6 +101,7 @@ BAD = {
     "times in text": ({"timestamp_granularities[]": "segment"}, b"RIFF", 400, "timestamp_granularities[]", "only with"),
     "hot": ({"temperature": "1.5"}, b"RIFF", 400, "temperature", "less than or equal to 1"),
     "no number": ({"temperature": "nan"}, b"RIFF", 400, "temperature", "finite"),
+    "a long seed": ({"seed": str(2**63)}, b"RIFF", 400, "seed", "less than"),
     "a stream": ({"stream": "true"}, b"RIFF", 400, "stream", "not supported"),
     "a prompt": ({"prompt": "Paddle"}, b"RIFF", 400, "prompt", "not supported"),
     "twice": ({"language": ["en", "de"]}, b"RIFF", 400, "language", "comes twice"),
