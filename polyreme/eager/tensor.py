@@ -491,6 +491,7 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
     @recorded
     def __getitem__(self, index: Any) -> Tensor:
         """The part that an index says. One of ints, slices, ... and None alone is a view: see eager.views."""
+        index = _with_lists_joined(index)
         index, empty = without_bools(index, len(self._array.shape))
         if empty is not None:
             return self[index][(*[slice(None)] * empty, slice(0, 0))]
@@ -508,7 +509,10 @@ class Tensor(TensorState, SparseMembers, DistMembers, Casts, MemoryMembers, Rewr
         if not isinstance(value, TensorState):
             value = np.asarray(value) if not isinstance(value, (bool, int, float, complex)) else value
             dtypes.check_holds("x[index] = value", self.dtype, value)
-        if isinstance(index, Tensor) and index.dtype == dtypes.bool_ and np.ndim(value_of(value)) == 0:
+        index = _with_lists_joined(index)
+        is_mask = isinstance(index, Tensor) and index.dtype == dtypes.bool_
+        # a value that is the same in all places needs no number of them
+        if is_mask and len(np.shape(value_of(value))) <= max(0, len(self._array.shape) - len(index._array.shape)):
             check_mask(index, list(self._array.shape))
             rebind(self, subscripts.setitem_where(self, value, index), "x[mask] = value")
             return
@@ -746,6 +750,13 @@ def _is_computed(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         return any(_is_computed(d) or (isinstance(d, Tensor) and isinstance(d._array, state.Tracer)) for d in data)
     return isinstance(data, Tensor) and isinstance(data._array, Symbol)
+
+
+def _with_lists_joined(index: Any) -> Any:
+    """An index with a Tensor for each list of Tensors, whose values need not be known for that."""
+    if isinstance(index, tuple):
+        return tuple(_with_lists_joined(i) if isinstance(i, list) else i for i in index)
+    return to_tensor(index) if isinstance(index, list) and _is_computed(index) else index
 
 
 def _as_one_tensor(data: Any) -> Tensor:

@@ -75,6 +75,12 @@ def test_a_bool_tensor_without_dims_is_a_new_dim():
     np.testing.assert_array_equal(y, np.stack([np.full_like(X[0], 7), X[1]]))
 
 
+def test_a_value_that_a_mask_has_no_room_for_is_refused():
+    x = paddle.to_tensor(X[:, :1])  # the dim of 1 does not grow to the value's
+    with pytest.raises(ShapeError, match=r"each place of the mask is \[1, 4\] of x \[2, 1, 4\].* \[3, 4\] does not"):
+        x[paddle.to_tensor([True, False])] = X[0]
+
+
 def test_backward_through_a_negative_step():
     x = paddle.to_tensor(X, stop_gradient=False)
     (x[::-1, 0] * paddle.to_tensor(X[:, 0])).sum().backward()

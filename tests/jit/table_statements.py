@@ -398,6 +398,16 @@ def written_outside_of_the_tape(x):
     return x * y + y * z * parts
 
 
+@case(*V3)
+def masks_and_lists_of_tensors_as_indices(x):
+    y = paddle.stack([x, x * 2, x * x])
+    y[x > 0] = x
+    y[y < 0] = 1.5
+    i = (x > 0).astype("int64").sum() - 1
+    y[[i, 0]] += x[[i, i - 1]].sum()
+    return y[:, [i, 2]]
+
+
 def absolute(z):
     if z > 0:
         return z

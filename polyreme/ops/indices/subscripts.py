@@ -125,8 +125,17 @@ def setitem(x: Array, value: Array, arrays: list[Array], spec: tuple[Any, ...]) 
 
 @op(method=False, rule=like_first())
 def setitem_where(x: Array, value: Array, mask: Array) -> Array:
-    """A copy of x with the elements where mask is True set to a scalar value; mask covers the leading dims."""
-    mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+    """A copy of x with value, broadcast, in each place where mask is True; mask covers the leading dims, value at most
+    the others. Raises ShapeError."""
+    room = x.shape[mask.ndim :]
+    if value.ndim > len(room) or any(
+        size not in (1, wanted) for size, wanted in zip(value.shape[::-1], room[::-1], strict=False)
+    ):
+        raise ShapeError(
+            f"x[mask] = value: each place of the mask is {list(room)} of x {list(x.shape)}, which a value of shape "
+            f"{list(value.shape)} does not fill; make its dims equal or 1"
+        )
+    mask = mask.reshape(mask.shape + (1,) * len(room))
     return jnp.where(mask, _keep(value, x), x)
 
 
