@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-import scipy.fft
-import scipy.signal
+import scipy  # which loads its parts when they are used
 
 from polyreme.audio import functional as F
 from polyreme.eager.tensor import to_tensor

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
-openai = pytest.importorskip("openai")
 
 from polyreme.serving import engine_thread  # noqa: E402
 from polyreme.serving.requests import ChatBody, CompletionBody  # noqa: E402
@@ -24,7 +23,7 @@ def served():
 
 
 @pytest.fixture(scope="module")
-def client(served):
+def client(served, openai):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 

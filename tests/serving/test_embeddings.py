@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
-openai = pytest.importorskip("openai")
 
 from scipy.special import expit  # noqa: E402
 from tokenizers import processors  # noqa: E402
@@ -37,7 +36,7 @@ def post(served, path, body):
     return answer.status_code, answer.json().get("error", {"param": None, "message": ""})
 
 
-def test_vectors_come_in_order_in_both_encodings(served):
+def test_vectors_come_in_order_in_both_encodings(served, openai):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         texts = [f"w{i} w{i + 1}" for i in range(40)]
         # the client asks for base64 by itself, and reads it

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
-openai = pytest.importorskip("openai")
 
 from pydantic import TypeAdapter  # noqa: E402
 
@@ -21,11 +20,10 @@ TEMPLATE = (
     "<|endoftext|>"
 )
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-EVENT = TypeAdapter(openai.types.responses.ResponseStreamEvent)
 
 
 @pytest.fixture(scope="module")
-def client():
+def client(openai):
     """Of a scripted engine, which says the conversation again."""
     with (
         ServedThread(scripted_model(max_model_len=400, template=TEMPLATE)) as served,
@@ -63,14 +61,15 @@ def test_a_stream_tells_of_each_item_and_ends_with_the_response(client):
         assert stream.get_final_response().output_text == whole.output_text
 
 
-def test_calls_are_items_and_go_back_with_what_they_gave(client):
+def test_calls_are_items_and_go_back_with_what_they_gave(client, openai):
+    described = TypeAdapter(openai.types.responses.ResponseStreamEvent)
     asked = {"role": "user", "content": [{"type": "input_text", "text": "né "}]}
     response = client.responses.create(model="nano", input=[asked], tools=[ADD])
     said, call = response.output
     assert (said.content[0].text, call.name, json.loads(call.arguments)) == ("<user>né ", "add", {"a": 7})
     events = list(client.responses.create(model="nano", input=[asked], tools=[ADD], stream=True))
     for event in events:
-        EVENT.validate_python(event.model_dump(), strict=False)
+        described.validate_python(event.model_dump(), strict=False)
     (done,) = [event for event in events if event.type == "response.function_call_arguments.done"]
     assert json.loads(done.arguments) == {"a": 7}
     assert [item.type for item in events[-1].response.output] == ["message", "function_call"]
@@ -92,7 +91,7 @@ def test_calls_are_items_and_go_back_with_what_they_gave(client):
         ({"max_output_tokens": 4000}, "max_tokens", "do not fit into the 400 of the model"),
     ],
 )
-def test_what_is_not_done_is_refused_by_name(client, fields, param, message):
+def test_what_is_not_done_is_refused_by_name(client, openai, fields, param, message):
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/responses", body={"input": "a", **fields}, cast_to=object)
     assert refused.value.param == param

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
-openai = pytest.importorskip("openai")
 
 from tokenizers import Tokenizer, models  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
@@ -48,7 +47,7 @@ def served(folder):
         yield served
 
 
-def test_a_sound_is_written_down_in_each_form(served, folder):
+def test_a_sound_is_written_down_in_each_form(served, folder, openai):
     transcriber = served.model
     want = transcriber.transcribe(SOUND, "en")
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:

@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("starlette")
-openai = pytest.importorskip("openai")
 
-from polyreme.core import rng  # noqa: E402
-from polyreme.generation import TextEngine  # noqa: E402
-from polyreme.generation.grammar import TextGrammars  # noqa: E402
-from polyreme.models.decoders.llama import Llama, LlamaConfig  # noqa: E402
-from polyreme.serving.service import ServedModel  # noqa: E402
-from polyreme.serving.tool_calls import FORMS, ToolCall, ToolCallReader, form_of  # noqa: E402
-from tests.serving.scripted import ServedThread, scripted_model, tokenizer_of  # noqa: E402
+from polyreme.core import rng
+from polyreme.generation import TextEngine
+from polyreme.generation.grammar import TextGrammars
+from polyreme.models.decoders.llama import Llama, LlamaConfig
+from polyreme.serving.service import ServedModel
+from polyreme.serving.tool_calls import FORMS, ToolCall, ToolCallReader, form_of
+from tests.serving.scripted import ServedThread, scripted_model, tokenizer_of
 
 HERMES, MISTRAL, LLAMA = FORMS[:3]
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
@@ -70,11 +69,11 @@ def test_a_template_says_how_calls_are_written(template, form):
     assert form_of(template) == form
 
 
-def client_of(served):
+def client_of(openai, served):
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
 
 
-def test_calls_come_as_openai_has_them():
+def test_calls_come_as_openai_has_them(openai):
     """The scripted engine says the conversation again, which ends with a call."""
     template = (
         "{% for m in messages %}{{ m['content'] }}"
@@ -88,7 +87,10 @@ def test_calls_come_as_openai_has_them():
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "12"},
     ]
-    with ServedThread(scripted_model(max_model_len=400, template=template)) as served, client_of(served) as client:
+    with (
+        ServedThread(scripted_model(max_model_len=400, template=template)) as served,
+        client_of(openai, served) as client,
+    ):
         arguments = {"model": "nano", "messages": messages, "tools": TOOLS}
         (choice,) = client.chat.completions.create(**arguments).choices
         assert (choice.message.content, choice.finish_reason) == ("né 512", "tool_calls")
@@ -111,13 +113,13 @@ def test_calls_come_as_openai_has_them():
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("né 512", None, "stop")
 
 
-def test_a_forced_call_follows_its_schema_and_other_forms_theirs():
+def test_a_forced_call_follows_its_schema_and_other_forms_theirs(openai):
     tokenizer = tokenizer_of(template="{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
     rng.seed(3)
     model = Llama(LlamaConfig.nano(vocab_size=tokenizer.vocab_size + 2, seq_len=512))
     engine = TextEngine(model, tokenizer.end, tokenizer.vocab_size, max_num_seqs=2, block_size=8, prefill_chunk=64)
     served_model = ServedModel(engine, tokenizer, 512, TextGrammars(tokenizer, tokenizer.vocab_size + 2))
-    with ServedThread(served_model) as served, client_of(served) as client:
+    with ServedThread(served_model) as served, client_of(openai, served) as client:
         arguments = {"model": "nano", "messages": [{"role": "user", "content": "a"}], "seed": 1, "max_tokens": 60}
         one = {"type": "function", "function": {"name": "add"}}
         allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [one]}}
