@@ -1,7 +1,9 @@
 """Errors as help: codes and their page, the layer and line of a shape error, what is said when memory runs out."""
 
 import builtins
+import contextlib
 import copy
+import gc
 import inspect
 import pickle
 import re
@@ -23,6 +25,7 @@ from polyreme.errors import (
     DeviceError,
     DeviceMemoryError,
     DTypeError,
+    NumericsError,
     ShapeError,
     error_classes,
 )
@@ -271,6 +274,47 @@ def test_memory_that_does_not_suffice_is_told_by_part(words, asked):
 def test_other_errors_of_xla_stay_as_they_are():
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: other"):
         device_memory.raise_explained(jax.errors.JaxRuntimeError("INTERNAL: other"), "op tanh")
+
+
+def refused_assert(net):
+    @paddle.jit.to_static
+    def step(x):
+        assert x.sum() > 3, "small"
+        return x
+
+    step(net.weight.detach() * 0)
+
+
+def not_finite(net):
+    with paddle.set_grad_enabled(False):
+        paddle.set_flags({"FLAGS_check_nan_inf": True})
+        try:
+            paddle.log(net.weight * 0 - 1)
+        finally:
+            paddle.set_flags({"FLAGS_check_nan_inf": False})
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda net: net(paddle.ones([2, 3])), ShapeError),
+        (refused_assert, AssertionError),
+        (not_finite, NumericsError),
+    ],
+)
+def test_a_caught_error_leaves_no_array_to_the_collector(call, kind):
+    def weight_of_call():
+        net = nn.Linear(4, 2)
+        with contextlib.suppress(kind):
+            call(net)
+            raise RuntimeError("nothing was refused")
+        return weakref.ref(net.weight)
+
+    gc.disable()
+    try:
+        assert weight_of_call()() is None
+    finally:
+        gc.enable()
 
 
 def test_eager_ops_captured_steps_and_fit_say_what_ran_out(monkeypatch):

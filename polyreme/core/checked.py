@@ -93,25 +93,36 @@ def step_now() -> int:
 # what is found
 
 
-def report(error: BaseException, number: int = 0, waiting: list[BaseException] | None = None) -> None:
-    """Raise an error now, or keep it in waiting; or log it, as FLAGS_check_nan_inf_level says."""
+def report(error: BaseException | None, number: int = 0, waiting: list[BaseException] | None = None) -> None:
+    """Raise an error, if it is one, now, or keep it in waiting; or log it, as FLAGS_check_nan_inf_level says."""
+    if error is None:
+        return
     if _LEVEL.value:
         _log.error("%s", error)
     elif waiting is None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # this frame is in its traceback: a cycle that keeps what its callers have
     else:
         error.number = number  # type: ignore[attr-defined]
         waiting.append(error)
 
 
-def raise_late(others: Sequence[BaseException] = ()) -> None:
-    """Programs have ended: raise what they found wrong, the first in the order of the code."""
-    failures = [*others, *checked.late]
+def raise_late(others: list[BaseException] | None = None) -> None:
+    """Programs have ended: raise what they found wrong, the first in the order of the code. others: of these too, which
+    are taken out of the list."""
+    failures = [*(others or ()), *checked.late]
     _count(checked.stepped)
-    checked.late.clear()
+    for reported in (others, checked.late):
+        if reported:
+            reported.clear()
     checked.stepped.clear()
     if failures:
-        raise min(failures, key=lambda e: getattr(e, "number", -1))
+        try:
+            raise min(failures, key=lambda e: getattr(e, "number", -1))
+        finally:
+            del failures  # as in report
 
 
 def wait_for_programs() -> None:
@@ -129,16 +140,12 @@ def verify(facts: Any, describe: Callable[[np.ndarray, str], BaseException | Non
     number = next(checked.number)
 
     def look(facts: Any) -> None:
-        error = describe(np.asarray(facts), _place(layer, step_now()))
-        if error is not None:
-            report(error, number, checked.late)
+        report(describe(np.asarray(facts), _place(layer, step_now())), number, checked.late)
 
     if isinstance(facts, Tracer):
         checked.at_run_time(look, facts)
         return
-    error = describe(np.asarray(facts), _place(layer, step_now()))
-    if error is not None:
-        report(error)
+    report(describe(np.asarray(facts), _place(layer, step_now())))
 
 
 # NaN and infinity

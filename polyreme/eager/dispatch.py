@@ -209,7 +209,14 @@ class Eager:
                 values = tuple(a.read() if isinstance(a, state.Elsewhere) else a for a in arrays)
                 return tape.apply(kernel, values, tuple(edges))
             unmade = next((a for a in arrays if hasattr(type(a), "refuse")), None)
-            raise _device_error(op, error) if unmade is None else unmade.refuse() from error
+            if unmade is not None:
+                raise unmade.refuse() from error
+            if "incompatible devices" not in str(error):
+                raise  # "from error" would make it its own cause: a cycle that keeps what its callers have
+            where = str(error).splitlines()[0]
+            raise DeviceError(
+                f"{op.name}: inputs live on different devices; move them with .to(...): {where}"
+            ) from error
         except jax.errors.JaxRuntimeError as error:
             raise_explained(error, f"op {op.name}")
         except NotImplementedError as error:
@@ -315,15 +322,6 @@ def _tensor_list(op: Op, value: Any) -> list[Any]:
     if isinstance(value, TensorState) or not isinstance(value, (list, tuple)):
         raise TypeError(f"{op.name} takes a list of Tensors, got {type(value).__name__}")
     return list(value)
-
-
-def _device_error(op: Op, error: ValueError) -> Exception:
-    text = str(error)
-    if "incompatible devices" in text:
-        return DeviceError(
-            f"{op.name}: inputs live on different devices; move them with .to(...): {text.splitlines()[0]}"
-        )
-    return error
 
 
 @functools.lru_cache(maxsize=4096)

@@ -76,11 +76,10 @@ def awaited() -> Iterator[None]:
         ended = True
     finally:
         calls.waiting -= 1
-        found = list(calls.failures)
-        calls.failures.clear()
         if not ended:
+            calls.failures.clear()
             checked.late.clear()
-    raise_late(found)
+    raise_late(calls.failures)
 
 
 def fail(error: BaseException) -> None:

@@ -303,9 +303,12 @@ def _sampled(
                 continue
     finally:
         state.watch.active = outer
-    if not seen and unfit is not None:
-        raise unfit
-    return _merged(seen) if seen else None
+    try:
+        if not seen and unfit is not None:
+            raise unfit
+        return _merged(seen) if seen else None
+    finally:
+        del unfit  # this frame is in its traceback: a cycle that keeps what its callers have
 
 
 def _sized(array: Any, name: str, probe: int, fixed: dict[tuple[str, int], int]) -> Any:
