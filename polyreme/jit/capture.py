@@ -104,7 +104,8 @@ class Capture:
     outer: the capture this one is inside. detach: gradients of the captured code will be taken by jax, which knows
     nothing of stop_gradient, so reads of such Tensors are cut off for it. converted: fn -> fn with its control flow
     converted. stages: the code is staged out, and its Tensors may have no values. fuses: calls that fit a pattern are
-    made one, as far as nobody can tell.
+    made one, as far as nobody can tell. without_gradient: why its result has no gradient though it wants one, as the
+    outermost capture is told.
     """
 
     fuses: bool
@@ -131,6 +132,7 @@ class Capture:
         # buffers that other Tensors took the place of: the table of their Layer, their name in it, and they
         self.replaced: dict[tuple[int, str], tuple[dict, str, Any]] = {} if outer is None else outer.replaced
         self.calls = CapturedCalls()
+        self.without_gradient: str | None = None
         self.surroundings: Surroundings = Surroundings() if outer is None else outer.surroundings
         self.sizes: KnownSizes = KnownSizes() if outer is None else outer.sizes
 

@@ -21,8 +21,9 @@ from polyreme.core.kernel import Kernel
 from polyreme.core.state import TensorState
 from polyreme.eager import tape
 from polyreme.eager.tensor import Tensor
-from polyreme.errors import CaptureError
+from polyreme.errors import CaptureError, HostValueError
 from polyreme.jit.branch import OneSided, condition
+from polyreme.jit.capture import Capture
 from polyreme.jit.mutation import Known, accounting, own_all
 from polyreme.jit.region import (
     NUMBERS,
@@ -330,6 +331,10 @@ class _Loop:
         edges = (*inputs.edges, *(e for _, e in starts))
         # a loop may hand on a Tensor that wants gradients, under no_grad() too
         wanted = any(not k.stop_gradient for k in self.carried.values()) or any(e.live for e in step.written.values())
+        if wanted and self.maximum is None and isinstance(capture := state.watch.active, Capture):
+            while capture.outer is not None:
+                capture = capture.outer
+            capture.without_gradient = self._no_gradient()
         with tape.GradEnabled(wanted):
             results = tape.apply(Kernel(fn, "while_loop", saves=True), arrays, edges)
         for kind, result in zip(self.carried.values(), results, strict=False):
@@ -398,7 +403,7 @@ def _without_gradient(fn: Callable, message: str) -> Callable:
     guarded = jax.custom_vjp(fn)
 
     def backward(*_: Any) -> Any:
-        raise CaptureError(message)
+        raise HostValueError(message)
 
     guarded.defvjp(lambda *arrays: (fn(*arrays), None), backward)
 

@@ -80,7 +80,8 @@ class Discovery:
     written, live: which of it ends with a history that gradients flow through. args_written, args_graded: positions of
     arguments changed in place, and of those given a gradient. fused: names of the patterns applied. talks: it prints or
     checks on the host as it runs. kept_places: places around the code where it leaves Tensors that it makes. cut_off:
-    ids of state with a history that no result depends on but through detach().
+    ids of state with a history that no result depends on but through detach(). without_gradient: why gradients that
+    results want do not flow.
     """
 
     tensors: tuple[TensorState, ...]
@@ -100,6 +101,7 @@ class Discovery:
     talks: bool = False
     kept_places: tuple[KeptPlace, ...] = ()
     cut_off: frozenset[int] = frozenset()
+    without_gradient: str | None = None
 
 
 def _changes(capture: Capture, known: tuple[KeptPlace, ...] | None) -> list[KeptPlace]:
@@ -590,6 +592,7 @@ class CapturedProgram:
             differentiable,
             tuple(capture.calls.fused),
             cut_off=frozenset(cut_off),
+            without_gradient=capture.without_gradient if differentiable else None,
         )
 
     def _check_history(self, ends: list[TensorState], met: list) -> None:

@@ -138,6 +138,8 @@ class StaticFunction:
             numbers = self._own_numbers() if self.falls_back else {}
             try:
                 program, tensors = self._find_by_form(args, kwargs, form, tensors, arrays)
+                if self.falls_back and (reason := program.discovery.without_gradient):
+                    raise HostValueError(reason)
             except HostValueError as error:
                 if not self.falls_back:
                     raise

@@ -458,6 +458,27 @@ def test_unbounded_loop_runs_forward_and_refuses_only_the_gradient():
         y.backward()
 
 
+def test_the_gradient_of_an_unbounded_loop_is_taken_of_eager_code_where_that_may_be(caplog):
+    def fn(x):
+        while x < 10:
+            x = x * 2
+        return x
+
+    def step(x):
+        y = fn(x)
+        y.backward()
+        return y
+
+    forward, whole = to_static(fn, full_graph=False), to_static(step, full_graph=False)
+    x = scalar(3.0, False)
+    forward(x).backward()
+    assert x.grad.item() == 4.0
+    assert whole(x).item() == 12.0
+    assert x.grad.item() == 8.0
+    assert caplog.text.count("no gradient flows through a while loop") == 2
+    assert to_static(fn, full_graph=False)(scalar(3.0)).item() == 12.0
+
+
 def test_functional_forms_check_their_arguments():
     with pytest.raises(TypeError, match="true_fn must be callable"):
         cond(True, 3)
