@@ -238,6 +238,7 @@ def test_what_generate_hands_to_the_recipe(recipe, tmp_path):
         "num_draft_tokens": 3,
         "adapter": Path("a"),
         "kv_cache_dtype": "int8",
+        "images": (),
     }
 
 
