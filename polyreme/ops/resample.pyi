@@ -1,5 +1,6 @@
 """For type checkers: polyreme.ops.resample. Written by tools/write_stubs.py."""
 
+from collections.abc import Sequence
 from polyreme.core.annotations import ShapeLike
 from polyreme.core.annotations import Sizes
 from polyreme.core.annotations import TensorLike
@@ -15,3 +16,4 @@ def pixel_unshuffle(x: TensorLike, downscale_factor: int, data_format: str = 'NC
 def channel_shuffle(x: TensorLike, groups: int, data_format: str = 'NCHW', name: str | None = None, *, out: Tensor | None = None) -> Tensor: ...
 def temporal_shift(x: TensorLike, seg_num: int, shift_ratio: float = 0.25, data_format: str = 'NCHW', name: str | None = None, *, out: Tensor | None = None) -> Tensor: ...
 ALIASES: dict[str, str]
+def nearest_corners(x: Any, sizes: Sequence[int], first: int) -> Any: ...

@@ -43,7 +43,7 @@ CASES = {
     "group_norm": (lambda: L.group_norm(image(), 3), (2, 3, 8, 8), {"group_norm_0.w_0": [3], "group_norm_0.b_0": [3]}),
     "instance_norm": (lambda: L.instance_norm(image()), (2, 3, 8, 8),
                       {"instance_norm_0.w_0": [3], "instance_norm_0.b_0": [3]}),
-    "prelu": (lambda: L.prelu(image(), "element"), (2, 3, 8, 8), {"prelu_0.w_0": [3, 8, 8]}),
+    "prelu": (lambda: L.prelu(image(), "element"), (2, 3, 8, 8), {"prelu_0.w_0": [1, 3, 8, 8]}),
     "bilinear_tensor_product": (lambda: L.bilinear_tensor_product(rows(), rows_again(), 3), (2, 3),
                                 {"bilinear_tensor_product_0.w_0": [3, 4, 4], "bilinear_tensor_product_0.b_0": [1, 3]}),
     "hsigmoid": (lambda: L.hsigmoid(rows(), ids(), 6), (2, 1),

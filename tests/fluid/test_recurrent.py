@@ -18,7 +18,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def gru(x, h, weight, bias, candidate, shift):
+def gru(x, h, weight, candidate, bias, shift):
     r, u = np.split(sigmoid(np.concatenate([x, h], -1) @ weight + bias), 2, -1)
     new = u * h + (1 - u) * np.tanh(np.concatenate([x, r * h], -1) @ candidate + shift)
     return new, new

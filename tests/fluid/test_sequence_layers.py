@@ -243,7 +243,7 @@ def test_gru_and_lstm_units_equal_numpy(program):
     new, reset, gates = layers.gru_unit(x[:, :3].matmul(paddle.ones([3, 6])), h, 6)
     hidden, cell = layers.lstm_unit(x, h, h, forget_bias=1.0)
     exe = start()
-    gw, gb, lw, lb = values("gru_unit_0.w_0", "gru_unit_0.b_0", "lstm_unit_0.w_0", "lstm_unit_0.b_0")
+    gw, gb, lw, lb = values("gru_unit_0.w_0", "gru_unit_0.b_0", "fc_0.w_0", "fc_0.b_0")
     a, b = (np.random.default_rng(0).standard_normal((3, n)).astype("float32") for n in (4, 2))
     got = lod.run(exe, None, {"x": a, "h": b}, [new, reset, gates, hidden, cell])
     i, f, o, c = np.split(np.concatenate([a, b], 1) @ lw + lb, 4, 1)

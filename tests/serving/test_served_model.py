@@ -20,6 +20,7 @@ from polyreme.models.decoders.llama import Llama, LlamaConfig  # noqa: E402
 from polyreme.models.files import adapters  # noqa: E402
 from polyreme.nn.layers.lora import LoRA  # noqa: E402
 from polyreme.ops.random import standard_normal as normal  # noqa: E402
+from polyreme.recipes.corpus import TOKENIZER  # noqa: E402
 from polyreme.recipes.weights.base import base_digest  # noqa: E402
 from polyreme.serving import loading  # noqa: E402
 from polyreme.serving.requests import ChatBody, read_body  # noqa: E402
@@ -271,11 +272,14 @@ def test_a_run_on_text_is_served(tmp_path):
         refused = httpx.post(f"{served.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
         assert "no chat template" in refused.json()["error"]["message"]
         assert httpx.get(f"{served.url}/tokenizer_info").json()["eos_token"] == "<|endoftext|>"
-
-
-def test_a_run_without_text_is_refused(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "run" / TOKENIZER).unlink()
     with pytest.raises(CheckpointError, match="the run trained on synthetic tokens"):
+        loading.load_served(tmp_path / "run", OPTIONS)
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="nothing was saved yet"):
         loading.load_served(tmp_path, OPTIONS)
     with pytest.raises(ConfigError, match="without --dtype"):
         loading.load_served(tmp_path, loading.EngineOptions(dtype="bfloat16"))
