@@ -210,7 +210,7 @@ def put_paddle_state(
     rates = [np.asarray(a) for name, a in arrays.items() if re.fullmatch(r"learning_rate_\d+", name)]
     for op in optimizers(program):
         parameters = {name for name, _ in op.pairs}
-        entries = {k: v for k, v in arrays.items() if k not in wanted and _parameter_of(k, parameters)}
+        entries = {k: v for k, v in arrays.items() if k not in wanted and _is_entry_of(k, parameters)}
         scope.optimizer(op).set_state_dict(entries)
         if op.rate is None and op.optimizer._scheduler is None and len(rates) == 1:
             op.optimizer.set_lr(float(rates[0].reshape(())))
@@ -245,7 +245,7 @@ def paddle_folder(folder: str | os.PathLike[str]) -> Arrays:
     return arrays
 
 
-def _parameter_of(entry: str, parameters: Collection[str]) -> bool:
+def _is_entry_of(entry: str, parameters: Collection[str]) -> bool:
     """Whether an optimizer's entry is one of these parameters'."""
     parts = entry.split("_")
     return any("_".join(parts[:n]) in parameters for n in range(1, len(parts)))

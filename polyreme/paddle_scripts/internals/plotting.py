@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from polyreme.recipes.pictures import matplotlib_part
+
 
 class PlotData:
     """Steps and values of a curve."""
@@ -43,11 +45,13 @@ class Ploter:
         self.__plot_data__[title].append(step, float(np.asarray(value).item()))
 
     def plot(self, path: str | None = None) -> None:
-        """Draw all curves that have points, into the file at path, or in a notebook or window."""
+        """Draw all curves that have points, into the file at path, or in a notebook or window.
+
+        Raises ConfigError where matplotlib is not installed.
+        """
         if self.__plot_is_disabled__():
             return
-        from matplotlib import pyplot  # noqa: PLC0415 - an extra
-
+        pyplot = matplotlib_part("pyplot", "Ploter.plot")
         titles = [title for title in self.__args__ if self.__plot_data__[title].step]
         for title in titles:
             pyplot.plot(self.__plot_data__[title].step, self.__plot_data__[title].value)
