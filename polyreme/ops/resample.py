@@ -21,6 +21,7 @@ from polyreme.errors import ConfigError, ShapeError
 from polyreme.ops.activation import wide
 from polyreme.ops.creation import as_shape
 from polyreme.ops.indices.gather import gather
+from polyreme.ops.manipulation import reshape, transpose
 from polyreme.ops.sharding import by_batch, by_image
 from polyreme.ops.windows.geometry import per_dim
 from polyreme.ops.windows.pooling import adaptive_average, even_bins
@@ -384,6 +385,17 @@ def temporal_shift(x: Array, seg_num: int, shift_ratio: float = 0.25, data_forma
 
 
 ALIASES = {"upsample": "interpolate"}
+
+
+def space_to_depth(x: Any, b: int) -> Any:
+    """[n, c, h, w] -> [n, c b^2, h / b, w / b], in the order of PaddlePaddle 1.x.
+
+    Channels are taken as b^2 groups, whose pixels are laid in turn into images b times as large, which are then cut as
+    they lie in memory: the reorg layer of Redmon and Farhadi, 2016, arXiv:1612.08242.
+    """
+    c, h, w = x.shape[1:]
+    groups = transpose(reshape(x, [-1, b, b, c // b**2, h, w]), [0, 3, 4, 1, 5, 2])
+    return reshape(groups, [-1, c * b**2, h // b, w // b])
 
 
 def nearest_corners(x: Any, sizes: Sequence[int], first: int) -> Any:

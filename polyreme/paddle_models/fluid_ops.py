@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polyreme.core.op import OPS
 from polyreme.eager.tensor import Tensor
+from polyreme.ops.resample import space_to_depth
 from polyreme.paddle_models.call import PaddleCall, Results
 from polyreme.paddle_models.rules import Rule, layout_of, plain
 
@@ -84,10 +85,7 @@ def _pad_constant_like(call: PaddleCall) -> Results:
 
 
 def _space_to_depth(call: PaddleCall) -> Results:
-    x, b = call.tensor("X"), call.attribute("blocksize", 2)
-    c, h, w = x.shape[1:]
-    groups = OPS["transpose"](OPS["reshape"](x, [-1, b, b, c // b**2, h, w]), [0, 3, 4, 1, 5, 2])
-    return OPS["reshape"](groups, [-1, c * b**2, h // b, w // b])
+    return space_to_depth(call.tensor("X"), call.attribute("blocksize", 2))
 
 
 def _flow_of_solution(call: PaddleCall) -> Results:

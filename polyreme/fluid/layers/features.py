@@ -14,7 +14,7 @@ from polyreme.core.rng import fixed_key
 from polyreme.errors import ConfigError, ShapeError
 from polyreme.fluid.layer import layer
 from polyreme.nn import functional as F
-from polyreme.ops import OPS
+from polyreme.ops import OPS, resample
 from polyreme.ops import arithmetic as ar
 from polyreme.ops import math as mt
 from polyreme.ops import reduce as rd
@@ -41,8 +41,7 @@ def space_to_depth(x: Any, blocksize: int, name: str | None = None) -> Any:
     b = blocksize
     if b < 1 or c % b**2 or h % b or w % b:
         raise ShapeError(f"fluid.layers.space_to_depth: blocksize={b} of x {list(x.shape)}; b^2 divides c, b h and w")
-    groups = transpose(reshape(x, [-1, b, b, c // b**2, h, w]), [0, 3, 4, 1, 5, 2])
-    return reshape(groups, [-1, c * b**2, h // b, w // b])
+    return resample.space_to_depth(x, b)
 
 
 @layer
